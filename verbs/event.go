@@ -35,6 +35,10 @@ func (e Event) String() string {
 }
 
 // EventType is what has happened (enum ibv_event_type).
+//
+// It has the number that the kernel gives it. Events of what this package does not have are not
+// named: shared receive queues, work queues, alternate paths, the notice that a send queue has
+// drained. If one comes, it prints as its number: "unknown event 14".
 type EventType uint32
 
 // The events. Not every NIC raises every one: rdma_rxe, for one, has none for a queue pair that
@@ -51,13 +55,6 @@ const (
 	EventQPAccessErr EventType = 3
 	// EventCommEst: the first message arrived at a queue pair that is in RTR still.
 	EventCommEst EventType = 4
-	// EventSQDrained: a send queue that was moved to SQD has come to the end of what had begun. It
-	// has to be asked for with an attribute of the move that this package does not describe.
-	EventSQDrained EventType = 5
-	// EventPathMig and EventPathMigErr: a queue pair changed over to its alternate path, or could
-	// not.
-	EventPathMig    EventType = 6
-	EventPathMigErr EventType = 7
 	// EventDeviceFatal: the NIC has failed, and everything on it.
 	EventDeviceFatal EventType = 8
 	// EventPortActive: the port's link is up.
@@ -69,18 +66,10 @@ const (
 	EventLIDChange  EventType = 11
 	EventPKeyChange EventType = 12
 	EventSMChange   EventType = 13
-	// EventSRQErr and EventSRQLimitReached concern shared receive queues, which this package does
-	// not describe.
-	EventSRQErr          EventType = 14
-	EventSRQLimitReached EventType = 15
-	// EventQPLastWQEReached: a queue pair on a shared receive queue has taken its last receive.
-	EventQPLastWQEReached EventType = 16
 	// EventClientReregister: the subnet manager has forgotten what was registered with it.
 	EventClientReregister EventType = 17
 	// EventGIDChange: an entry of the port's GID table changed.
 	EventGIDChange EventType = 18
-	// EventWQFatal concerns receive work queues, which this package does not describe.
-	EventWQFatal EventType = 19
 	// EventDeviceSpeedChange: the port is faster or slower than before.
 	EventDeviceSpeedChange EventType = 20
 )
@@ -89,14 +78,15 @@ const (
 type eventSubject uint8
 
 const (
-	aboutDevice eventSubject = iota
+	aboutUnknown eventSubject = iota // nothing that this package describes
+	aboutDevice
 	aboutPort
 	aboutQP
 	aboutCQ
-	aboutOther // nothing that this package describes
 )
 
-// eventText holds, for each event, its verbs name, what it means, and what it is about.
+// eventText holds, for each event, its verbs name, what it means, and what it is about. Numbers
+// that this package does not name are empty.
 var eventText = [...]struct {
 	name, words string
 	about       eventSubject
@@ -106,28 +96,21 @@ var eventText = [...]struct {
 	EventQPReqErr:         {"QP_REQ_ERR", "invalid request of the peer", aboutQP},
 	EventQPAccessErr:      {"QP_ACCESS_ERR", "access violation by the peer", aboutQP},
 	EventCommEst:          {"COMM_EST", "communication established", aboutQP},
-	EventSQDrained:        {"SQ_DRAINED", "send queue drained", aboutQP},
-	EventPathMig:          {"PATH_MIG", "path migrated", aboutQP},
-	EventPathMigErr:       {"PATH_MIG_ERR", "path migration failed", aboutQP},
 	EventDeviceFatal:      {"DEVICE_FATAL", "device failed", aboutDevice},
 	EventPortActive:       {"PORT_ACTIVE", "port active", aboutPort},
 	EventPortErr:          {"PORT_ERR", "port error", aboutPort},
 	EventLIDChange:        {"LID_CHANGE", "local identifier changed", aboutPort},
 	EventPKeyChange:       {"PKEY_CHANGE", "partition keys changed", aboutPort},
 	EventSMChange:         {"SM_CHANGE", "subnet manager changed", aboutPort},
-	EventSRQErr:           {"SRQ_ERR", "shared receive queue error", aboutOther},
-	EventSRQLimitReached:  {"SRQ_LIMIT_REACHED", "shared receive queue limit reached", aboutOther},
-	EventQPLastWQEReached: {"QP_LAST_WQE_REACHED", "last receive of a shared receive queue taken", aboutQP},
 	EventClientReregister: {"CLIENT_REREGISTER", "subnet manager asks to register again", aboutPort},
 	EventGIDChange:        {"GID_CHANGE", "GID table changed", aboutPort},
-	EventWQFatal:          {"WQ_FATAL", "work queue failed", aboutOther},
 
 	EventDeviceSpeedChange: {"DEVICE_SPEED_CHANGE", "speed changed", aboutPort},
 }
 
 // String says the event in words.
 func (t EventType) String() string {
-	if int(t) < len(eventText) {
+	if t.about() != aboutUnknown {
 		return eventText[t].words
 	}
 	return "unknown event " + strconv.FormatUint(uint64(t), 10)
@@ -135,7 +118,7 @@ func (t EventType) String() string {
 
 // Name is the verbs name of the event: "PORT_ERR".
 func (t EventType) Name() string {
-	if int(t) < len(eventText) {
+	if t.about() != aboutUnknown {
 		return eventText[t].name
 	}
 	return "EVENT_" + strconv.FormatUint(uint64(t), 10)
@@ -154,5 +137,5 @@ func (t EventType) about() eventSubject {
 	if int(t) < len(eventText) {
 		return eventText[t].about
 	}
-	return aboutOther
+	return aboutUnknown
 }

@@ -1,23 +1,32 @@
 package verbs
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
-// The names of enum ibv_event_type in the order of their values, which count from 0.
+// The names of enum ibv_event_type in the order of their values, which count from 0; "" are those
+// of what this package does not have, and of one from the future.
 var eventNames = [...]string{
-	"CQ_ERR", "QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR", "COMM_EST", "SQ_DRAINED", "PATH_MIG", "PATH_MIG_ERR",
-	"DEVICE_FATAL",
-	"PORT_ACTIVE", "PORT_ERR", "LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "SRQ_ERR", "SRQ_LIMIT_REACHED",
-	"QP_LAST_WQE_REACHED",
-	"CLIENT_REREGISTER", "GID_CHANGE", "WQ_FATAL", "DEVICE_SPEED_CHANGE",
+	"CQ_ERR", "QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR", "COMM_EST", "", "", "", "DEVICE_FATAL",
+	"PORT_ACTIVE", "PORT_ERR", "LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "", "", "", "CLIENT_REREGISTER",
+	"GID_CHANGE", "", "DEVICE_SPEED_CHANGE", "",
 }
 
 func TestEventType(t *testing.T) {
-	if len(eventText) != len(eventNames) {
-		t.Errorf("%d events, want %d", len(eventText), len(eventNames))
-	}
 	words := map[string]EventType{}
 	for i, name := range eventNames {
 		e := EventType(i)
+		if name == "" {
+			want := fmt.Sprintf("EVENT_%d, unknown event %d", i, i)
+			if got := e.Name() + ", " + e.String(); got != want {
+				t.Errorf("an event without a name: %q, want %q", got, want)
+			}
+			if e.IsPort() || e.IsQP() || e.IsCQ() {
+				t.Errorf("%v is about something known", e)
+			}
+			continue
+		}
 		if e.Name() != name {
 			t.Errorf("event %d is %s, want %s", i, e.Name(), name)
 		}
@@ -25,13 +34,6 @@ func TestEventType(t *testing.T) {
 			t.Errorf("%s: words %q, also of %s", name, e.String(), other.Name())
 		}
 		words[e.String()] = e
-	}
-	future := EventType(len(eventNames))
-	if got := future.Name() + ", " + future.String(); got != "EVENT_21, unknown event 21" {
-		t.Errorf("an event from the future: %q", got)
-	}
-	if future.IsPort() || future.IsQP() || future.IsCQ() {
-		t.Error("an event from the future is about something known")
 	}
 }
 
@@ -49,7 +51,7 @@ func TestEventString(t *testing.T) {
 			qp: true},
 		{event: Event{Type: EventCQErr, Device: rxe}, want: "rxe0: completion queue error", isCQ: true},
 		{event: Event{Type: EventDeviceFatal, Device: rxe, Port: 1, QPNum: 17}, want: "rxe0: device failed"},
-		{event: Event{Type: EventSRQErr, Device: rxe}, want: "rxe0: shared receive queue error"},
+		{event: Event{Type: 14, Device: rxe}, want: "rxe0: unknown event 14"},
 		{event: Event{Type: 99}, want: "no device: unknown event 99"},
 	} {
 		if got := c.event.String(); got != c.want {

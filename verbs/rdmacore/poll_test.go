@@ -70,7 +70,8 @@ func TestPollReceives(t *testing.T) {
 func TestPollStatuses(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	d := s.device(t)
-	for st := verbs.StatusLocLenErr; st <= verbs.StatusTMRndvIncomplete; st++ {
+	const lastOfC = verbs.Status(23) // IBV_WC_TM_RNDV_INCOMPLETE: those without a name come as numbers
+	for st := verbs.StatusLocLenErr; st <= lastOfC; st++ {
 		t.Run(st.Name(), func(t *testing.T) {
 			r := rigOn(t, s, d, rigConfig{})
 			r.recv(verbs.RecvWR{ID: 50}, verbs.RecvWR{ID: 51})

@@ -134,7 +134,7 @@ func (s *suite) asyncTwoWatchers(t *testing.T) {
 func (s *suite) asyncNoRoom(t *testing.T) {
 	n := s.linkNode(t)
 	full := make(chan verbs.Event, 1)
-	full <- verbs.Event{Type: verbs.EventWQFatal}
+	full <- verbs.Event{Type: verbs.EventSMChange}
 	for _, c := range []chan verbs.Event{full, make(chan verbs.Event), nil} {
 		t.Cleanup(n.Dev.Watch(c))
 	}
@@ -143,7 +143,7 @@ func (s *suite) asyncNoRoom(t *testing.T) {
 	n.wantAsync(c, verbs.EventPortErr)
 	s.env.SetLink(t, n.Dev, true)
 	n.wantAsync(c, verbs.EventPortActive)
-	if e := <-full; e.Type != verbs.EventWQFatal {
+	if e := <-full; e.Type != verbs.EventSMChange {
 		t.Errorf("a full channel has replaced what it held by %v", e)
 	}
 }
