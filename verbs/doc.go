@@ -1,17 +1,16 @@
-// Package verbs is the vocabulary of RDMA verbs in Go, and the contract that a provider of NICs
-// fulfils.
+// Package verbs is the vocabulary of RDMA verbs in Go, and the contract of a provider of NICs.
 //
 // It holds no mechanism of its own: names, values and interfaces. The values are those of the verbs
 // ABI (libibverbs, <infiniband/verbs.h>), so they cast and compare with what a real NIC reports;
-// the names are the field's own in Go's capitals. Only reliable-connected (RC) queue pairs are
-// described.
+// the names are the usual ones in Go's capitals. The package describes only reliable-connected (RC)
+// queue pairs.
 //
 // # The model
 //
-// A [Provider] lists [Device] values (NICs). On a device a program allocates a [PD] (protection
-// domain), in it registers memory ([MR]) and creates queue pairs ([QP]), and creates completion
-// queues ([CQ]). It moves two queue pairs through INIT, RTR and RTS with [QP.Modify], posts work
-// requests ([SendWR], [RecvWR]) and polls work completions ([WC]).
+// A [Provider] lists [Device] values (NICs). On a device you allocate a [PD] (protection domain),
+// in which you register memory ([MR]) and create queue pairs ([QP]), and create completion queues
+// ([CQ]). [QP.Modify] moves two queue pairs through INIT, RTR and RTS. Then you post work requests
+// ([SendWR], [RecvWR]) and poll work completions ([WC]).
 //
 //	pd, _ := dev.AllocPD()
 //	mr, _ := pd.RegisterMR(buf, verbs.AccessLocalWrite|verbs.AccessRemoteWrite)
@@ -26,46 +25,46 @@
 //	var wcs [16]verbs.WC
 //	n, err = cq.Poll(wcs[:])
 //
-// # What a caller must keep
+// # What a caller must do
 //
-//   - The memory that a work request names belongs to the NIC from the post until the completion is
-//     polled (for an unsignaled send: until a later signaled one of the same queue pair completes,
-//     or the queue pair is closed). The slices that describe it (the []SendWR, each SGL, Inline)
-//     are read during the post only.
-//   - When [WC.Status] is not [StatusSuccess], only ID, Status, QPNum and VendorErr mean anything.
-//     Real NICs leave the other fields undefined. Never route or interpret an error by its opcode.
-//   - A completion queue must have room for every completion that may be outstanding on it. One
+//   - The memory that a work request names belongs to the NIC from the post until you have polled
+//     its completion (for an unsignaled send: until a later signaled one of the same queue pair
+//     completes, or the queue pair is closed). The slices that describe it (the []SendWR, each SGL,
+//     Inline) are read only during the post.
+//   - If [WC.Status] is not [StatusSuccess], only ID, Status, QPNum and VendorErr are defined. Real
+//     NICs leave the other fields undefined. Never route or interpret an error by its opcode.
+//   - A completion queue must have room for every completion that may be outstanding on it. A queue
 //     that overruns loses completions and is dead, on real NICs as here.
-//   - To sleep until a completion comes: [CQ.Arm], poll once more, then [CompChannel.Wait]. In any
-//     other order a completion that arrives in between wakes nobody.
+//   - To sleep until a completion comes, call [CQ.Arm], poll once more, then call
+//     [CompChannel.Wait]. In any other order, a completion that arrives in between wakes nobody.
 //
 // # Events
 //
 // A NIC reports some things outside of completions: that a link went down, that a queue overran,
-// that the NIC itself has failed. [Device.Watch] sends such an [Event] to a channel. Events may be
-// lost, but for the NIC's death, and may be late: what one reports may be over when it is read.
-// Take it as a reason to query the state, and never for the state itself.
+// that the NIC itself has failed. [Device.Watch] sends such an [Event] to a channel. Events, except
+// the NIC's death, may be lost, and they may be late: what an event reports may be over when you
+// read it. Treat an event as a reason to query the state, never as the state itself.
 //
 //	events := make(chan verbs.Event, 16)
 //	stop := dev.Watch(events)
 //	defer stop()
-//	port, err := dev.QueryPort(dev.DefaultPort()) // watch first, then query: nothing falls in between
+//	port, err := dev.QueryPort(dev.DefaultPort()) // watch first, then query, so that nothing is missed
 //	for e := range events {
 //		log.Print(e) // "mlx5_0 port 1: port error"
 //		port, err = dev.QueryPort(dev.DefaultPort())
 //		...
 //	}
 //
-// Completions have a way of their own to wake a program, the [CompChannel].
+// Completions wake a program through the [CompChannel], not through events.
 //
 // # Concurrency
 //
-// Every method of a provider's objects may be called from any goroutine. Two goroutines that post
-// to one queue pair or poll one CQ at the same time are serialised, in no particular order.
+// You may call every method of a provider's objects from any goroutine. Two goroutines that post to
+// one queue pair or poll one CQ at the same time are serialised, in no particular order.
 //
 // # Errors
 //
-// A refused call has no effect. The error is an [*OpError] that names the call and the device, over
-// a sentinel ([ErrQueueFull], [ErrState], ...) for errors.Is; an errno from the kernel stays
-// reachable beneath it.
+// A refused call has no effect. The error is an [*OpError] that names the call and the device and
+// wraps a sentinel ([ErrQueueFull], [ErrState], ...) for errors.Is; an errno from the kernel is
+// wrapped too.
 package verbs

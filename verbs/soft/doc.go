@@ -1,14 +1,15 @@
 // Package soft is a provider of software NICs: several of them in this process, joined by a perfect
 // network. They keep the contract of package verbs as a real NIC does, so programs, tests and
-// demonstrations run on a laptop; and they can be made to fail on purpose, which a real NIC cannot.
+// demonstrations run on a laptop. You can also make them fail on purpose, which a real NIC cannot
+// do.
 //
 // # The model
 //
 // A [Fabric] holds the NICs, soft0, soft1 and so on, each with one RoCE v2-like port. Any of them
-// reaches any other by the GID in a queue pair's address handle. Each fabric has an identity of its
-// own in its GIDs and GUIDs, drawn anew in each process, stepped or not: an end that is given the
-// address of a NIC elsewhere can say so ([Device.CheckPath]). NICs hand out the same queue pair
-// numbers on purpose, as real ones do, while their memory keys always differ.
+// reaches any other by the GID in a queue pair's address handle. The GIDs and GUIDs of a fabric
+// contain an identity drawn anew in each process, stepped or not, so an end that gets the address
+// of a NIC elsewhere can say so ([Device.CheckPath]). NICs hand out the same queue pair numbers on
+// purpose, as real ones do, while their memory keys always differ.
 //
 //	fabric, _ := soft.New(soft.Config{Devices: 2})
 //	defer fabric.Close()
@@ -20,18 +21,18 @@
 //	// ... the same on fabric.Device(1), connect the two with Modify, post and poll ...
 //
 // By default requests execute in the background: small ones at once on the goroutine that posts
-// them, the others on one worker goroutine a NIC, which starts with the first need for it and ends
+// them, the others on one worker goroutine per NIC, which starts when it is first needed and ends
 // with [Fabric.Close]. With a bandwidth or a latency ([DeviceConfig], [Device.SetSpeed]) they take
 // their time.
 //
 // With [Config].Stepped nothing moves by itself and there is no clock: [Fabric.Actions] lists what
 // can happen next, [Fabric.Do] makes one of them happen, [Fabric.Step] lets a seeded generator
 // choose. The landing of the data, its acknowledgement and the moment a completion becomes visible
-// are actions of their own, so a program can be tested against every order that a real network
-// might produce. The same seed and the same calls give the same run. For how such a test looks see
-// the example of protocols under faults in the module's root package.
+// are separate actions, so you can test a program against every order that a real network might
+// produce. The same seed and the same calls give the same run. The example of protocols under
+// faults in the module's root package shows such a test.
 //
-// [PD.RegisterDMABuf] takes any file descriptor that can be mapped for memory of a device.
+// [PD.RegisterDMABuf] accepts any file descriptor that can be mapped as memory of a device.
 //
 // # Failing on purpose
 //
@@ -53,44 +54,43 @@
 //	ArriveLate     as it executes   the request fails, and arrives at the peer later, with those behind it
 //	PlaceLate      as it executes   the write is acknowledged before it is in memory
 //
-// [Device.SetLink] pulls the cable and [Device.Kill] takes the whole NIC away at any moment;
-// [Device.Watch] reports both. Completions that are not successful carry garbage in the fields that
-// the contract leaves undefined, and stale keys, keys of another NIC and keys used on the wrong
-// side are refused.
+// [Device.SetLink] pulls the cable and [Device.Kill] removes the whole NIC at any moment;
+// [Device.Watch] reports both. Unsuccessful completions carry garbage in the fields that the
+// contract leaves undefined. Stale keys, keys of another NIC and keys used on the wrong side are
+// refused.
 //
 // # What is stricter than some hardware
 //
-//   - A queue slot is free again when its completion (or for an unsignaled send a later one's) was
-//     polled.
+//   - A queue slot is free again only when you have polled its completion (for an unsignaled send:
+//     a later one).
 //   - A queue pair whose packet sequence numbers do not fit its peer's receives nothing from it;
-//     after a reset of one side both have to be connected anew.
-//   - What the access rights of a queue pair forbid ends in REM_INV_REQ_ERR, as in the kernel's
-//     rdma_rxe; some NICs say REM_ACCESS_ERR.
-//   - A completion queue that overruns takes its queue pairs to ERR.
+//     after a reset of one side you must connect both anew.
+//   - A request that the access rights of a queue pair forbid ends in REM_INV_REQ_ERR, as in the
+//     kernel's rdma_rxe; some NICs say REM_ACCESS_ERR.
+//   - A completion queue that overruns moves its queue pairs to ERR.
 //   - Access to memory is checked for the whole message before the first byte moves.
 //
-// # What a caller must keep
+// # What you must do
 //
-// The duties of package verbs hold. Close objects before their parents: queue pairs and regions
+// The duties of package verbs apply. Close objects before their parents: queue pairs and regions
 // before their protection domain, queue pairs before completion queues, all of it before the
-// fabric; a Close that comes too early returns verbs.ErrBusy, names what is open, and changes
-// nothing. [Fabric.Objects] counts what is open, for leak tests.
+// fabric. A Close that comes too early returns verbs.ErrBusy, names what is open, and changes
+// nothing. [Fabric.Objects] counts open objects, for leak tests.
 //
 // A payload that is a word in memory, eight bytes at a multiple of eight or four at a multiple of
-// four, lands there, and is fetched from there, by one access of sync/atomic; so do what atomics
-// change and what they bring. A program may therefore wait for such a word with loads of
-// sync/atomic, as it does on NICs, whose aligned words land whole, and finds behind it what the
-// same queue pair wrote before it. Words within longer payloads are copied with them.
+// four, is written and read by one access of sync/atomic; so are the operand and the result of
+// atomics. You may therefore wait for such a word with loads of sync/atomic, as on NICs, whose
+// aligned words land whole, and then find behind it what the same queue pair wrote before it. Words
+// within longer payloads are copied with them.
 //
-// Under the race detector, remote accesses that overlap on purpose (which NICs allow) are reported
-// as the data races that they are in one process: the copies run on goroutines of this package.
-// Words as above are none, where the program's own accesses to them are of sync/atomic.
+// The race detector reports remote accesses that overlap on purpose (which NICs allow), because in
+// one process they are data races: the copies run on goroutines of this package. It does not report
+// words as above if the program's own accesses to them use sync/atomic.
 //
 // # What it costs
 //
-// One lock guards the fabric. A payload of more than a few KiB is copied outside of it, by the
-// worker of the sending NIC or by a poll that finds nothing, 4 MiB a poll at most; several NICs
-// copy in parallel. Posting and polling a small write costs well under a hundred nanoseconds and
-// allocates nothing. A NIC with a bandwidth or latency keeps a core busy while something is on its
-// wire.
+// One lock guards the fabric. A payload of more than a few KiB is copied outside it, by the worker
+// of the sending NIC or by a poll that finds nothing, at most 4 MiB per poll; several NICs copy in
+// parallel. Posting and polling a small write costs well under a hundred nanoseconds and allocates
+// nothing. A NIC with a bandwidth or latency keeps a core busy while something is on its wire.
 package soft

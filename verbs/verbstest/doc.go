@@ -1,5 +1,5 @@
-// Package verbstest is the test kit of package verbs: one conformance suite that every provider of
-// NICs passes, and a provider that does nothing, to measure what stands above it.
+// Package verbstest is the test kit of package verbs: a conformance suite for providers of NICs,
+// and a provider that does nothing, for measuring the code above it.
 //
 // # The suite
 //
@@ -18,16 +18,16 @@
 //		})
 //	}
 //
-// It asserts what the InfiniBand specification (IBTA volume 1), the manual pages of libibverbs and
-// the contract promise, and nothing that merely happens to be so. Where real NICs differ, every
-// outcome that one of them may show is accepted; a comment beside the check says which and why.
+// It asserts only what the InfiniBand specification (IBTA volume 1), the manual pages of libibverbs
+// or the contract promise. Where real NICs differ, it accepts every outcome that one of them may
+// show; a comment beside the check says which and why.
 //
-// [Pair], [Node] and [Connect] are of use to the tests of programs on top of verbs as well: two
-// connected queue pairs with memory and completion queues, and a wait with a deadline.
+// [Pair], [Node] and [Connect] also help to test programs on top of verbs: two connected queue
+// pairs with memory and completion queues, and a wait with a deadline.
 //
 // # The null provider
 //
 // [Null] is a provider whose requests complete at once and move no data. A post and a poll on it
-// cost a few nanoseconds and allocate nothing, so that a benchmark over it measures its own
-// subject.
+// cost a few nanoseconds and allocate nothing, so a benchmark over it measures only the code above
+// it.
 package verbstest
