@@ -1,8 +1,9 @@
-// Package dqplb is the arithmetic of the DQPLB scheme: how a sender numbers the messages of a
-// connection that travel on many queue pairs, and how the receiver puts them back in order.
+// Package dqplb is the arithmetic of DQPLB, dynamic queue pair load balancing: how a sender numbers
+// the messages of a connection that travel on many queue pairs, and how the receiver puts them back
+// in order.
 //
 // Every fragment of a notifying write is a message with a number; the last one of a request is
-// marked. The receiver notifies its user once for each mark in the part without gaps, so that a
+// marked. The receiver notifies its user once for each mark in the prefix without gaps, so a
 // notification means that everything before it has arrived.
 //
 //	Sender.Next ──► Swap ──► wire ──► Inbox ──► Receiver.Arrive ──► Notification
@@ -14,5 +15,5 @@
 // that immediate without htonl, so it is little-endian on the wire, unlike every other: [Swap].
 //
 // Everything here is plain memory and arithmetic. It knows no queue pair, posts nothing and reads
-// no clock; what the peer did wrong is returned as an error. Nothing is safe for concurrent use.
+// no clock. A violation by the peer is returned as an error. Nothing is safe for concurrent use.
 package dqplb

@@ -78,7 +78,7 @@
 // nothing. [Fabric.Objects] counts open objects, for leak tests.
 //
 // A payload that is a word in memory, eight bytes at a multiple of eight or four at a multiple of
-// four, is written and read by one access of sync/atomic; so are the operand and the result of
+// four, is written and read by one access of sync/atomic; so are the target and the result of
 // atomics. You may therefore wait for such a word with loads of sync/atomic, as on NICs, whose
 // aligned words land whole, and then find behind it what the same queue pair wrote before it. Words
 // within longer payloads are copied with them.
