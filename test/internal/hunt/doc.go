@@ -4,5 +4,5 @@
 // A [Game] plays the world of a seed, with all of its events or some. [Game.Search] plays many
 // worlds. [Game.Shrink] leaves out events of a world that fails for as long as the same promise is
 // broken, and records what happens with the events that are left. [Bugs] are deliberate bugs. They
-// are planted by way of the go command's overlay, so the sources do not change.
+// are planted through the go command's overlay, so the sources do not change.
 package hunt

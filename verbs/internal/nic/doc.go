@@ -1,14 +1,13 @@
-// Package nic holds what every NIC made of software needs and what does not depend on how its work
-// requests are executed: protection domains, memory regions and their keys, completion queues, the
-// queues of queue pairs, their states and attributes, and every check of the contract of package
-// verbs. What it refuses, and in which words, is the same for all providers that build on it.
+// Package nic holds the parts of software NICs that do not depend on how work requests execute:
+// protection domains, memory regions and their keys, completion queues, the queues of queue pairs,
+// their states and attributes, and every check of the contract of package verbs. All providers that
+// build on it refuse the same calls with the same errors.
 //
 // # The model
 //
-// A provider's own types fulfil the interfaces of package verbs, and each has one of this package
-// as a field: core, of type [Device], [PD], [MR], [CQ] or [QP]. It is a field with a name and not
-// embedded, because programs must not see these methods. The provider's methods call the core's and
-// add what is their own.
+// A provider's own types implement the interfaces of package verbs. Each has a field core, of type
+// [Device], [PD], [MR], [CQ] or [QP]. It is a named field and not embedded, because programs must
+// not see these methods. The provider's methods call the core's and add their own work.
 //
 //	type Device struct {
 //		mu   nic.Lock
@@ -23,21 +22,21 @@
 //		Keys: nic.NewKeys(id, draw), Limits: nic.Limits{MaxQPWR: 16384, ...}}
 //
 // There is one [Lock] for a NIC, or for several that share their work. Init, Register, Poll, Arm
-// and Close of PD, MR and CQ take it themselves, as they are the calls of a program; everything
-// else is called with it held, unless it says otherwise. Nothing here calls back, starts a
-// goroutine or asks for the time, so a provider that is stepped stays deterministic.
+// and Close of PD, MR and CQ are calls of a program and take it themselves. Call everything else
+// with the lock held, unless its comment says otherwise. Nothing here calls back, starts a
+// goroutine or reads the time, so a stepped provider stays deterministic.
 //
 // # Numbers and keys
 //
-// [NewKeys] and [NewTable] count, or draw from a function. Counted ones are the same in each run,
-// and tell NICs of one process apart. Whoever lets strangers send packets passes a function that
-// reads crypto/rand: then a key has 31 bits that say nothing of other keys, and a number 24. A
-// simulation passes a generator with a seed.
+// [NewKeys] and [NewTable] count, or draw from a function. Counted values are the same in each run,
+// and distinguish the NICs of one process. If strangers can send packets, pass a function that
+// reads crypto/rand: a key then has 31 bits that reveal nothing about other keys, and a number 24.
+// A simulation passes a seeded generator.
 //
 // # Making a queue pair
 //
-// The provider draws up its queue pair under the lock, in this order, and undoes nothing when a
-// step refuses:
+// The provider makes its queue pair under the lock, in this order; if a step refuses, there is
+// nothing to undo:
 //
 //	sizes, err := p.core.CheckQP(cfg.Cap, sendCQ, recvCQ) // state of the domain, the CQs, the limits
 //	num, ok := d.qps.TakeNum()                            // ErrNoMemory if none is free
@@ -46,16 +45,16 @@
 //	d.qps.Add(num, q)
 //
 // Close sets [QP].Closed, lets what executes come to its end, and then calls [QP.Reset],
-// [QP.Destroy] and [Table.Remove]. Modify asks [QP.CheckModify], which returns the state to go to:
-// for RESET it calls [QP.Reset] once nothing executes any more, for ERR it flushes, otherwise it
+// [QP.Destroy] and [Table.Remove]. Modify calls [QP.CheckModify], which returns the next state. For
+// RESET it then calls [QP.Reset] once nothing executes any more, for ERR it flushes, otherwise it
 // calls [QP.Apply] and sets [QP].State.
 //
 // # The life of a work request
 //
-// A post asks [QP.MaySend] once and [QP.CheckSend] for each request, and copies it with
+// A post calls [QP.MaySend] once and [QP.CheckSend] for each request, and copies it with
 // [SendQueue.Push]; receives likewise ([QP.MayReceive], [QP.CheckRecv], [RecvQueue.Push]). From
-// then on the request is a number: [SendQueue].Posted, Executed and Acked count how far requests
-// have come, and are moved by the provider. The order of [QP.CheckInvariants] always holds.
+// then on the request is a number. The provider advances [SendQueue].Posted, Executed and Acked,
+// which count how far requests have come. The order of [QP.CheckInvariants] always holds.
 //
 //	requester  QP.Local                checks the request, and collects its memory
 //	responder  QP.Permits              the rights of the queue pair
@@ -63,21 +62,21 @@
 //	           QP.Target or QP.Accept  the memory of a region, or of a receive
 //	requester  QP.Landing              the memory for what a read or atomic brings, when it comes
 //
-// A responder that gets a message in packets has what its first packet says checked as above, with
-// nil for the list, and asks [QP.RemoteSlice] for the place of each packet: a region that is closed
-// in the middle of a message ends it there.
+// A responder that gets a message in packets checks the first packet as above, with nil for the
+// list, and calls [QP.RemoteSlice] for the place of each packet: closing a region in the middle of
+// a message ends the message there.
 //
-// What the responder's checks return is the status that the requester's completion has: of a NAK
-// REM_INV_REQ_ERR is invalid request, REM_ACCESS_ERR remote access, REM_OP_ERR remote operation.
-// [Move] and [FetchAndChange] access words of memory as the contract of the software NICs says; use
-// Move in place of copy for payloads, of which it moves those of exactly 8 or 4 bytes as a word.
+// The responder's checks return the status of the requester's completion. In a NAK, REM_INV_REQ_ERR
+// is invalid request, REM_ACCESS_ERR remote access, REM_OP_ERR remote operation. [Move] and
+// [FetchAndChange] access words of memory as the contract of the software NICs requires. Use Move
+// instead of copy for payloads: it moves payloads of exactly 8 or 4 bytes as a word.
 //
 // # Memory outside of the lock
 //
-// Memory may be touched while the lock is held, or, once it was found, outside of it between
-// [Pieces.Hold] and [Pieces.Release], which [Lock.WakeQuiet] follows: MR.Close waits for that. A
-// Close of a queue pair waits in the same way, with [Lock.AwaitQuiet] in a loop, until what the
-// provider does on its behalf outside of the lock has ended.
+// You may access memory while the lock is held. Once you have found it, you may also access it
+// without the lock, between [Pieces.Hold] and [Pieces.Release], followed by [Lock.WakeQuiet]:
+// MR.Close waits for that. In the same way Close of a queue pair waits, with [Lock.AwaitQuiet] in a
+// loop, for everything that the provider does on its behalf outside the lock.
 //
 // # Completions
 //
@@ -92,13 +91,13 @@
 //		q.core.Sent(c.Next(false), seq, slot) // or Received, Failed
 //	}
 //
-// Only signaled requests have one when they end well ([QP.Signaled]); all have one when they do
-// not. [CQ.Reserve] keeps room for those that exist and are not to be seen yet. A queue pair in ERR
-// flushes its sends in order, and then its receives, by [SendQueue.TakeUnended] and
-// [RecvQueue.Take]; what is posted later is flushed at once. A slot is free again when its
-// completion was polled.
+// Of the requests that succeed only signaled ones have a completion ([QP.Signaled]); all that fail
+// have one. [CQ.Reserve] keeps room for completions that exist and are not visible yet. A queue
+// pair in ERR flushes its sends in order, and then its receives, by [SendQueue.TakeUnended] and
+// [RecvQueue.Take]; later posts are flushed at once. A slot is free again when its completion has
+// been polled.
 //
-// A responder that fails where no completion says so raises [Device.Publish] with
-// verbs.EventQPReqErr or EventQPAccessErr, under the same lock under which its queue pair goes to
-// ERR: a program sees neither without the other.
+// A responder that fails without a completion calls [Device.Publish] with verbs.EventQPReqErr or
+// EventQPAccessErr, under the lock under which its queue pair goes to ERR, so a program sees
+// neither without the other.
 package nic
