@@ -107,11 +107,15 @@ func underWay(a, b *end) func() bool {
 	return func() bool { return a.sends.reported-from >= 40 && b.sends.reported-back >= 40 }
 }
 
-// hasty runs a test with ends that have short timeouts.
+// hasty runs a test with ends that have short timeouts. Mostly it waits for them, so the shapes run
+// in parallel, except on real links, which are those of all tests.
 func hasty(t *testing.T, suitable func(*shape) bool, test func(t *testing.T, s *shape, a, b *end)) {
 	for i := range shapes {
 		if s := &shapes[i]; suitable(s) {
 			t.Run(s.name, func(t *testing.T) {
+				if *devicesFlag == "" {
+					t.Parallel()
+				}
 				a, b := newRig(t, s).connectHasty(s.config(ibverbx.Config{FragmentSize: fragment}))
 				test(t, s, a, b)
 			})
