@@ -92,15 +92,3 @@ func (p *PE) flushLocal(ctx context.Context, op string) error {
 	}
 	return p.opError(op, err)
 }
-
-// putWord writes a word of the package's own, and wakes the peer if that sleeps.
-func (t *peer) putWord(ctx context.Context, off, v uint64) error {
-	c := t.pe.getCall()
-	c.word[0] = v
-	err := t.putShort(ctx, bytesOf(c.word[:]), off)
-	t.pe.putCall(c)
-	if err == nil {
-		t.wake(ctx)
-	}
-	return err
-}

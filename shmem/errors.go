@@ -75,22 +75,3 @@ func needContext(op string, ctx context.Context) error {
 func opError(op string, err error) error {
 	return &worded.Error{Err: fmt.Errorf("shmem: %s: %w", op, err)}
 }
-
-// opError is the error of a call whose operation on another PE failed.
-func (t *peer) opError(op string, err error) error {
-	var gone *transport.EndpointError
-	if errors.As(err, &gone) {
-		err = &PEError{PE: t.id, Err: err}
-	}
-	return opError(op, err)
-}
-
-// opError is the error of a call that concerned all PEs.
-func (p *PE) opError(op string, err error) error {
-	for i := range p.peers {
-		if gone := p.peers[i].gone.Load(); gone != nil && errors.Is(err, gone.Err) {
-			return opError(op, gone)
-		}
-	}
-	return opError(op, err)
-}

@@ -1,6 +1,8 @@
 package shmem
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -8,6 +10,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/internal/guard"
+	"ibverbx/internal/worded"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -58,6 +61,55 @@ func (p *PE) Config() Config { return p.cfg }
 // long between its calls may call it, so that what waits behind a fence leaves.
 func (p *PE) Progress() int { return p.worker.Progress() }
 
+// Close ends the PE: it waits until the others close, too, unless one has failed, ends the
+// connections and releases the memory; blocks and their Local slices must not be used any more.
+// When ctx ends before, Close ends the rest at once. It returns what has failed. It is collective,
+// and no other goroutine may be in a call of the PE.
+func (p *PE) Close(ctx context.Context) error {
+	const op = "close"
+	if err := needContext(op, ctx); err != nil {
+		return err
+	}
+	if err := p.enter(op); err != nil {
+		return err
+	}
+	defer p.collective.Unlock()
+	p.closing.Store(true)
+	var err error
+	if p.gone.Load() == nil {
+		if err = p.quiet(ctx, op); err == nil {
+			err = p.disseminate(ctx, op, p.layout.closeRounds, 1<<markBits)
+		}
+	}
+	for i := range p.peers {
+		t := &p.peers[i]
+		if e := t.ep.Close(ctx); e != nil && err == nil && !errors.Is(e, transport.ErrPeerClosed) {
+			err = t.opError(op, e)
+		}
+	}
+	return worded.Join(err, p.free())
+}
+
+// Stats is a snapshot of a PE.
+type Stats struct {
+	HeapSize   int             `json:"heap_size"` // bytes
+	HeapUsed   int             `json:"heap_used"` // bytes in blocks
+	HeapBlocks int             `json:"heap_blocks"`
+	Barriers   uint64          `json:"barriers"`
+	Transport  transport.Stats `json:"transport"`
+}
+
+// Stats takes a snapshot.
+func (p *PE) Stats() Stats {
+	p.mu.Lock()
+	use := p.usage
+	p.mu.Unlock()
+	return Stats{
+		HeapSize: p.cfg.HeapSize, HeapUsed: use.bytes, HeapBlocks: use.blocks, Barriers: p.syncs.Load(),
+		Transport: p.worker.Stats(),
+	}
+}
+
 // target checks the PE and the memory that an operation names, and returns the peer.
 func (p *PE) target(op string, to int, off uint64, bytes int) (*peer, error) {
 	if uint(to) >= uint(len(p.peers)) {
@@ -79,4 +131,169 @@ func (p *PE) inHeap(off uint64, bytes int) error {
 	return fmt.Errorf("%w: %d bytes of symmetric memory at offset %d: the heap of this PE has offsets %d "+
 		"to %d: it comes from an Alloc of other PEs",
 		verbs.ErrInvalid, bytes, off, p.layout.user, len(p.heap))
+}
+
+// checkWait checks the arguments of a wait.
+func (p *PE) checkWait(op string, off uint64, n, bytes int, cmp Cmp) error {
+	if n == 0 {
+		return invalid(op, "s has no element")
+	}
+	if cmp > LE {
+		return invalid(op, "cmp %d: must be EQ to LE", cmp)
+	}
+	if err := p.inHeap(off, bytes); err != nil {
+		return opError(op, err)
+	}
+	return nil
+}
+
+// peer is a PE as another one reaches it, itself included.
+type peer struct {
+	pe    *PE // whose peer it is
+	id    int // the peer's number
+	ep    *transport.Endpoint
+	heap  ibverbx.RemoteMR
+	short int // longest put that is copied into the work request, bytes
+	bcopy int // longest put or get through a registered buffer, bytes
+	// Several NICs write the peer's memory: their writes can pass each other on the way to it.
+	multiNIC bool
+	fenced   atomic.Uint64           // how many of PE.fences order what goes to this peer
+	gone     atomic.Pointer[PEError] // why it failed or closed; nil while it has not
+
+	// The mailboxes, see mailbox.go; guarded by PE.collective.
+	posted   uint64 // pieces sent to this peer so far
+	received uint64 // pieces received from it so far
+	out, in  int    // pieces of an exchange that have still to be posted, and to be received
+	asked    uint64 // the step of the last call about which the PE has asked this peer
+	wakes    bool   // the PE has asked this peer to wake it
+}
+
+// String names the PE as in errors.
+func (t *peer) String() string { return fmt.Sprintf("PE %d", t.id) }
+
+// failed is the endpoint's OnError: it serves no more.
+func (t *peer) failed(_ *transport.Endpoint, err error) {
+	gone := &PEError{PE: t.id, Err: err}
+	t.gone.Store(gone)
+	if t.pe.closing.Load() && errors.Is(err, transport.ErrPeerClosed) {
+		return // it closes a little earlier than this PE
+	}
+	t.pe.gone.CompareAndSwap(nil, gone)
+}
+
+// call is what an operation needs that outlives the goroutine's stack. It goes back to the pool
+// only once no NIC can write to it any more.
+type call struct {
+	comp transport.Completion
+	old  uint64    // the result of an atomic
+	word [1]uint64 // the source or target of one value
+}
+
+func (p *PE) getCall() *call  { return p.calls.Get().(*call) }
+func (p *PE) putCall(c *call) { p.calls.Put(c) }
+
+// wait waits for a call's operations, and gives the call back unless they go on: then it is left to
+// the garbage collector.
+func (p *PE) wait(ctx context.Context, c *call) error {
+	err := p.worker.Wait(ctx, &c.comp)
+	if c.comp.Fired() {
+		p.putCall(c)
+	}
+	return err
+}
+
+// fetched waits for an atomic, unless err says that it has not started. It gives the call back and
+// returns the value before.
+func (p *PE) fetched(ctx context.Context, c *call, err error) (uint64, error) {
+	if err != nil {
+		p.putCall(c)
+		return 0, err
+	}
+	err = p.worker.Wait(ctx, &c.comp)
+	old := c.old
+	if c.comp.Fired() {
+		p.putCall(c)
+	}
+	return old, err
+}
+
+// closeLater ends the registration of memory for one call, and returns the call's error. If NICs
+// still use the memory, because the call's ctx has ended, closeOrphans ends it in Quiet or Close.
+func (p *PE) closeLater(mr *ibverbx.MR, err error) error {
+	if mr.Close() != nil {
+		p.mu.Lock()
+		p.unclosedMRs = append(p.unclosedMRs, mr)
+		p.mu.Unlock()
+	}
+	return err
+}
+
+// closeOrphans ends the registrations of calls that ended before the NICs were done.
+func (p *PE) closeOrphans() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left := p.unclosedMRs[:0]
+	for _, mr := range p.unclosedMRs {
+		if mr.Close() != nil {
+			left = append(left, mr)
+		}
+	}
+	clear(p.unclosedMRs[len(left):])
+	p.unclosedMRs = left
+}
+
+// hasUnclosedMRs reports whether closeOrphans has anything to do.
+func (p *PE) hasUnclosedMRs() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.unclosedMRs) != 0
+}
+
+// free releases what the PE holds.
+func (p *PE) free() error {
+	var errs []error
+	if p.worker != nil {
+		errs = append(errs, p.worker.Close())
+	}
+	p.closeOrphans()
+	if p.region != nil {
+		errs = append(errs, p.region.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// flushBegun sends what a program has begun that has returned. A program that wants to know whether
+// it arrived calls Quiet.
+func (p *PE) flushBegun(ctx context.Context) {
+	_ = p.worker.Flush(ctx, transport.FlushLocal)
+}
+
+// usage is what Stats reports of the heap.
+type usage struct{ bytes, blocks int }
+
+// updateUsage copies for Stats how full the heap is, so that Stats does not wait for a collective
+// call that is under way.
+func (p *PE) updateUsage() {
+	p.mu.Lock()
+	p.usage = usage{bytes: int(p.blocks.used), blocks: len(p.blocks.taken)}
+	p.mu.Unlock()
+}
+
+// opError is the error of a call whose operation on another PE failed.
+func (t *peer) opError(op string, err error) error {
+	var gone *transport.EndpointError
+	if errors.As(err, &gone) {
+		err = &PEError{PE: t.id, Err: err}
+	}
+	return opError(op, err)
+}
+
+// opError is the error of a call that concerned all PEs.
+func (p *PE) opError(op string, err error) error {
+	for i := range p.peers {
+		if gone := p.peers[i].gone.Load(); gone != nil && errors.Is(err, gone.Err) {
+			return opError(op, gone)
+		}
+	}
+	return opError(op, err)
 }

@@ -151,3 +151,15 @@ func (t *peer) putWait(ctx context.Context, local ibverbx.Segment, off uint64) e
 	}
 	return p.wait(ctx, c)
 }
+
+// putWord writes a word of the package's own, and wakes the peer if that sleeps.
+func (t *peer) putWord(ctx context.Context, off, v uint64) error {
+	c := t.pe.getCall()
+	c.word[0] = v
+	err := t.putShort(ctx, bytesOf(c.word[:]), off)
+	t.pe.putCall(c)
+	if err == nil {
+		t.wake(ctx)
+	}
+	return err
+}

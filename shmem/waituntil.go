@@ -117,17 +117,3 @@ func find[T Word](pe *PE, s Sym[T], cmp Cmp, value T) int {
 	}
 	return -1
 }
-
-// checkWait checks the arguments of a wait.
-func (p *PE) checkWait(op string, off uint64, n, bytes int, cmp Cmp) error {
-	if n == 0 {
-		return invalid(op, "s has no element")
-	}
-	if cmp > LE {
-		return invalid(op, "cmp %d: must be EQ to LE", cmp)
-	}
-	if err := p.inHeap(off, bytes); err != nil {
-		return opError(op, err)
-	}
-	return nil
-}

@@ -1,6 +1,11 @@
 package tagged
 
-import "ibverbx/verbs"
+import (
+	"fmt"
+
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
 
 // Connect connects to the endpoint that made the card. After an error other than ErrClosed it can
 // be called again.
@@ -45,4 +50,48 @@ func Connect(a, b *Endpoint) error {
 		return err
 	}
 	return b.Connect(ca)
+}
+
+// Card is what an endpoint shows its peer, for the peer to connect. It travels as JSON.
+type Card struct {
+	Version       int            `json:"version"` // of the wire format: 1
+	MaxUnexpected int            `json:"maxUnexpected"`
+	Transport     transport.Card `json:"transport"`
+}
+
+// wireVersion is the version of the wire format that this package speaks.
+const wireVersion = 1
+
+// leastBuffer is how long a transport buffer must be: an announcement of one piece on 64 NICs fits.
+const leastBuffer = 416
+
+// Card describes the endpoint to its peer.
+func (e *Endpoint) Card() (Card, error) {
+	if err := e.Err(); err != nil {
+		return Card{}, err
+	}
+	t, err := e.tep.Card()
+	return Card{Version: wireVersion, MaxUnexpected: e.w.cfg.MaxUnexpected, Transport: t}, err
+}
+
+// check says what is wrong with a peer's card.
+func (c *Card) check() error {
+	switch {
+	case c.Version != wireVersion:
+		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, c.Version,
+			wireVersion)
+	case c.MaxUnexpected < 1 || c.MaxUnexpected > maxWindow:
+		return fmt.Errorf("%w: card: maxUnexpected %d: must be 1 to %d", verbs.ErrInvalid, c.MaxUnexpected,
+			maxWindow)
+	case c.Transport.BufferSize < leastBuffer:
+		return fmt.Errorf("%w: card: bufferSize %d: must be at least %d", verbs.ErrInvalid,
+			c.Transport.BufferSize, leastBuffer)
+	}
+	for id := amEager; id <= amBatch; id++ {
+		if c.Transport.Handlers&(1<<id) == 0 {
+			return fmt.Errorf("%w: card: no handler for active message %d: the peer has no tagged messages",
+				verbs.ErrInvalid, id)
+		}
+	}
+	return nil
 }

@@ -59,14 +59,6 @@ func (e *InterruptedError) Error() string {
 // Unwrap returns the context's error.
 func (e *InterruptedError) Unwrap() error { return e.Err }
 
-// refuse is the error of a call on an endpoint that had no effect.
-func (e *Endpoint) refuse(op string, err error, detail string) error {
-	if detail != "" {
-		return &worded.Error{Err: fmt.Errorf("tagged: %s: %s: %w: %s", op, e.name, err, detail)}
-	}
-	return &worded.Error{Err: fmt.Errorf("tagged: %s: %s: %w", op, e.name, err)}
-}
-
 // refuse is the error of a call on the worker that had no effect.
 func refuse(op string, err error, format string, args ...any) error {
 	if format == "" {

@@ -205,3 +205,88 @@ func (e *Endpoint) sendFragment(view *transport.Endpoint, kind transport.AMID, h
 	}
 	return err
 }
+
+// sendTable holds the sends of an endpoint that wait for a notice of the peer, by their number. A
+// number is a slot's index plus one; zero stands for none.
+//
+// Invariant: slots[i] is nil if and only if i is in free; otherwise slots[i].id is i+1.
+type sendTable struct {
+	slots []*Request
+	free  []uint32
+}
+
+// count is how many sends wait.
+func (t *sendTable) count() int { return len(t.slots) - len(t.free) }
+
+// add gives a send a number; one that has a number keeps it.
+func (t *sendTable) add(r *Request) {
+	if r.id != 0 {
+		return
+	}
+	if n := len(t.free); n != 0 {
+		r.id = t.free[n-1] + 1
+		t.free = t.free[:n-1]
+		t.slots[r.id-1] = r
+		return
+	}
+	t.slots = append(t.slots, r)
+	r.id = uint32(len(t.slots))
+}
+
+// get is the send with a number; nil if there is none.
+func (t *sendTable) get(id uint32) *Request {
+	if id == 0 || id > uint32(len(t.slots)) {
+		return nil
+	}
+	return t.slots[id-1]
+}
+
+// remove takes the number of a send back, if it has one.
+func (t *sendTable) remove(r *Request) {
+	if r.id == 0 {
+		return
+	}
+	t.slots[r.id-1] = nil
+	t.free = append(t.free, r.id-1)
+	r.id = 0
+}
+
+// outgoing is the memory that a send needs while it goes out. There is one for all endpoints of a
+// worker, because Worker.mu is held from packing to posting.
+//
+// Invariant: between posts src is clear, and from and batch.first are nil: nothing refers to the
+// program's memory.
+type outgoing struct {
+	hdr     [maxHeader]byte // of the active message
+	short   [256]byte       // payload of an active message that is sent inline
+	scratch []byte          // payload of an announcement
+	src     pieces          // what goes out, where that is not a request's own pieces
+	from    *pieces         // what pack copies from
+	left    int             // bytes that pack copies
+	batch   batch
+	// pack is gather: made once, so that no send makes a closure.
+	pack func(dst []byte) int
+}
+
+// init prepares the memory, for announcements of a size at most.
+func (o *outgoing) init(size int) {
+	o.scratch = make([]byte, 0, size)
+	o.pack, o.batch.pack = o.gather, o.batch.fill
+}
+
+// gather copies a fragment, and is the pack function of one.
+func (o *outgoing) gather(dst []byte) int { return o.from.gather(dst[:o.left]) }
+
+// post sends the next n bytes of the pieces as an active message with a header. inline is what both
+// together may have to go inline, bytes.
+func (o *outgoing) post(view *transport.Endpoint, kind transport.AMID, hdr []byte, p *pieces,
+	n, inline int) error {
+	if len(hdr)+n <= inline && n <= len(o.short) {
+		p.gather(o.short[:n])
+		return view.AMShort(kind, hdr, o.short[:n])
+	}
+	o.from, o.left = p, n
+	_, err := view.AMBcopy(kind, hdr, o.pack)
+	o.from = nil
+	return err
+}

@@ -7,6 +7,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/internal/guard"
+	"ibverbx/internal/list"
 	"ibverbx/transport"
 )
 
@@ -125,4 +126,77 @@ func (w *Worker) free() error {
 		w.drop(e.in)
 	}
 	return w.regions.close()
+}
+
+// endpointList is the endpoints that the program has not closed or aborted. Worker.mu guards it.
+//
+// Invariant: alive counts the endpoints that serve, whose err is not set. made counts those made so
+// far, which number their default names. last is why the one that ended last did; nil before.
+type endpointList struct {
+	list  []*Endpoint
+	alive int
+	made  int
+	last  error
+}
+
+// add adds an endpoint that was made.
+func (l *endpointList) add(e *Endpoint) {
+	l.made++
+	l.alive++
+	l.list = append(l.list, e)
+}
+
+// ended counts an endpoint that serves no more, for err.
+func (l *endpointList) ended(err error) {
+	l.alive--
+	l.last = err
+}
+
+// remove removes an endpoint, if it is in the list.
+func (l *endpointList) remove(e *Endpoint) {
+	for i := range l.list {
+		if l.list[i] == e {
+			l.list = append(l.list[:i], l.list[i+1:]...)
+			return
+		}
+	}
+}
+
+// allEnded reports whether there were endpoints, and none serves any more.
+func (l *endpointList) allEnded() bool { return l.alive == 0 && l.made != 0 }
+
+// leftovers are messages that arrived whole from endpoints that are closed, and wait for a receive.
+// Worker.mu guards it.
+//
+// Invariant: an endpoint is in departed if and only if it is closed and its list kept is not empty;
+// fragments is the sum over the messages of them all, at most most between calls.
+type leftovers struct {
+	departed  list.List[Endpoint] // the one closed first in front
+	fragments int
+	most      int // Config.MaxLeftover
+}
+
+// add counts a message of an endpoint that is being closed.
+func (l *leftovers) add(in *inbound) { l.fragments += in.fragments }
+
+// depart adds a closed endpoint whose messages were added.
+func (l *leftovers) depart(e *Endpoint) { l.departed.PushBack(&e.inDeparted, e) }
+
+// removed notes that a message of an endpoint was removed from its list kept.
+func (l *leftovers) removed(e *Endpoint, in *inbound) {
+	if !e.inDeparted.Listed() {
+		return
+	}
+	l.fragments -= in.fragments
+	if e.kept.all.Empty() {
+		l.departed.Remove(&e.inDeparted)
+	}
+}
+
+// excess returns the oldest message while there are too many; nil otherwise.
+func (l *leftovers) excess() *inbound {
+	if l.fragments <= l.most {
+		return nil
+	}
+	return l.departed.First().kept.all.First().in
 }

@@ -66,33 +66,6 @@ type conn struct {
 // connected reports whether Connect has ever succeeded.
 func (c *conn) connected() bool { return c.maxAM != 0 }
 
-// NewEndpoint makes an endpoint with a virtual queue pair of its own. Exchange [Endpoint.Card] with
-// the peer and call [Endpoint.Connect].
-func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
-	w.mu.Lock()
-	defer w.unlock()
-	if w.life.closed() {
-		return nil, fmt.Errorf("transport: new endpoint: %w", ErrClosed)
-	}
-	if err := w.life.deadError("new endpoint"); err != nil {
-		return nil, err
-	}
-	id := w.endpoints.free()
-	if id >= w.cfg.MaxEndpoints {
-		return nil, fmt.Errorf("transport: new endpoint: %w: %d endpoints are open: raise "+
-			"Config.MaxEndpoints, or close one and make progress", verbs.ErrInvalid, w.endpoints.open)
-	}
-	if cfg.Name == "" {
-		cfg.Name = fmt.Sprintf("endpoint %d", id)
-	}
-	p := &peerState{w: w, id: uint32(id), cfg: cfg}
-	if err := p.init(); err != nil {
-		return nil, fmt.Errorf("transport: new endpoint: %w", err)
-	}
-	w.endpoints.add(p)
-	return &p.views[0], nil
-}
-
 // init creates what the endpoint has of its own.
 func (p *peerState) init() (err error) {
 	w := p.w
@@ -190,3 +163,7 @@ func (p *peerState) refuse(op string, err error, format string, args ...any) err
 	}
 	return &OpError{Op: op, Peer: p.cfg.Name, Err: err, Detail: fmt.Sprintf(format, args...)}
 }
+
+// flushable reports whether a flush of the worker includes the endpoint. One that has failed is
+// included, so that the flush returns its error.
+func (p *peerState) flushable() bool { return p.conn.connected() && p.ending.stage < stageAborted }

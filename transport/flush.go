@@ -205,10 +205,6 @@ func (w *Worker) Flush(ctx context.Context, kind FlushKind) error {
 	return w.waitPooled(ctx, comp)
 }
 
-// flushable reports whether a flush of the worker includes the endpoint. One that has failed is
-// included, so that the flush returns its error.
-func (p *peerState) flushable() bool { return p.conn.connected() && p.ending.stage < stageAborted }
-
 // waitPooled waits for a completion of the pool, and gives it back. One that has not fired, because
 // ctx has ended, is left to the garbage collector.
 func (w *Worker) waitPooled(ctx context.Context, comp *Completion) error {

@@ -1,6 +1,8 @@
 package transport
 
 import (
+	"errors"
+
 	"ibverbx"
 	"ibverbx/verbs"
 )
@@ -50,6 +52,201 @@ type op struct {
 	buf    int32       // its bounce buffer, or noBuffer
 	kind   opKind
 }
+
+// resources is a set of what can be missing when a send meets ErrNoResource. It is noted in two
+// places: Pending.missing is what the function of a request met last, and sending.missing what
+// sends from outside of the queue met, because the next request that is queued may stand for any of
+// them.
+type resources uint8
+
+const (
+	needWindow resources = 1 << iota // operations of this endpoint have to end
+	needCredit                       // the peer has to give receive buffers back
+	needBuffer                       // a bounce buffer: one that all endpoints share, or its own
+	needNIC                          // the NIC refused for now
+	// its function returned PendingNoResource, although none of its sends was refused: it is called
+	// again in the next round of dispatchPending
+	needUnknown
+)
+
+// usable returns why the endpoint takes no operations; nil if it does.
+func (e *Endpoint) usable(op string) error {
+	p := e.peer
+	switch s := p.ending.stage; {
+	case s == stageOpen || s.serves() && e.head:
+		return nil
+	case s == stageNew:
+		return p.refuse(op, ErrNotConnected, "call Connect first")
+	case s.serves():
+		return p.refuse(op, ErrClosed, "")
+	}
+	return p.ending.err
+}
+
+// tryAdmit returns ErrNoResource, and notes what is missing, if an operation that needs a credit or
+// a bounce buffer cannot start now.
+func (e *Endpoint) tryAdmit(credit, buffer bool) error {
+	p := e.peer
+	switch {
+	case p.sending.pending.any() && e.ordinary():
+		return e.noResource(0) // nothing overtakes the queue
+	case p.sending.full():
+		return e.noResource(needWindow)
+	case credit && p.credits.Room() == 0:
+		return e.noResource(needCredit)
+	case buffer && !p.hasBuffer():
+		return e.noResource(needBuffer)
+	}
+	return nil
+}
+
+// noResource ends an attempt for which a resource is missing.
+func (e *Endpoint) noResource(need resources) error {
+	p := e.peer
+	s := &p.sending
+	switch running, first := s.pending.running, s.pending.first(); {
+	case !e.ordinary() && running != nil:
+		running.missing |= need
+	case e.bypass && first != nil:
+		if first.missing != 0 { // otherwise it is called in its turn
+			first.missing |= need
+		}
+	default:
+		s.missing = p.stillMissing(s.missing, 0) | need
+	}
+	p.w.stats.noResource++
+	if req := &s.readyRequest; e.notify && !req.link.Listed() {
+		req.callAgain = true // counts while its function runs: see runPending
+		if !req.running {
+			p.enqueue(req)
+		}
+	}
+	return ErrNoResource
+}
+
+// stillMissing returns what of a set is still missing. asked goes with needUnknown:
+// schedule.rounds at that time.
+func (p *peerState) stillMissing(set resources, asked uint64) resources {
+	if !p.sending.full() {
+		set &^= needWindow
+	}
+	if p.credits.Room() != 0 {
+		set &^= needCredit
+	}
+	if p.hasBuffer() {
+		set &^= needBuffer
+	}
+	if !p.w.chores.refused {
+		set &^= needNIC
+	}
+	if p.w.schedule.rounds != asked {
+		set &^= needUnknown
+	}
+	return set
+}
+
+// stillBlocked reports whether an attempt that lacked a set of resources would fail again: none of
+// them has come back, or too many operations are outstanding.
+func (p *peerState) stillBlocked(set resources, asked uint64) bool {
+	return p.sending.full() || set != 0 && p.stillMissing(set, asked) == set
+}
+
+// The work-request ids of a worker's virtual queue pairs say whose operation or buffer completes:
+//
+//	63      62      32 31             0
+//	| recv | endpoint |      low       |
+//
+// low is the low half of an operation's number; of a receive, receiving.attempt and the slot of its
+// buffer.
+const (
+	wridRecv     = 1 << 63
+	wridShift    = 32
+	attemptShift = 16
+)
+
+// sendID is the id of the next operation.
+func (p *peerState) sendID() uint64 {
+	return uint64(p.id)<<wridShift | uint64(uint32(p.sending.ops.Tail))
+}
+
+// recvID is the id of the receive into buffer slot.
+func (p *peerState) recvID(slot uint32) uint64 {
+	return wridRecv | uint64(p.id)<<wridShift | uint64(p.receiving.attempt)<<attemptShift | uint64(slot)
+}
+
+// wridEndpoint is the number of the endpoint in an id, wridLow its low half.
+func wridEndpoint(id uint64) uint32 { return uint32(id &^ wridRecv >> wridShift) }
+func wridLow(id uint64) uint32      { return uint32(id) }
+
+// wridAttempt and wridSlot are the parts of a receive's low half.
+func wridAttempt(id uint64) uint16 { return uint16(id >> attemptShift) }
+func wridSlot(id uint64) uint32    { return uint32(uint16(id)) }
+
+// post posts an admitted operation and adds it to the outstanding ones. If the virtual queue pair
+// refuses it, nothing has changed, and the bounce buffer is free again.
+func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32, comp *Completion) (*op,
+	error) {
+	p := e.peer
+	s := &p.sending
+	if comp != nil && comp.left.Load() <= 0 {
+		if buf != noBuffer {
+			p.putBuffer(buf)
+		}
+		return nil, p.refuse(name, verbs.ErrInvalid, "the completion counts nothing: call Init, or "+
+			"NewCompletion, for as many operations as it is given to")
+	}
+	wr[0].ID = p.sendID()
+	if s.fence.now || s.fence.later && e.ordinary() {
+		wr[0].Flags |= verbs.SendFence
+	}
+	_, err := p.conn.qp.PostSend(wr...)
+	wr[0].Flags &^= verbs.SendFence
+	if err != nil {
+		if buf != noBuffer {
+			p.putBuffer(buf)
+		}
+		return nil, e.postRefused(name, err)
+	}
+	s.fence.posted(e.ordinary())
+	o := s.ops.Push()
+	o.kind, o.buf, o.comp = kind, buf, comp
+	p.w.wakeForChores()
+	return o, nil
+}
+
+// postRefused handles that the virtual queue pair refused an operation, and returns the error.
+func (e *Endpoint) postRefused(name string, err error) error {
+	p := e.peer
+	switch {
+	case verbs.IsTransient(err):
+		p.w.chores.refused = true
+		p.w.wakeForChores()
+		return e.noResource(needNIC)
+	case p.conn.qp.Err() != nil:
+		p.fail(stageFailed, ErrPeerFailed, p.conn.qp.Err())
+		return p.ending.err
+	}
+	return p.refuse(name, reason(err), "")
+}
+
+// reason is the error of a post without its prefix, which names a call that the program did not
+// make.
+func reason(err error) error {
+	var p *ibverbx.PostError
+	if errors.As(err, &p) {
+		return &argumentError{detail: p.Detail, err: p.Err}
+	}
+	return err
+}
+
+// argumentError says what is wrong with an argument.
+type argumentError struct {
+	detail string
+	err    error
+}
+
+func (e *argumentError) Error() string { return e.err.Error() + ": " + e.detail }
+func (e *argumentError) Unwrap() error { return e.err }
 
 // ended handles the completion of the oldest operation. low is the low half of its number.
 func (p *peerState) ended(low uint32, status verbs.Status) {
@@ -132,4 +329,33 @@ func (p *peerState) retireAll() (n int) {
 		p.retire(p.ending.err)
 	}
 	return n
+}
+
+// probe reads a word of the peer's memory. That needs nothing of the peer's program, and fails as
+// any operation does.
+func (p *peerState) probe() {
+	wr := p.w.templates.get[:]
+	wr[0].ID, wr[0].Flags = p.sendID(), verbs.SendSignaled
+	wr[0].Local, wr[0].Remote = p.mem.scratch(8), p.conn.flush.Slice(0, 8)
+	if _, err := p.conn.qp.PostSend(wr...); err != nil {
+		if !verbs.IsTransient(err) {
+			p.failQP(err)
+		}
+		return
+	}
+	p.sending.pushControl(opProbe)
+	p.w.stats.probes++
+}
+
+func (p *peerState) countPut(n int) {
+	p.sending.dirty = true
+	p.w.stats.puts++
+	p.w.stats.putBytes += uint64(n)
+	p.sending.traffic.sent += uint64(n)
+}
+
+func (p *peerState) countGet(n int) {
+	p.w.stats.gets++
+	p.w.stats.getBytes += uint64(n)
+	p.sending.traffic.received += uint64(n)
 }

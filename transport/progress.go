@@ -1,6 +1,8 @@
 package transport
 
 import (
+	"time"
+
 	"ibverbx/verbs"
 )
 
@@ -151,5 +153,168 @@ func (w *Worker) loseCQ() {
 		}
 		p.fail(stageFailed, ErrPeerFailed, p.conn.qp.Err())
 		w.chores.lostCQ = append(w.chores.lostCQ, p)
+	}
+}
+
+// event is a callback that is due, and what it is called with.
+type event struct {
+	kind eventKind
+	peer *peerState
+	m    *Message
+	comp *Completion
+	err  error
+}
+
+type eventKind uint8
+
+const (
+	eventMessage  eventKind = iota // the handler of m
+	eventComplete                  // comp counts an operation, which ended with err
+	eventError                     // OnError of peer, with err
+)
+
+// round is what the present round of progress reports. Its callbacks run at its end, in the order
+// of its events; the callbacks of later belong to the next round, and follow at once.
+//
+// Invariant: later is empty while events is. Worker.progressing guards events, Worker.mu the rest.
+type round struct {
+	events []event
+	later  []event
+	number uint64 // of the round, from 1 on
+}
+
+func newRound() round { return round{events: make([]event, 0, 2*pollBatch), number: 1} }
+
+// report queues an event.
+func (r *round) report(e event) { r.events = append(r.events, e) }
+
+// reportLater queues an event for the next round.
+func (r *round) reportLater(e event) { r.later = append(r.later, e) }
+
+// next begins the next round, with the events that were queued for it.
+func (r *round) next() {
+	clear(r.events)
+	r.events = append(r.events[:0], r.later...)
+	r.later = r.later[:0]
+	r.number++
+}
+
+// drop forgets the events of a dead worker, whose callbacks do not run.
+func (r *round) drop() { r.events, r.later = nil, nil }
+
+// chores lists the endpoints that need something which few rounds of progress have to do. Worker.mu
+// guards it.
+//
+// Invariant: an endpoint is in closing if its stage is aborted, and no longer once it is released;
+// it is in reposts if and only if its receiving.repostListed is set.
+type chores struct {
+	failing []*peerState // failed; OnError is still to be called
+	closing []*peerState // aborted; they may have completions left, and then are released
+	lostCQ  []*peerState // their CQ has died: not every operation has a completion to come
+	reposts []*peerState // have receive buffers to post again
+	// toCredit lists endpoints that have credits to give back, and could not send them. settle
+	// walks it while spare, an empty slice, takes its place.
+	toCredit, spare []*peerState
+	// refused reports that a NIC has refused something for now; the next round tries again.
+	refused bool
+}
+
+// due reports whether a round has to call settle.
+func (c *chores) due() bool {
+	return len(c.failing)+len(c.closing)+len(c.toCredit)+len(c.lostCQ) != 0 || c.refused
+}
+
+// urgent reports whether there is something to do that no event of a NIC announces.
+func (c *chores) urgent() bool { return c.refused || len(c.failing)+len(c.closing) != 0 }
+
+// retryCredits has the next round try again to give the endpoint's credits back.
+func (c *chores) retryCredits(p *peerState) { c.toCredit = append(c.toCredit, p) }
+
+// repost has the endpoint's buffers posted before this round of progress ends.
+func (c *chores) repost(p *peerState) {
+	if !p.receiving.repostListed {
+		p.receiving.repostListed = true
+		c.reposts = append(c.reposts, p)
+	}
+}
+
+// settle does the chores except reposts: it reports failures, gives credits back, and releases what
+// was aborted. n is how many completions this round brought. It returns how much it did.
+func (w *Worker) settle(n int) (did int) {
+	c := &w.chores
+	c.refused = false
+	for _, p := range c.failing {
+		w.round.report(event{kind: eventError, peer: p, err: p.ending.err})
+	}
+	c.failing = c.failing[:0]
+	list := c.toCredit
+	c.toCredit = c.spare[:0]
+	for _, p := range list {
+		p.giveCredits() // which may list it anew
+	}
+	c.spare = list[:0]
+	if n == len(w.wcs) {
+		return 0 // completions of aborted endpoints may still be among those to come
+	}
+	for _, p := range c.lostCQ {
+		did += p.retireAll()
+	}
+	c.lostCQ = nil
+	left := c.closing[:0]
+	for _, p := range c.closing {
+		if p.sending.pending.any() {
+			left = append(left, p) // dispatchPending has not called all of its requests yet
+			continue
+		}
+		p.release()
+		did++
+	}
+	clear(c.closing[len(left):])
+	c.closing = left
+	return did
+}
+
+// keepAliveRounds is how many rounds of progress go by between two looks at the clock, which costs
+// as much as a round.
+const keepAliveRounds = 128
+
+// probeClock says when silent peers are probed next.
+type probeClock struct {
+	rounds int       // of progress since keepAlive last looked at the clock
+	at     time.Time // when the next probes are due
+}
+
+// tick counts a round of progress. It reports whether keepAlive should look at the clock.
+func (c *probeClock) tick() bool {
+	c.rounds++
+	return c.rounds >= keepAliveRounds
+}
+
+// due reports whether probes are due, and if so has the next ones follow after an interval.
+func (c *probeClock) due(interval time.Duration) bool {
+	now := time.Now()
+	if now.Before(c.at) {
+		return false
+	}
+	c.at = now.Add(interval)
+	return true
+}
+
+// keepAlive probes every peer from which nothing has come since the last time: a connection over
+// which nothing travels does not notice that its other end is gone. It is called with mu held,
+// every keepAliveRounds rounds of progress and before a goroutine sleeps.
+func (w *Worker) keepAlive() {
+	w.probes.rounds = 0
+	if w.cfg.KeepAlive < 0 || w.life.closed() || !w.probes.due(w.cfg.KeepAlive) {
+		return
+	}
+	for p := range w.endpoints.all {
+		if !p.ending.stage.serves() {
+			continue
+		}
+		if !p.receiving.aliveSinceProbe && p.sending.idle() {
+			p.probe()
+		}
+		p.receiving.aliveSinceProbe = false
 	}
 }

@@ -228,16 +228,3 @@ func (e *Endpoint) atomicOp(name string, opcode verbs.Opcode, comp *Completion, 
 	t.sent, t.received = t.sent+8, t.received+8
 	return nil
 }
-
-func (p *peerState) countPut(n int) {
-	p.sending.dirty = true
-	p.w.stats.puts++
-	p.w.stats.putBytes += uint64(n)
-	p.sending.traffic.sent += uint64(n)
-}
-
-func (p *peerState) countGet(n int) {
-	p.w.stats.gets++
-	p.w.stats.getBytes += uint64(n)
-	p.sending.traffic.received += uint64(n)
-}

@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -157,4 +158,80 @@ func (w *Worker) free() error {
 		errs = append(errs, w.flushArea.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// endpointTable is the endpoints of a worker by id, which is part of every work-request id. The
+// place of an endpoint that is released goes to the next one that is made. Worker.mu guards it.
+//
+// Invariant: open counts the places that are not nil, and the endpoint in place i has id i.
+type endpointTable struct {
+	places []*peerState
+	open   int
+}
+
+// free returns the lowest id that no endpoint has.
+func (t *endpointTable) free() int {
+	if i := slices.Index(t.places, nil); i >= 0 {
+		return i
+	}
+	return len(t.places)
+}
+
+// add puts an endpoint into its place, which must be free.
+func (t *endpointTable) add(p *peerState) {
+	if int(p.id) == len(t.places) {
+		t.places = append(t.places, nil)
+	}
+	t.places[p.id] = p
+	t.open++
+}
+
+// remove takes an endpoint out.
+func (t *endpointTable) remove(p *peerState) {
+	t.places[p.id] = nil
+	t.open--
+}
+
+// at returns the endpoint with an id; nil if there is none.
+func (t *endpointTable) at(id uint32) *peerState {
+	if int(id) >= len(t.places) {
+		return nil
+	}
+	return t.places[id]
+}
+
+// all yields the endpoints by id. They may be removed on the way.
+func (t *endpointTable) all(yield func(*peerState) bool) {
+	for _, p := range t.places {
+		if p != nil && !yield(p) {
+			return
+		}
+	}
+}
+
+// NewEndpoint makes an endpoint with a virtual queue pair of its own. Exchange [Endpoint.Card] with
+// the peer and call [Endpoint.Connect].
+func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
+	w.mu.Lock()
+	defer w.unlock()
+	if w.life.closed() {
+		return nil, fmt.Errorf("transport: new endpoint: %w", ErrClosed)
+	}
+	if err := w.life.deadError("new endpoint"); err != nil {
+		return nil, err
+	}
+	id := w.endpoints.free()
+	if id >= w.cfg.MaxEndpoints {
+		return nil, fmt.Errorf("transport: new endpoint: %w: %d endpoints are open: raise "+
+			"Config.MaxEndpoints, or close one and make progress", verbs.ErrInvalid, w.endpoints.open)
+	}
+	if cfg.Name == "" {
+		cfg.Name = fmt.Sprintf("endpoint %d", id)
+	}
+	p := &peerState{w: w, id: uint32(id), cfg: cfg}
+	if err := p.init(); err != nil {
+		return nil, fmt.Errorf("transport: new endpoint: %w", err)
+	}
+	w.endpoints.add(p)
+	return &p.views[0], nil
 }

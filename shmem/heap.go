@@ -1,0 +1,153 @@
+package shmem
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"sort"
+)
+
+// blockAlign is the alignment of blocks of the heap: a cache line, so that two blocks never share
+// one, and the eight bytes around a number of four bytes never reach beyond its block.
+const blockAlign = 64
+
+// layout says where things lie in every PE's registered memory, as offsets in bytes: first what the
+// package needs for itself, then the user's heap. It follows from the number of PEs alone, and so
+// is the same on all of them.
+type layout struct {
+	rounds      uint64 // words of the barrier, one a round; they only grow
+	closeRounds uint64 // those of the barrier in Close, which must work when the PEs are out of step
+	stop        uint64 // the stop word: see mismatch.go
+	words       uint64 // wordStride bytes of words for each PE
+	slots       uint64 // two for each PE
+	slot        uint64 // bytes of a slot
+	user        uint64 // the user's heap
+}
+
+const (
+	// maxRounds is how many rounds a barrier can have: enough for maxPEs.
+	maxRounds = 16
+	// slotsBytes is how many bytes all slots may have together.
+	slotsBytes = 4 << 20
+	// minSlot and maxSlot bound the size of a slot in bytes.
+	minSlot, maxSlot = 1 << 10, 64 << 10
+	// wordStride is how far apart the words for two PEs are: a cache line.
+	wordStride = blockAlign
+)
+
+func newLayout(pes int) layout {
+	var l layout
+	at := uint64(blockAlign) // the first block stays zero: probes read it
+	place := func(n uint64) uint64 {
+		off := at
+		at += (n + blockAlign - 1) &^ (blockAlign - 1)
+		return off
+	}
+	l.rounds = place(8 * maxRounds)
+	l.closeRounds = place(8 * maxRounds)
+	l.stop = place(8)
+	l.words = place(wordStride * uint64(pes))
+	each := uint64(slotsBytes / (2 * pes))
+	l.slot = min(max(uint64(1)<<(bits.Len64(each)-1), minSlot), maxSlot)
+	l.slots = place(2 * l.slot * uint64(pes))
+	l.user = at
+	return l
+}
+
+// slotWord is the word that says which piece of PE from is in one of its slots.
+func (l *layout) slotWord(from int, slot uint64) uint64 {
+	return l.words + wordStride*uint64(from) + 8*slot
+}
+
+// taken is the word in which PE from counts the pieces that it has taken out of its slots.
+func (l *layout) taken(from int) uint64 { return l.words + wordStride*uint64(from) + 16 }
+
+// question are three words in which PE from asks about the call in which it waits for this one.
+func (l *layout) question(from int) uint64 { return l.words + wordStride*uint64(from) + 24 }
+
+// sleeps is the word by which PE from asks this one to be woken: see await.go.
+func (l *layout) sleeps(from int) uint64 { return l.words + wordStride*uint64(from) + 48 }
+
+// slotOf is a slot for pieces of PE from.
+func (l *layout) slotOf(from int, slot uint64) uint64 {
+	return l.slots + (2*uint64(from)+slot)*l.slot
+}
+
+// blocks is the allocator of the heap. Its results depend on the calls alone, so that PEs that make
+// the same calls get the same results.
+//
+// Invariant: free is in order of address, no two of its spans touch, and free and taken together
+// cover the heap once.
+type blocks struct {
+	start, size uint64 // of the heap, bytes
+	free        []span
+	taken       map[uint64]uint64 // lengths of the blocks by their offsets
+	asked       map[uint64]uint64 // the bytes that were asked for, by the blocks' offsets
+	used        uint64            // sum of taken
+}
+
+// span is a piece of the heap, bytes.
+type span struct{ off, length uint64 }
+
+func newBlocks(start, size uint64) *blocks {
+	return &blocks{start: start, size: size, free: []span{{start, size}}, taken: map[uint64]uint64{},
+		asked: map[uint64]uint64{}}
+}
+
+// alloc takes the first place that is large enough. A block has at least one byte, so that every
+// block has a place of its own.
+func (b *blocks) alloc(bytes uint64) (off uint64, err error) {
+	if bytes > b.size {
+		return 0, b.full(bytes)
+	}
+	length := (max(bytes, 1) + blockAlign - 1) &^ (blockAlign - 1)
+	for i := range b.free {
+		s := &b.free[i]
+		if s.length < length {
+			continue
+		}
+		off = s.off
+		if s.off, s.length = s.off+length, s.length-length; s.length == 0 {
+			b.free = slices.Delete(b.free, i, i+1)
+		}
+		b.taken[off], b.asked[off] = length, bytes
+		b.used += length
+		return off, nil
+	}
+	return 0, b.full(bytes)
+}
+
+// full is the error of an alloc that finds no place.
+func (b *blocks) full(bytes uint64) error {
+	largest := uint64(0)
+	for _, s := range b.free {
+		largest = max(largest, s.length)
+	}
+	return fmt.Errorf("%w: %d bytes wanted; of %d, %d are free, %d of them in one piece: raise "+
+		"Config.HeapSize",
+		ErrNoMemory, bytes, b.size, b.size-b.used, largest)
+}
+
+// holds reports whether there is a block of so many bytes.
+func (b *blocks) holds(off, bytes uint64) bool {
+	asked, ok := b.asked[off]
+	return ok && asked == bytes
+}
+
+// release gives a block back; there must be one.
+func (b *blocks) release(off uint64) {
+	s := span{off, b.taken[off]}
+	delete(b.taken, off)
+	delete(b.asked, off)
+	b.used -= s.length
+	i := sort.Search(len(b.free), func(i int) bool { return b.free[i].off > off })
+	if i < len(b.free) && s.off+s.length == b.free[i].off {
+		s.length += b.free[i].length
+		b.free = slices.Delete(b.free, i, i+1)
+	}
+	if i > 0 && b.free[i-1].off+b.free[i-1].length == s.off {
+		b.free[i-1].length += s.length
+		return
+	}
+	b.free = slices.Insert(b.free, i, s)
+}
