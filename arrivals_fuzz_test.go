@@ -168,7 +168,7 @@ func (z *arrivals) step(t *testing.T, in *program) {
 // arrive makes a message consume a credit, if there is one.
 func (z *arrivals) arrive(t *testing.T, at int, imm, bytes uint32) {
 	rl := z.q.send.rails.data[at]
-	if !rl.qp.(*verbstest.NullQP).CompleteRecv(imm, bytes, verbs.WCRecvRDMAWithImm) {
+	if !verbstest.CompleteRecv(rl.qp, imm, bytes, verbs.WCRecvRDMAWithImm) {
 		return
 	}
 	var wcs [1]verbs.WC

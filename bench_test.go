@@ -240,7 +240,7 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 // nullReceiver is a virtual queue pair on null queue pairs. The benchmark completes its receives.
 type nullReceiver struct {
 	qp    *ibverbx.VirtualQP
-	rails []*verbstest.NullQP // the notify QP last
+	rails []verbs.QP // the notify QP last
 	seq   uint32
 	recvs []ibverbx.RecvWR
 	wcs   []ibverbx.WC
@@ -269,7 +269,7 @@ func newNullReceiver(tb testing.TB, scheme ibverbx.Scheme) *nullReceiver {
 		if err != nil {
 			tb.Fatal(err)
 		}
-		qps, r.rails = append(qps, qp), append(r.rails, qp.(*verbstest.NullQP))
+		qps, r.rails = append(qps, qp), append(r.rails, qp)
 	}
 	if r.qp, err = ibverbx.NewVirtualQP(vcq, qps[:4], qps[4], ibverbx.Config{Scheme: scheme}); err != nil {
 		tb.Fatal(err)
@@ -296,7 +296,7 @@ func (r *nullReceiver) round(tb testing.TB) {
 			rail, imm = r.rails[i%4], bits.ReverseBytes32(r.seq|1<<31)
 			r.seq = (r.seq + 1) % (1<<24 - 1)
 		}
-		if !rail.CompleteRecv(imm, 8, verbs.WCRecvRDMAWithImm) {
+		if !verbstest.CompleteRecv(rail, imm, 8, verbs.WCRecvRDMAWithImm) {
 			tb.Fatal("no receive posted")
 		}
 	}

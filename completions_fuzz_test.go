@@ -251,7 +251,7 @@ func (z *fuzzed) arrive() {
 	if b>>4&3 == 3 {
 		op = verbs.WCRecv
 	}
-	rl.qp.(*verbstest.NullQP).CompleteRecv(dqplb.Swap(imm), uint32(b), op)
+	verbstest.CompleteRecv(rl.qp, dqplb.Swap(imm), uint32(b), op)
 }
 
 func (z *fuzzed) send(t *testing.T) {

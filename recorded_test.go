@@ -11,7 +11,7 @@ import (
 
 // recordingQP is a null queue pair that records what is posted on it.
 type recordingQP struct {
-	*verbstest.NullQP
+	verbs.QP
 	posts []verbs.SendWR
 	recvs []uint64      // their IDs
 	sgls  [][]verbs.SGE // of the receives
@@ -28,7 +28,12 @@ func (q *recordingQP) Device() verbs.Device {
 	if q.device != nil {
 		return q.device
 	}
-	return q.NullQP.Device()
+	return q.QP.Device()
+}
+
+// CompleteRecv completes the oldest receive that is posted, as if a message had come.
+func (q *recordingQP) CompleteRecv(imm, bytes uint32, op verbs.WCOpcode) bool {
+	return verbstest.CompleteRecv(q.QP, imm, bytes, op)
 }
 
 func (q *recordingQP) Close() error {
@@ -36,7 +41,7 @@ func (q *recordingQP) Close() error {
 	if q.refuseClose != nil {
 		return q.refuseClose
 	}
-	return q.NullQP.Close()
+	return q.QP.Close()
 }
 
 func (q *recordingQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
@@ -47,14 +52,14 @@ func (q *recordingQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if attr.State == verbs.StateErr && q.refuseErr != nil {
 		return q.refuseErr
 	}
-	return q.NullQP.Modify(attr, mask)
+	return q.QP.Modify(attr, mask)
 }
 
 func (q *recordingQP) PostSend(wrs []verbs.SendWR) (int, error) {
 	if q.refuse != nil {
 		return 0, q.refuse
 	}
-	n, err := q.NullQP.PostSend(wrs)
+	n, err := q.QP.PostSend(wrs)
 	for _, wr := range wrs[:n] {
 		wr.SGL, wr.Inline = slices.Clone(wr.SGL), slices.Clone(wr.Inline)
 		q.posts = append(q.posts, wr)
@@ -66,7 +71,7 @@ func (q *recordingQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	if q.refuseRecv != nil {
 		return 0, q.refuseRecv
 	}
-	n, err := q.NullQP.PostRecv(wrs)
+	n, err := q.QP.PostRecv(wrs)
 	for i := range wrs[:n] {
 		q.recvs, q.sgls = append(q.recvs, wrs[i].ID), append(q.sgls, slices.Clone(wrs[i].SGL))
 	}
@@ -131,7 +136,7 @@ func newUnconnected(tb testing.TB, devices, perDevice int, cfg Config) *recorded
 		if err != nil {
 			tb.Fatal(err)
 		}
-		return &recordingQP{NullQP: qp.(*verbstest.NullQP), steps: map[verbs.QPState]verbs.QPAttr{}}
+		return &recordingQP{QP: qp, steps: map[verbs.QPState]verbs.QPAttr{}}
 	}
 	r := &recorded{}
 	var qps []verbs.QP

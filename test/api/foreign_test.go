@@ -102,7 +102,7 @@ func TestQueuePairsOfAnotherProviderAreRefused(t *testing.T) {
 
 // mutePort is a device that does not always say how long a message its port takes.
 type mutePort struct {
-	*verbstest.NullDevice
+	verbs.Device
 	mute  int    // questions that get no answer
 	most  uint32 // bytes of the longest message that it takes; 0: it does not say
 	asked int    // questions so far
@@ -116,18 +116,18 @@ func (d *mutePort) QueryPort(port int) (verbs.PortAttr, error) {
 		d.mute--
 		return verbs.PortAttr{}, errMute
 	}
-	attr, err := d.NullDevice.QueryPort(port)
+	attr, err := d.Device.QueryPort(port)
 	attr.MaxMsgSize = d.most
 	return attr, err
 }
 
 func (d *mutePort) AllocPD() (verbs.PD, error) {
-	pd, err := d.NullDevice.AllocPD()
+	pd, err := d.Device.AllocPD()
 	return mutePD{pd, d}, err
 }
 
 func (d *mutePort) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
-	cq, err := d.NullDevice.CreateCQ(cfg)
+	cq, err := d.Device.CreateCQ(cfg)
 	return muteCQ{cq, d}, err
 }
 
@@ -159,7 +159,7 @@ func (p mutePD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 // While a port does not say how long a message it takes, no virtual queue pair is made: its
 // fragments might be longer than that.
 func TestPortThatDoesNotAnswer(t *testing.T) {
-	d := &mutePort{NullDevice: verbstest.NewNull(1).Device(0), mute: 1, most: 4096}
+	d := &mutePort{Device: verbstest.NewNull(1).Device(0), mute: 1, most: 4096}
 	_, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{})
 	if !errors.Is(err, errMute) || !strings.Contains(err.Error(), "null0 port 1") {
 		t.Errorf("the port does not answer: %v", err)
@@ -189,8 +189,8 @@ func TestFragmentsFitEveryPort(t *testing.T) {
 		{[2]uint32{8192, 4096}, 4096}, {[2]uint32{ours + 1, ours - 1}, ours - 1},
 	} {
 		null := verbstest.NewNull(2)
-		devs := [2]*mutePort{{NullDevice: null.Device(0), most: c.ports[0]},
-			{NullDevice: null.Device(1), most: c.ports[1]}}
+		devs := [2]*mutePort{{Device: null.Device(0), most: c.ports[0]},
+			{Device: null.Device(1), most: c.ports[1]}}
 		q, err := ibverbx.Open([]verbs.Device{devs[0], devs[1]},
 			ibverbx.Config{QPsPerDevice: 2, FragmentSize: ours})
 		if err != nil {

@@ -15,7 +15,7 @@ import (
 // portDevice is a device of many ports with a default port. It records with which ports its queue
 // pairs are configured.
 type portDevice struct {
-	*verbstest.NullDevice
+	verbs.Device
 	port  int
 	gids  []verbs.GIDEntry // the GID table; nil for that of the null device
 	index []uint8          // the entries of it that address handles name
@@ -32,7 +32,7 @@ func (d *portDevice) DefaultPort() int { return d.port }
 
 func (d *portDevice) QueryPort(port int) (verbs.PortAttr, error) {
 	d.asked = append(d.asked, port)
-	attr, err := d.NullDevice.QueryPort(1)
+	attr, err := d.Device.QueryPort(1)
 	if d.gids != nil {
 		attr.GIDTableLen = len(d.gids)
 	}
@@ -47,16 +47,16 @@ func (d *portDevice) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	if d.gids != nil {
 		return d.gids[index], nil
 	}
-	return d.NullDevice.QueryGID(1, index)
+	return d.Device.QueryGID(1, index)
 }
 
 func (d *portDevice) AllocPD() (verbs.PD, error) {
-	pd, err := d.NullDevice.AllocPD()
+	pd, err := d.Device.AllocPD()
 	return portPD{pd, d}, err
 }
 
 func (d *portDevice) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
-	cq, err := d.NullDevice.CreateCQ(cfg)
+	cq, err := d.Device.CreateCQ(cfg)
 	return portCQ{cq, d}, err
 }
 
@@ -112,8 +112,8 @@ func TestDefaultPort(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			null := verbstest.NewNull(2)
-			devs := [2]*portDevice{{NullDevice: null.Device(0), port: 3},
-				{NullDevice: null.Device(1), port: 1}}
+			devs := [2]*portDevice{{Device: null.Device(0), port: 3},
+				{Device: null.Device(1), port: 1}}
 			q, err := ibverbx.Open([]verbs.Device{devs[0], devs[1]},
 				ibverbx.Config{QPsPerDevice: 2, Conn: ibverbx.ConnConfig{Port: c.conn}})
 			if err != nil {
@@ -175,7 +175,7 @@ func TestGIDChoice(t *testing.T) {
 			for i := range table {
 				table[i].Index = i
 			}
-			d := &portDevice{NullDevice: verbstest.NewNull(1).Device(0), port: 1, gids: table}
+			d := &portDevice{Device: verbstest.NewNull(1).Device(0), port: 1, gids: table}
 			q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{})
 			if err != nil {
 				t.Fatal(err)
@@ -196,7 +196,7 @@ func TestGIDChoice(t *testing.T) {
 // A configured GID index whose entry is empty is refused with its index, before a card without an
 // address goes to the peer.
 func TestEmptyGID(t *testing.T) {
-	d := &portDevice{NullDevice: verbstest.NewNull(1).Device(0), port: 1, gids: make([]verbs.GIDEntry, 4)}
+	d := &portDevice{Device: verbstest.NewNull(1).Device(0), port: 1, gids: make([]verbs.GIDEntry, 4)}
 	q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{Conn: ibverbx.ConnConfig{GIDIndex: 3}})
 	if err != nil {
 		t.Fatal(err)
@@ -240,7 +240,7 @@ func TestUnreadableGIDs(t *testing.T) {
 		for i := range gids {
 			gids[i].Index = i
 		}
-		d := &portDevice{NullDevice: verbstest.NewNull(1).Device(0), port: 1, gids: gids,
+		d := &portDevice{Device: verbstest.NewNull(1).Device(0), port: 1, gids: gids,
 			unreadable: c.unreadable}
 		cfg := ibverbx.Config{Conn: ibverbx.ConnConfig{GIDIndex: c.index}}
 		q, err := ibverbx.Open([]verbs.Device{d}, cfg)

@@ -9,14 +9,14 @@ import (
 
 // Null is a provider that does nothing, fast: a post succeeds when the queue has room, its
 // completion can be polled at once, and no data moves. Benchmarks over it measure the library
-// above. Receives complete when [NullQP.CompleteRecv] says so.
+// above. Receives complete when [CompleteRecv] says so.
 //
 // It is not safe for concurrent use: neither an object, nor two objects of one device. Keys and
 // addresses are made up and never checked; of a request only the opcode, the flags and the length
 // of an inline payload matter.
 type Null struct {
 	_       guard.NoCopy
-	devices []*NullDevice
+	devices []*nullDevice
 }
 
 // NewNull makes a provider with so many devices, null0, null1 and so on.
@@ -26,7 +26,7 @@ func NewNull(devices int) *Null {
 	}
 	p := &Null{}
 	for i := range devices {
-		p.devices = append(p.devices, &NullDevice{id: verbs.DeviceID(i), nextAddr: nullBase})
+		p.devices = append(p.devices, &nullDevice{id: verbs.DeviceID(i), nextAddr: nullBase})
 	}
 	return p
 }
@@ -44,7 +44,14 @@ func (p *Null) Devices() ([]verbs.Device, error) {
 }
 
 // Device returns one device.
-func (p *Null) Device(i int) *NullDevice { return p.devices[i] }
+func (p *Null) Device(i int) verbs.Device { return p.devices[i] }
+
+// Publish raises an event of a device, which it fills in. Nothing else raises one.
+func (p *Null) Publish(device int, e verbs.Event) {
+	d := p.devices[device]
+	e.Device = d
+	d.watchers.Publish(e)
+}
 
 // Close returns verbs.ErrBusy while objects made from the devices are open.
 func (p *Null) Close() error {
@@ -68,8 +75,8 @@ const (
 	nullGIDCount = 1
 )
 
-// NullDevice is a device of a [Null].
-type NullDevice struct {
+// nullDevice is a device of a Null.
+type nullDevice struct {
 	_        guard.NoCopy
 	id       verbs.DeviceID
 	nextAddr uint64
@@ -77,30 +84,24 @@ type NullDevice struct {
 	open     int
 	// qps holds every queue pair ever made, by number less nullFirstQP. A poll finds its queue pair
 	// here.
-	qps      []*NullQP
+	qps      []*nullQP
 	watchers verbs.Watchers
 }
 
 // ID is the device's index in the provider.
-func (d *NullDevice) ID() verbs.DeviceID { return d.id }
+func (d *nullDevice) ID() verbs.DeviceID { return d.id }
 
 // Name is null and the index.
-func (d *NullDevice) Name() string { return fmt.Sprintf("null%d", d.id) }
+func (d *nullDevice) Name() string { return fmt.Sprintf("null%d", d.id) }
 
 // DefaultPort is 1, the only one.
-func (d *NullDevice) DefaultPort() int { return 1 }
+func (d *nullDevice) DefaultPort() int { return 1 }
 
-// Watch sends to c what [NullDevice.Publish] is given.
-func (d *NullDevice) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
-
-// Publish raises an event of the device, whose Device it fills in. Nothing else raises one.
-func (d *NullDevice) Publish(e verbs.Event) {
-	e.Device = d
-	d.watchers.Publish(e)
-}
+// Watch sends to c what [Null.Publish] is given.
+func (d *nullDevice) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
 
 // Query describes the device.
-func (d *NullDevice) Query() (verbs.DeviceAttr, error) {
+func (d *nullDevice) Query() (verbs.DeviceAttr, error) {
 	return verbs.DeviceAttr{
 		Firmware: "null", NodeGUID: uint64(d.id) + 1, Ports: 1, MaxQP: 1 << 20, MaxQPWR: nullMaxQPWR,
 		MaxSGE: nullMaxSGE,
@@ -110,7 +111,7 @@ func (d *NullDevice) Query() (verbs.DeviceAttr, error) {
 }
 
 // QueryPort describes port 1.
-func (d *NullDevice) QueryPort(port int) (verbs.PortAttr, error) {
+func (d *nullDevice) QueryPort(port int) (verbs.PortAttr, error) {
 	if port != 1 {
 		return verbs.PortAttr{}, d.err("query port", verbs.ErrInvalid,
 			fmt.Sprintf("port %d, there is only port 1", port))
@@ -122,7 +123,7 @@ func (d *NullDevice) QueryPort(port int) (verbs.PortAttr, error) {
 }
 
 // QueryGID reads the only entry of the table.
-func (d *NullDevice) QueryGID(port, index int) (verbs.GIDEntry, error) {
+func (d *nullDevice) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	if port != 1 || index != 0 {
 		return verbs.GIDEntry{}, d.err("query gid", verbs.ErrInvalid,
 			fmt.Sprintf("port %d index %d, there is only port 1 index 0", port, index))
@@ -132,28 +133,28 @@ func (d *NullDevice) QueryGID(port, index int) (verbs.GIDEntry, error) {
 }
 
 // AllocPD makes a protection domain.
-func (d *NullDevice) AllocPD() (verbs.PD, error) {
+func (d *nullDevice) AllocPD() (verbs.PD, error) {
 	d.open++
-	return &NullPD{dev: d}, nil
+	return &nullPD{dev: d}, nil
 }
 
-func (d *NullDevice) err(op string, err error, detail string) error {
+func (d *nullDevice) err(op string, err error, detail string) error {
 	return &verbs.OpError{Op: op, Device: d.Name(), Detail: detail, Err: err}
 }
 
-// NullPD is a protection domain of a [Null].
-type NullPD struct {
+// nullPD is a protection domain of a Null.
+type nullPD struct {
 	_      guard.NoCopy
-	dev    *NullDevice
+	dev    *nullDevice
 	users  int
 	closed bool
 }
 
 // Device is the domain's device.
-func (p *NullPD) Device() verbs.Device { return p.dev }
+func (p *nullPD) Device() verbs.Device { return p.dev }
 
 // RegisterMR makes up an address and keys for buf.
-func (p *NullPD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
+func (p *nullPD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
 	d := p.dev
 	switch {
 	case p.closed:
@@ -163,7 +164,7 @@ func (p *NullPD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, err
 	case len(buf) == 0:
 		return nil, d.err("register", verbs.ErrInvalid, "no bytes")
 	}
-	m := &NullMR{pd: p, addr: d.nextAddr, len: uint64(len(buf)), key: (uint32(d.id)+1)<<24 | d.nextKey<<8}
+	m := &nullMR{pd: p, addr: d.nextAddr, len: uint64(len(buf)), key: (uint32(d.id)+1)<<24 | d.nextKey<<8}
 	d.nextAddr += (m.len + nullPage - 1) &^ (nullPage - 1)
 	d.nextKey++
 	d.open++
@@ -172,7 +173,7 @@ func (p *NullPD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, err
 }
 
 // Close returns verbs.ErrBusy while regions or queue pairs of the domain are open.
-func (p *NullPD) Close() error {
+func (p *nullPD) Close() error {
 	if p.closed {
 		return p.dev.err("close protection domain", verbs.ErrClosed, "")
 	}
@@ -185,10 +186,10 @@ func (p *NullPD) Close() error {
 	return nil
 }
 
-// NullMR is a memory region of a [Null]. Its address is not that of the memory.
-type NullMR struct {
+// nullMR is a memory region of a Null. Its address is not that of the memory.
+type nullMR struct {
 	_      guard.NoCopy
-	pd     *NullPD
+	pd     *nullPD
 	addr   uint64
 	len    uint64
 	key    uint32
@@ -196,19 +197,19 @@ type NullMR struct {
 }
 
 // Addr is the made-up address of the first byte.
-func (m *NullMR) Addr() uint64 { return m.addr }
+func (m *nullMR) Addr() uint64 { return m.addr }
 
 // Len is the size in bytes.
-func (m *NullMR) Len() uint64 { return m.len }
+func (m *nullMR) Len() uint64 { return m.len }
 
 // LKey is the local key.
-func (m *NullMR) LKey() uint32 { return m.key }
+func (m *nullMR) LKey() uint32 { return m.key }
 
 // RKey is the remote key; it differs from the local one.
-func (m *NullMR) RKey() uint32 { return m.key | 1 }
+func (m *nullMR) RKey() uint32 { return m.key | 1 }
 
 // Close deregisters the region.
-func (m *NullMR) Close() error {
+func (m *nullMR) Close() error {
 	if m.closed {
 		return m.pd.dev.err("deregister", verbs.ErrClosed, "")
 	}

@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// nullQP makes a queue pair in RTS with one completion queue.
-func nullQP(tb testing.TB, c verbs.QPCap) (*NullQP, verbs.CQ) {
+// newNullQP makes a queue pair in RTS with one completion queue.
+func newNullQP(tb testing.TB, c verbs.QPCap) (*nullQP, verbs.CQ) {
 	tb.Helper()
 	dev := NewNull(1).Device(0)
 	pd, _ := dev.AllocPD()
@@ -26,11 +26,11 @@ func nullQP(tb testing.TB, c verbs.QPCap) (*NullQP, verbs.CQ) {
 			tb.Fatal(err)
 		}
 	}
-	return qp.(*NullQP), cq
+	return qp.(*nullQP), cq
 }
 
 func TestNull(t *testing.T) {
-	qp, cq := nullQP(t, verbs.QPCap{MaxSendWR: 4, MaxRecvWR: 2})
+	qp, cq := newNullQP(t, verbs.QPCap{MaxSendWR: 4, MaxRecvWR: 2})
 	wcs := make([]verbs.WC, 8)
 
 	wrs := []verbs.SendWR{
@@ -71,8 +71,8 @@ func TestNull(t *testing.T) {
 	if err := cq.Arm(false); err != nil {
 		t.Fatal(err)
 	}
-	if !qp.CompleteRecv(7, 100, verbs.WCRecvRDMAWithImm) || !qp.CompleteRecv(0, 5, verbs.WCRecv) ||
-		qp.CompleteRecv(0, 0, verbs.WCRecv) {
+	if !CompleteRecv(qp, 7, 100, verbs.WCRecvRDMAWithImm) || !CompleteRecv(qp, 0, 5, verbs.WCRecv) ||
+		CompleteRecv(qp, 0, 0, verbs.WCRecv) {
 		t.Fatal("two receives are posted")
 	}
 	select {
@@ -107,13 +107,13 @@ func TestNullPublish(t *testing.T) {
 	null := NewNull(2)
 	c := make(chan verbs.Event, 1)
 	stop := null.Device(1).Watch(c)
-	null.Device(0).Publish(verbs.Event{Type: verbs.EventPortErr, Port: 1}) // another device
-	null.Device(1).Publish(verbs.Event{Type: verbs.EventPortActive, Port: 1})
+	null.Publish(0, verbs.Event{Type: verbs.EventPortErr, Port: 1}) // another device
+	null.Publish(1, verbs.Event{Type: verbs.EventPortActive, Port: 1})
 	if got, want := (<-c).String(), "null1 port 1: port active"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	stop()
-	null.Device(1).Publish(verbs.Event{})
+	null.Publish(1, verbs.Event{})
 	if len(c) != 0 {
 		t.Error("an event after stop")
 	}
@@ -124,7 +124,7 @@ func BenchmarkNull(b *testing.B) {
 	const batch = 64
 	bench := func(name string, post, poll bool) {
 		b.Run(name, func(b *testing.B) {
-			null, cq := nullQP(b, verbs.QPCap{})
+			null, cq := newNullQP(b, verbs.QPCap{})
 			var qp verbs.QP = null
 			sge := []verbs.SGE{{Addr: 1 << 32, Length: 4096, LKey: 1}}
 			wrs := make([]verbs.SendWR, batch)
@@ -155,7 +155,7 @@ func BenchmarkNull(b *testing.B) {
 		})
 	}
 	b.Run("receive", func(b *testing.B) {
-		null, cq := nullQP(b, verbs.QPCap{})
+		null, cq := newNullQP(b, verbs.QPCap{})
 		var qp verbs.QP = null
 		wrs := make([]verbs.RecvWR, batch)
 		wcs := make([]verbs.WC, batch)
@@ -165,7 +165,7 @@ func BenchmarkNull(b *testing.B) {
 				b.Fatal(n)
 			}
 			for range batch {
-				null.CompleteRecv(1, 2, verbs.WCRecvRDMAWithImm)
+				CompleteRecv(null, 1, 2, verbs.WCRecvRDMAWithImm)
 			}
 			if n, _ := cq.Poll(wcs); n != batch {
 				b.Fatal(n)

@@ -8,14 +8,14 @@ import (
 	"ibverbx/verbs"
 )
 
-// NullCQ is a completion queue of a [Null].
-type NullCQ struct {
+// nullCQ is a completion queue of a Null.
+type nullCQ struct {
 	_ guard.NoCopy
 	// The entries between head and tail, counted without end, are to be polled. The ring's size is
 	// a power of two and 0 <= tail-head <= len(ring).
 	ring       []nullWC
 	head, tail uint
-	dev        *NullDevice
+	dev        *nullDevice
 	armed      bool
 	channel    *verbs.CompChannel
 	recvOnly   bool // armed for solicited completions: here the receives
@@ -26,7 +26,7 @@ type NullCQ struct {
 // nullWC is what a completion needs: half a cache line.
 type nullWC struct {
 	id      uint64
-	qp      uint32 // index into NullDevice.qps
+	qp      uint32 // index into nullDevice.qps
 	frees   uint32 // slots of the send queue that are free again once it is polled
 	imm     uint32
 	byteLen uint32
@@ -36,7 +36,7 @@ type nullWC struct {
 }
 
 // CreateCQ makes a completion queue, its depth rounded up to a power of two.
-func (d *NullDevice) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
+func (d *nullDevice) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
 	if cfg.Depth == 0 {
 		cfg.Depth = 256
 	}
@@ -45,20 +45,20 @@ func (d *NullDevice) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
 			fmt.Sprintf("depth %d, possible are 1 to %d", cfg.Depth, nullMaxCQE))
 	}
 	d.open++
-	return &NullCQ{dev: d, channel: cfg.Channel, ring: make([]nullWC, 1<<bits.Len(uint(cfg.Depth-1)))}, nil
+	return &nullCQ{dev: d, channel: cfg.Channel, ring: make([]nullWC, 1<<bits.Len(uint(cfg.Depth-1)))}, nil
 }
 
 // Device is the queue's device.
-func (c *NullCQ) Device() verbs.Device { return c.dev }
+func (c *nullCQ) Device() verbs.Device { return c.dev }
 
 // Depth is how many completions it holds.
-func (c *NullCQ) Depth() int { return len(c.ring) }
+func (c *nullCQ) Depth() int { return len(c.ring) }
 
 // Channel is the one given at creation.
-func (c *NullCQ) Channel() *verbs.CompChannel { return c.channel }
+func (c *nullCQ) Channel() *verbs.CompChannel { return c.channel }
 
 // Poll moves completions into wcs.
-func (c *NullCQ) Poll(wcs []verbs.WC) (int, error) {
+func (c *nullCQ) Poll(wcs []verbs.WC) (int, error) {
 	if c.closed {
 		return 0, c.dev.err("poll", verbs.ErrClosed, "")
 	}
@@ -88,7 +88,7 @@ func (c *NullCQ) Poll(wcs []verbs.WC) (int, error) {
 }
 
 // Arm asks for an event. With solicitedOnly, any receive raises it.
-func (c *NullCQ) Arm(solicitedOnly bool) error {
+func (c *nullCQ) Arm(solicitedOnly bool) error {
 	switch {
 	case c.closed:
 		return c.dev.err("arm", verbs.ErrClosed, "")
@@ -101,7 +101,7 @@ func (c *NullCQ) Arm(solicitedOnly bool) error {
 }
 
 // signal raises the event that Arm asked for.
-func (c *NullCQ) signal(recv bool) {
+func (c *nullCQ) signal(recv bool) {
 	if c.recvOnly && !recv {
 		return
 	}
@@ -110,7 +110,7 @@ func (c *NullCQ) signal(recv bool) {
 }
 
 // push adds an entry and reports whether there was room.
-func (c *NullCQ) push(e nullWC) bool {
+func (c *nullCQ) push(e nullWC) bool {
 	if c.tail-c.head == uint(len(c.ring)) {
 		return false
 	}
@@ -120,7 +120,7 @@ func (c *NullCQ) push(e nullWC) bool {
 }
 
 // purge drops the entries of a queue pair that was reset or closed.
-func (c *NullCQ) purge(qp uint32) {
+func (c *nullCQ) purge(qp uint32) {
 	mask := uint(len(c.ring) - 1)
 	kept := c.head
 	for i := c.head; i != c.tail; i++ {
@@ -133,7 +133,7 @@ func (c *NullCQ) purge(qp uint32) {
 }
 
 // Close returns verbs.ErrBusy while queue pairs use the queue.
-func (c *NullCQ) Close() error {
+func (c *nullCQ) Close() error {
 	if c.closed {
 		return c.dev.err("close completion queue", verbs.ErrClosed, "")
 	}

@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// NullQP is a queue pair of a [Null].
-type NullQP struct {
+// nullQP is a queue pair of a Null.
+type nullQP struct {
 	_        guard.NoCopy
 	state    verbs.QPState
 	sendFree int // free slots of the send queue, from 0 to its capacity
@@ -17,8 +17,8 @@ type NullQP struct {
 	// completion of the next signaled one is polled.
 	unsignaled uint32
 	signal     verbs.SendFlags // or-ed into every request's flags
-	index      uint32          // into NullDevice.qps
-	sendCQ     *NullCQ
+	index      uint32          // into nullDevice.qps
+	sendCQ     *nullCQ
 	errFull    *verbs.OpError // made once, so that a full queue costs no allocation
 	attr       verbs.QPAttr
 
@@ -26,18 +26,18 @@ type NullQP struct {
 	// ring's size is a power of two and 0 <= recvTail-recvHead <= cap.MaxRecvWR <= len(recvs).
 	recvs              []uint64
 	recvHead, recvTail uint
-	recvCQ             *NullCQ
+	recvCQ             *nullCQ
 
-	pd     *NullPD
+	pd     *nullPD
 	cap    verbs.QPCap
 	closed bool
 }
 
 // CreateQP makes a queue pair.
-func (p *NullPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
+func (p *nullPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	d := p.dev
-	sendCQ, ok1 := cfg.SendCQ.(*NullCQ)
-	recvCQ, ok2 := cfg.RecvCQ.(*NullCQ)
+	sendCQ, ok1 := cfg.SendCQ.(*nullCQ)
+	recvCQ, ok2 := cfg.RecvCQ.(*nullCQ)
 	c := cfg.Cap.WithDefaults()
 	switch {
 	case p.closed:
@@ -52,7 +52,7 @@ func (p *NullPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 		max(c.MaxSendSGE, c.MaxRecvSGE) > nullMaxSGE || c.MaxInline > nullMaxInl:
 		return nil, d.err("create queue pair", verbs.ErrInvalid, fmt.Sprintf("capacity %+v", c))
 	}
-	q := &NullQP{
+	q := &nullQP{
 		pd: p, cap: c, sendCQ: sendCQ, recvCQ: recvCQ, sendFree: c.MaxSendWR, index: uint32(len(d.qps)),
 		recvs: make([]uint64, 1<<bits.Len(uint(c.MaxRecvWR-1))),
 	}
@@ -69,19 +69,19 @@ func (p *NullPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 }
 
 // Device is the queue pair's device.
-func (q *NullQP) Device() verbs.Device { return q.pd.dev }
+func (q *nullQP) Device() verbs.Device { return q.pd.dev }
 
 // Num is the queue pair's number.
-func (q *NullQP) Num() uint32 { return q.index + nullFirstQP }
+func (q *nullQP) Num() uint32 { return q.index + nullFirstQP }
 
 // Cap says how large the queues are.
-func (q *NullQP) Cap() verbs.QPCap { return q.cap }
+func (q *nullQP) Cap() verbs.QPCap { return q.cap }
 
 // State is the present state.
-func (q *NullQP) State() verbs.QPState { return q.state }
+func (q *nullQP) State() verbs.QPState { return q.state }
 
 // Query returns the attributes that were set.
-func (q *NullQP) Query() (verbs.QPAttr, error) {
+func (q *nullQP) Query() (verbs.QPAttr, error) {
 	if q.closed {
 		return verbs.QPAttr{}, q.err("query", verbs.ErrClosed)
 	}
@@ -92,7 +92,7 @@ func (q *NullQP) Query() (verbs.QPAttr, error) {
 
 // Modify changes the state if the state table allows it, and keeps the attributes. To ERR flushes
 // the receives.
-func (q *NullQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+func (q *nullQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if q.closed {
 		return q.err("modify", verbs.ErrClosed)
 	}
@@ -118,7 +118,7 @@ func (q *NullQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	return nil
 }
 
-func (q *NullQP) reset() {
+func (q *nullQP) reset() {
 	q.sendFree, q.unsignaled = q.cap.MaxSendWR, 0
 	q.recvHead, q.recvTail = 0, 0
 	q.sendCQ.purge(q.index)
@@ -138,7 +138,7 @@ var nullOpcode = [8]uint8{
 
 // PostSend completes the requests. A full send queue or completion queue ends the batch with
 // verbs.ErrQueueFull.
-func (q *NullQP) PostSend(wrs []verbs.SendWR) (int, error) {
+func (q *nullQP) PostSend(wrs []verbs.SendWR) (int, error) {
 	if q.state != verbs.StateRTS {
 		return q.postSendSlow(wrs)
 	}
@@ -190,7 +190,7 @@ func (q *NullQP) PostSend(wrs []verbs.SendWR) (int, error) {
 }
 
 // postSendSlow refuses the requests, or flushes them in ERR.
-func (q *NullQP) postSendSlow(wrs []verbs.SendWR) (int, error) {
+func (q *nullQP) postSendSlow(wrs []verbs.SendWR) (int, error) {
 	switch {
 	case q.closed:
 		return 0, q.err("post send", verbs.ErrClosed)
@@ -212,8 +212,8 @@ func (q *NullQP) postSendSlow(wrs []verbs.SendWR) (int, error) {
 	return len(wrs), nil
 }
 
-// PostRecv remembers the receives; [NullQP.CompleteRecv] completes them.
-func (q *NullQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
+// PostRecv remembers the receives; CompleteRecv completes them.
+func (q *nullQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	if q.state == verbs.StateReset || q.closed {
 		if q.closed {
 			return 0, q.err("post receive", verbs.ErrClosed)
@@ -236,10 +236,12 @@ func (q *NullQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	return n, nil
 }
 
-// CompleteRecv completes the oldest posted receive, as if a message had come, and reports whether
-// there was one and the completion queue had room. With verbs.WCRecvRDMAWithImm the completion
-// carries imm; with verbs.WCRecv it does when imm is not zero.
-func (q *NullQP) CompleteRecv(imm, byteLen uint32, op verbs.WCOpcode) bool {
+// CompleteRecv completes the oldest receive that is posted on a queue pair of [Null], as if a
+// message had come, and reports whether there was one and the completion queue had room. With
+// [verbs.WCRecvRDMAWithImm] the completion carries imm; with [verbs.WCRecv] it does when imm is not
+// zero.
+func CompleteRecv(qp verbs.QP, imm, byteLen uint32, op verbs.WCOpcode) bool {
+	q := qp.(*nullQP)
 	cq := q.recvCQ
 	if q.recvHead == q.recvTail || cq.tail-cq.head == uint(len(cq.ring)) {
 		return false
@@ -265,7 +267,7 @@ func (q *NullQP) CompleteRecv(imm, byteLen uint32, op verbs.WCOpcode) bool {
 }
 
 // flushRecvs completes the posted receives as flushed.
-func (q *NullQP) flushRecvs() {
+func (q *nullQP) flushRecvs() {
 	for q.recvHead != q.recvTail {
 		e := nullWC{id: q.recvs[q.recvHead&uint(len(q.recvs)-1)], qp: q.index,
 			status: uint8(verbs.StatusWRFlushErr)}
@@ -280,7 +282,7 @@ func (q *NullQP) flushRecvs() {
 }
 
 // Close destroys the queue pair and drops its completions.
-func (q *NullQP) Close() error {
+func (q *nullQP) Close() error {
 	if q.closed {
 		return q.err("close queue pair", verbs.ErrClosed)
 	}
@@ -294,15 +296,15 @@ func (q *NullQP) Close() error {
 	return nil
 }
 
-func (q *NullQP) err(op string, err error) error {
+func (q *nullQP) err(op string, err error) error {
 	return &verbs.OpError{Op: op, Device: q.pd.dev.Name(), QPNum: q.Num(), Err: err}
 }
 
 var (
 	_ verbs.Provider = (*Null)(nil)
-	_ verbs.Device   = (*NullDevice)(nil)
-	_ verbs.PD       = (*NullPD)(nil)
-	_ verbs.MR       = (*NullMR)(nil)
-	_ verbs.CQ       = (*NullCQ)(nil)
-	_ verbs.QP       = (*NullQP)(nil)
+	_ verbs.Device   = (*nullDevice)(nil)
+	_ verbs.PD       = (*nullPD)(nil)
+	_ verbs.MR       = (*nullMR)(nil)
+	_ verbs.CQ       = (*nullCQ)(nil)
+	_ verbs.QP       = (*nullQP)(nil)
 )
