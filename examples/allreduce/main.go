@@ -4,8 +4,8 @@
 //	go run ./cmd/ibverbx run -n 4 ./allreduce
 //
 // It runs unchanged under srun, mpirun, torchrun, or as a Kubernetes job (allreduce.yaml): package
-// job finds out which process it is. The processes use the hosts' RDMA NICs, and UDP sockets where
-// there are none.
+// job finds out which process it is. The processes use the hosts' RDMA NICs, or UDP sockets if there
+// are none.
 package main
 
 import (
@@ -35,7 +35,7 @@ func main() {
 
 // run joins the job, does this process's part, and leaves when all are done.
 func run(ctx context.Context, length int) error {
-	j, err := job.Join(ctx, job.Config{}) // the environment says which process this is
+	j, err := job.Join(ctx, job.Config{}) // finds this process's rank in the environment
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func run(ctx context.Context, length int) error {
 	}
 	if err != nil {
 		before := j.Err() // another process has failed before this one
-		j.Fail(err)       // the others need not find out by themselves
+		j.Fail(err)       // tells the others why
 		return errors.Join(err, before)
 	}
 	return j.Close()
@@ -68,7 +68,7 @@ func reduce(ctx context.Context, j *job.Job, length int) error {
 		return err
 	}
 	cfg := shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather, HeapSize: 1 << 20}
-	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric // the job says who has died
+	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric // the job reports who has died
 	pe, err := shmem.Join(ctx, dom, cfg)
 	if err != nil {
 		return err

@@ -4,7 +4,7 @@
 //	go build -o halo ./examples/halo
 //	go run ./cmd/ibverbx run -n 4 ./halo
 //
-// As examples/allreduce it runs unchanged under srun, mpirun, torchrun, or as a Kubernetes job.
+// Like examples/allreduce it runs unchanged under srun, mpirun, torchrun, or as a Kubernetes job.
 package main
 
 import (
@@ -31,7 +31,7 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	j, err := job.Join(ctx, job.Config{}) // the environment says which process this is
+	j, err := job.Join(ctx, job.Config{}) // finds this process's rank in the environment
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func main() {
 	}
 	if err != nil {
 		before := j.Err() // another process has failed before this one
-		j.Fail(err)       // the others need not find out by themselves
+		j.Fail(err)       // tells the others why
 		log.Fatal(errors.Join(err, before))
 	}
 	if err := j.Close(); err != nil {
@@ -50,7 +50,7 @@ func main() {
 	}
 }
 
-// run makes this process a PE, over the NICs that reach the others.
+// run makes this process a PE over the NICs that reach the others.
 func run(ctx context.Context, j *job.Job) error {
 	host, err := nics.Open(nics.Config{})
 	if err != nil {
@@ -65,7 +65,7 @@ func run(ctx context.Context, j *job.Job) error {
 		return err
 	}
 	cfg := shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather}
-	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric // the job says who has died
+	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric // the job reports who has died
 	pe, err := shmem.Join(ctx, dom, cfg)
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func run(ctx context.Context, j *job.Job) error {
 // diffuse computes this PE's rows, and compares them with those of a single process.
 func diffuse(ctx context.Context, pe *shmem.PE) error {
 	// The neighbours' rows arrive here, from above and from below. Odd and even steps use different
-	// places: a neighbour may be one step ahead, and never two, as it needs a row of this PE.
+	// places: a neighbour may be one step ahead, but not two, because it needs a row of this PE.
 	halo, err := shmem.Alloc[float64](ctx, pe, 4*width)
 	if err != nil {
 		return err
@@ -119,7 +119,7 @@ func diffuse(ctx context.Context, pe *shmem.PE) error {
 	return nil
 }
 
-// flow computes a step: every cell but the outermost takes up heat from its neighbours.
+// flow computes a step: every cell except the outermost takes heat from its neighbours.
 func flow(dst, src []float64) {
 	for i := width; i < len(src)-width; i++ {
 		if x := i % width; x > 0 && x < width-1 {

@@ -1,8 +1,8 @@
 // Scatter-gather: one request moves many pieces of memory.
 //
-// A tile of a picture is not contiguous: each of its rows is a piece of its own. One write gathers
-// a tile into contiguous memory of the peer, one read scatters it into another picture, and one
-// SEND gathers a message whose header and body the receiver gets in two buffers.
+// A tile of a picture is not contiguous: each of its rows is a separate piece. One write gathers a
+// tile into contiguous memory of the peer, one read scatters it into another picture, and one SEND
+// gathers a message whose header and body the receiver gets in two buffers.
 package main
 
 import (

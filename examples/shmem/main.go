@@ -1,8 +1,8 @@
-// SHMEM: heat flows along a ring of 4,000 cells, of which each of four PEs has a quarter.
+// SHMEM: heat flows along a ring of 4,000 cells. Each of four PEs has a quarter of the cells.
 //
 // In each step every PE puts its first and last cell into its neighbours' symmetric heaps, with a
-// signal; when a neighbour's signal has come, so has its cell. No PE waits for any but its
-// neighbours. At the end PE 0 gathers all cells and compares them with what one processor computes.
+// signal; when a neighbour's signal has arrived, so has its cell. A PE waits only for its neighbours.
+// At the end PE 0 gathers all cells and compares them with the result of one processor.
 package main
 
 import (
@@ -45,7 +45,7 @@ func run(ctx context.Context) error {
 		}
 		domains = append(domains, dom)
 	}
-	// The PEs are goroutines of this process; PEs of several processes call shmem.Join each.
+	// The PEs are goroutines of this process. PEs in several processes each call shmem.Join.
 	world, err := shmem.NewLocal(ctx, shmem.Config{HeapSize: 1 << 20}, domains...)
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func run(ctx context.Context) error {
 // diffuse is what every PE runs.
 func diffuse(ctx context.Context, pe *shmem.PE) error {
 	// The neighbours' cells arrive here. Odd and even steps use different places: a neighbour may
-	// be one step ahead, and never two, because its next step needs a cell of this PE.
+	// be one step ahead, but not two, because its next step needs a cell of this PE.
 	halo, err := shmem.Alloc[float64](ctx, pe, 4)
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func diffuse(ctx context.Context, pe *shmem.PE) error {
 	return nil
 }
 
-// flow computes a step: every cell but the outermost takes up heat from its neighbours.
+// flow computes a step: every cell except the outermost takes heat from its neighbours.
 func flow(dst, src []float64) {
 	for i := 1; i < len(src)-1; i++ {
 		dst[i] = src[i] + 0.25*(src[i-1]-2*src[i]+src[i+1])

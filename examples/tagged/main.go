@@ -1,10 +1,10 @@
-// Tagged messages: a coordinator gives three workers 8 MiB of numbers each, and takes their sums in
-// the order in which they come.
+// Tagged messages: a coordinator sends 8 MiB of numbers to each of three workers, and receives their
+// sums in the order in which they arrive.
 //
-// A tag says what a message is and whom it concerns: the kind in the upper 32 bits, the worker in
-// the lower ones. The coordinator receives sums of any worker with one tag and a mask. The numbers
-// are long messages, which each worker's NIC reads from the coordinator's memory; the sums are
-// short ones, which are copied.
+// A tag has the kind of a message in its upper 32 bits and the worker in the lower ones. The
+// coordinator receives sums from any worker with one tag and a mask. The numbers are long messages,
+// which each worker's NIC reads from the coordinator's memory; the sums are short messages, which
+// are copied.
 package main
 
 import (
@@ -95,7 +95,7 @@ func run(ctx context.Context) error {
 	return fabric.Close()
 }
 
-// coordinate hands out the numbers and verifies the sums.
+// coordinate sends the numbers and verifies the sums.
 func coordinate(ctx context.Context, ends []*tagged.Endpoint) error {
 	want := map[string]uint64{}
 	var sends []*tagged.Request
@@ -106,7 +106,7 @@ func coordinate(ctx context.Context, ends []*tagged.Endpoint) error {
 			binary.LittleEndian.PutUint64(buf[8*j:], n)
 			want[end.Name()] += n
 		}
-		req, err := end.Send(kindNumbers|uint64(i), buf) // buf is the request's until it is done
+		req, err := end.Send(kindNumbers|uint64(i), buf) // buf belongs to the request until it is done
 		if err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func coordinate(ctx context.Context, ends []*tagged.Endpoint) error {
 	}
 	for range ends {
 		var sum [8]byte
-		info, err := ends[0].Worker().RecvWait(ctx, kindSum, kindMask, sum[:]) // of any worker
+		info, err := ends[0].Worker().RecvWait(ctx, kindSum, kindMask, sum[:]) // from any worker
 		if err != nil {
 			return err
 		}

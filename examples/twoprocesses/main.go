@@ -1,10 +1,10 @@
 // Two processes: the one that dials writes 16 blocks of 1 MiB into the memory of the one that
-// listens, and notifies it of each.
+// listens, and notifies it after each.
 //
 //	go run ./examples/twoprocesses -listen :7471
 //	go run ./examples/twoprocesses -dial HOST:7471     # HOST: where the first one runs
 //
-// They use the hosts' RDMA NICs, and UDP sockets where there are none. Either may be started first.
+// They use the hosts' RDMA NICs, or UDP sockets if there are none. You may start either one first.
 package main
 
 import (
@@ -83,14 +83,14 @@ func meet(ctx context.Context, listen, dial string) (*rendezvous.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = l.Close() }() // no more than one is met
+	defer func() { _ = l.Close() }() // accept one peer only
 	log.Printf("listening at %v", l.Addr())
 	return l.Accept(ctx)
 }
 
 // send writes the blocks, and ends when the receiver has verified them.
 func send(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.VirtualQP, mr *ibverbx.MR) error {
-	memory, err := rendezvous.Exchange(ctx, conn, ibverbx.RemoteMR{}) // where the receiver wants them
+	memory, err := rendezvous.Exchange(ctx, conn, ibverbx.RemoteMR{}) // where the receiver wants the blocks
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func send(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.VirtualQP, mr
 			return err
 		}
 	}
-	// Until its completion a block belongs to the NICs: it must not be changed.
+	// A block belongs to the NICs until its completion: do not change it.
 	if err := completions(ctx, conn, vqp, func(wc ibverbx.WC) error { return nil }); err != nil {
 		return err
 	}
@@ -138,15 +138,15 @@ func receive(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.VirtualQP,
 	return conn.Barrier(ctx)
 }
 
-// whileTalking is a context that ends with the conversation, for calls that wait for the other
-// process and know nothing of it: without this, a process would wait for ever for the completions
-// of one that has died.
+// whileTalking returns a context that ends with the conversation, for calls that wait for the other
+// process but do not know the conversation. Without it, a process would wait for ever for the
+// completions of a process that has died.
 func whileTalking(ctx context.Context, conn *rendezvous.Conn) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
 		select {
 		case <-conn.Done():
-			cancel(conn.Err()) // says why
+			cancel(conn.Err()) // the reason
 		case <-ctx.Done():
 		}
 	}()
@@ -160,7 +160,7 @@ func completions(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.Virtua
 	defer done()
 	for n := 0; n < blocks; {
 		if err := vqp.CQ().Wait(ctx); err != nil {
-			return cmp.Or(context.Cause(ctx), err) // the cause is the end of the conversation, if it was that
+			return cmp.Or(context.Cause(ctx), err) // the cause, if the conversation has ended
 		}
 		for wc, err := range vqp.CQ().Completions() {
 			if err := errors.Join(err, wc.Err()); err != nil {

@@ -5,10 +5,10 @@
 //
 // There are three games. Their worlds stand on the same testbed (testbed.go, package lab): two to
 // five hosts with one to three NICs each on a stepped fabric, one to four rails, faults, and
-// programs that wait. A seed decides everything. Programs are coroutines (actor.go): a call that
-// waits hands over, by transport.Config.Idle, whenever it has made progress that brought nothing.
-// Then the world chooses whether the fabric moves, a worker makes progress, or a program goes on.
-// So calls that block are as reproducible as all others.
+// programs that wait. A seed decides everything. Programs are coroutines (actor.go): a waiting call
+// hands over, through transport.Config.Idle, whenever a round of progress brought nothing. Then the
+// world chooses whether the fabric moves, a worker makes progress, or a program continues. So
+// blocking calls are as reproducible as all others.
 //
 //	TestTransport   endpoints: every operation from programs, handlers, completions and pending
 //	                requests; flush, fence, purge, abort, close; wrong arguments; peers that send
@@ -20,10 +20,9 @@
 //
 // # The models
 //
-// The models know the promises, not the library. Every operation has memory of its own, so it is
-// known what each byte must be: before, while it may land, after, and after a failure. A connection
-// may fail only where something was done to it; a failure that nothing accounts for is a broken
-// promise.
+// The models know the promises, not the library. Every operation has its own memory, so the model
+// knows what each byte must be: before, while it may land, after, and after a failure. A connection
+// may fail only because of a fault that concerns it; any other failure is a broken promise.
 //
 // For endpoints, the model has the operations in the order of the calls, the queue, and the
 // messages on their way (transport_endpoint.go, transport_pending.go). For tagged messages, it has
@@ -48,7 +47,7 @@
 // # Planted bugs
 //
 // testdata has a file of deliberate bugs for each of the three packages. Each bug names a function
-// and the code in it that it replaces; package hunt says how (bugs.go there). The tests named
-// Mutations check that each still has its place. With -args -mutate they plant them one at a time,
-// by way of the go command's overlay, and demand that the package's game finds each.
+// and the code in it that it replaces; package hunt describes the format (bugs.go there). The tests
+// named Mutations check that each still applies. With -args -mutate they plant them one at a time,
+// through the go command's overlay, and require that the package's game finds each.
 package sendside

@@ -4,42 +4,40 @@
 // # A world
 //
 // A seed decides everything: the NICs and hosts; the virtual CQs, some of them shared, some polled
-// directly; one to three connections of one to six rails, with scheme, fragment size, limits,
+// directly; one to three connections of one to six rails, each with scheme, fragment size, limits,
 // credits, first number and cards; and a list of events (event.go). An event posts, polls, lets the
 // fabric move, puts a fault in force (package lab), breaks the rules as a peer (hostile_peer.go),
 // makes wrong calls (bad_requests.go, misuse.go), or resets, connects, drains and closes
-// (connect.go, reset_drain_close.go). The fabric is stepped: that data lands, that it is
-// acknowledged, and that a completion becomes visible are actions of their own, in an order that is
-// drawn.
+// (connect.go, reset_drain_close.go). The fabric is stepped: the landing of data, its
+// acknowledgement, and the visibility of a completion are separate actions, in random order.
 //
 // Package verbs/roce plays the same worlds over its own NICs ([Over]), on a network in virtual time
-// that harms packets: what is harmed for a moment must not be noticed.
+// that harms packets: harm that lasts a moment must not be noticed.
 //
 // # The model
 //
 // The model knows the promises, not the library. It has two sources. Taps (taps.go) see every
-// physical request and completion, so it is known which requests the NICs hold (on_wire.go,
-// dqplb_number.go). And every request has memory of its own (request_memory.go), so it is known
-// what each byte must be. The promises (world.go) are checked when a request goes out, when a
-// completion is polled (completion.go, poll.go), and when nothing moves any more (settle.go,
-// final_checks.go).
+// physical request and completion, so the model knows which requests the NICs hold (on_wire.go,
+// dqplb_number.go). Every request has its own memory (request_memory.go), so the model knows what
+// each byte must be. The promises (world.go) are checked when a request goes out, when a completion
+// is polled (completion.go, poll.go), and when nothing moves any more (settle.go, final_checks.go).
 //
-// A connection may fail only where something was done to it: every fault notes which connections it
-// may fail, and a failure that nothing accounts for is a broken promise. So a fault on one
-// connection cannot hide that it hurts another one.
+// A connection may fail only because of a fault that concerns it: every fault records which
+// connections it may fail, and any other failure is a broken promise. So a fault on one connection
+// cannot hide that it harms another.
 //
 // # Failover
 //
-// Worlds of their own ([FailoverGame]) have connections with failover, and faults that take rails
-// out: at either end, several at a time, again while one is settled, with messages that arrive
-// after their sender has given them up and data that is in memory only after its acknowledgement.
-// Such a connection may fail only when no rail of a kind is left that nothing was done to
-// (failover.go). The model knows each part of a request that goes over a queue pair, in what order
-// they went, and from the receives of the other end which have arrived. So it is known what may go
-// out again: only what is certainly lost, when neither end's queue pair of the dead rail carries
-// anything out any more, on another rail, as it was and in its order (part.go). And the memory that
-// a write has filled is used for something else as soon as its request is reported, or a
-// notification behind it, so that a copy which comes later shows.
+// Separate worlds ([FailoverGame]) have connections with failover, and faults that take rails out:
+// at either end, several at a time, again while one is being settled, with messages that arrive
+// after their sender has given them up and data that reaches memory only after its acknowledgement.
+// Such a connection may fail only when every rail of a kind has suffered a fault (failover.go). The
+// model knows each part of a request that a queue pair carries, the order of the parts, and, from
+// the receives of the other end, which have arrived. So it knows what may be sent again: only parts
+// that are certainly lost, once neither end's queue pair of the dead rail executes anything any
+// more, on another rail, unchanged and in order (part.go). The memory that a write has filled is
+// reused as soon as its request, or a notification behind it, is reported, so that a late copy is
+// detected.
 //
 // # Running it
 //
@@ -59,8 +57,7 @@
 // # Planted bugs
 //
 // testdata/ibverbx.bugs has over eighty deliberate bugs, testdata/failover.bugs over sixty. Each
-// names a function of package ibverbx and the code in it that it replaces; package hunt says how
-// (bugs.go there). TestMutations checks that each still has its place. With -args -mutate it plants
-// them one at a time, by way of the go command's overlay, and demands that the simulation finds
-// each.
+// names a function and the code in it that it replaces; package hunt describes the format (bugs.go
+// there). TestMutations checks that each still applies. With -args -mutate it plants them one at a
+// time, through the go command's overlay, and requires that the simulation finds each.
 package sim

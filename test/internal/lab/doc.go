@@ -14,8 +14,8 @@
 // # Choices
 //
 // Everything random comes from Testbed.Rng, which [PlayEvents] seeds anew for each event: so a
-// world without one of its events is a world again, and the other events mean the same. Whoever
-// draws once more, or in another order, changes the worlds of all seeds.
+// world without one of its events is a world again, and the other events mean the same. An extra
+// draw, or a draw in another order, changes the worlds of all seeds.
 //
 // # Models
 //
