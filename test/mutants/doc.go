@@ -1,13 +1,15 @@
 // Mutants measures how well the tests notice slips: it plants random ones, each a mutant of one
 // point of the source, and runs the tests against each.
 //
-//	make mutants                              150 mutants of the core
+//	make mutants                              150 mutants of all packages
 //	make mutants N=40 SEED=7 PACKAGES=tagged  40 of one package, another sample
 //	make mutants AGAIN=survivors.txt          those that an earlier run listed
 //
 // A mutant turns a comparison, moves a bound by one, swaps + and -, decides an if for good, leaves
 // a statement out, or returns nil in place of an error. Tests that fail, crash or hang have found
-// it. The package's own tests run first, then the simulation that plays it.
+// it. The package's own tests run first, then the simulations that play it, those of failover
+// and over the NICs of package roce included, and for an internal package the tests of those that
+// import it. Who imports whom decides that (module.go).
 //
 // Every mutant that survives is printed with its place and in the form in which -survivors writes
 // it to a file, and -again reads it. Add a survivor that behaves as the original does to

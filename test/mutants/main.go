@@ -12,9 +12,6 @@ import (
 	"ibverbx/test/internal/hunt"
 )
 
-const core = ".,internal/dqplb,internal/flow,internal/list,internal/ring,tagged,transport," +
-	"verbs/internal/nic,verbs/soft"
-
 // options are the flags.
 type options struct {
 	n                           int
@@ -28,7 +25,8 @@ func main() {
 	flag.IntVar(&o.n, "n", 150, "how many mutants to draw")
 	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().Unix()),
 		"which ones; equal seeds draw equally from equal sources")
-	flag.StringVar(&o.packages, "packages", core, "`directories` of the packages, separated by commas")
+	flag.StringVar(&o.packages, "packages", "",
+		"`directories` of the packages, separated by commas; all but tests and examples if empty")
 	flag.StringVar(&o.again, "again", "", "instead of drawing, plant those listed in this `file`")
 	flag.StringVar(&o.survivors, "survivors", "", "write those that survive to this `file`")
 	flag.StringVar(&o.judgement, "equivalent", "test/mutants/testdata/equivalent.txt",
@@ -45,7 +43,11 @@ func (o *options) run() error {
 	if err != nil {
 		return err
 	}
-	drawn, err := o.draw(root)
+	packages, err := hunt.List(root, "./...")
+	if err != nil {
+		return err
+	}
+	drawn, err := o.draw(root, packages)
 	if err != nil {
 		return err
 	}
@@ -53,7 +55,7 @@ func (o *options) run() error {
 	if err != nil {
 		return err
 	}
-	t := trial{out: os.Stdout, bench: newBench(root, tmp)}
+	t := trial{out: os.Stdout, bench: newBench(root, tmp, packages)}
 	err = errors.Join(t.judgeAll(drawn), os.RemoveAll(tmp))
 	t.report()
 	if o.survivors != "" {
@@ -63,8 +65,11 @@ func (o *options) run() error {
 }
 
 // draw chooses the mutants.
-func (o *options) draw(root string) ([]candidate, error) {
-	packages := strings.Split(o.packages, ",")
+func (o *options) draw(root string, m module) ([]candidate, error) {
+	packages := m.product()
+	if o.packages != "" {
+		packages = strings.Split(o.packages, ",")
+	}
 	files, err := load(root, packages)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"ibverbx/test/internal/hunt"
 )
 
 const sample = `package p
@@ -50,8 +52,8 @@ func TestPush(t *testing.T) {
 }
 `
 
-// module writes a module with the sample package and loads it.
-func module(t *testing.T) (root string, all []candidate) {
+// loadSample writes a module with the sample package and loads it.
+func loadSample(t *testing.T) (root string, all []candidate) {
 	t.Helper()
 	root = t.TempDir()
 	for name, text := range map[string]string{"go.mod": "module sample\ngo 1.26\n", "p/p.go": sample,
@@ -74,7 +76,7 @@ func module(t *testing.T) (root string, all []candidate) {
 }
 
 func TestMutants(t *testing.T) {
-	root, all := module(t)
+	root, all := loadSample(t)
 
 	t.Run("every kind of slip", func(t *testing.T) {
 		var got []string
@@ -110,7 +112,11 @@ func TestMutants(t *testing.T) {
 				}
 			}
 		}
-		trial := trial{out: io.Discard, bench: newBench(root, t.TempDir())}
+		packages, err := hunt.List(root, "./...")
+		if err != nil {
+			t.Fatal(err)
+		}
+		trial := trial{out: io.Discard, bench: newBench(root, t.TempDir(), packages)}
 		if err := trial.judgeAll(some); err != nil {
 			t.Fatal(err)
 		}

@@ -1,20 +1,17 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
 	"go/ast"
-	"go/importer"
 	"go/parser"
 	"go/token"
 	"go/types"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+
+	"ibverbx/test/internal/hunt"
 )
 
 // source is a file of a package.
@@ -71,46 +68,23 @@ func (s *source) calls(n ast.Expr) (found bool) {
 	return found
 }
 
-// listed is what the go command says of a package.
-type listed struct {
-	Dir, ImportPath, Name, Export string
-	GoFiles                       []string
-	DepOnly                       bool
-}
-
 // load reads and checks packages, named by their directories.
 func load(root string, dirs []string) (files []*source, err error) {
-	patterns := make([]string, len(dirs))
-	for i, d := range dirs {
-		patterns[i] = "./" + filepath.ToSlash(d)
+	args := []string{"-export", "-deps"}
+	for _, d := range dirs {
+		args = append(args, "./"+filepath.ToSlash(d))
 	}
-	list := exec.Command("go", append([]string{"list", "-export", "-deps",
-		"-json=Dir,ImportPath,Name,Export,GoFiles,DepOnly"}, patterns...)...)
-	list.Dir, list.Stderr = root, os.Stderr
-	out, err := list.Output()
+	all, err := hunt.List(root, args...)
 	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
-	}
-	exports := make(map[string]string)
-	var wanted []listed
-	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var p listed
-		if err := d.Decode(&p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return nil, err
-		}
-		exports[p.ImportPath] = p.Export
-		if !p.DepOnly {
-			wanted = append(wanted, p)
-		}
+		return nil, err
 	}
 	fset := token.NewFileSet()
-	imports := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) {
-		return os.Open(exports[path])
-	})
-	for _, p := range wanted {
-		more, err := check(fset, imports, root, p)
+	imports := hunt.Importer(fset, all)
+	for _, p := range module(all).sorted() {
+		if !slices.Contains(dirs, p.Rel) {
+			continue
+		}
+		more, err := check(fset, imports, p)
 		if err != nil {
 			return nil, err
 		}
@@ -120,11 +94,7 @@ func load(root string, dirs []string) (files []*source, err error) {
 }
 
 // check reads the files of a package and finds the types of its expressions.
-func check(fset *token.FileSet, imports types.Importer, root string, p listed) (files []*source, err error) {
-	dir, err := filepath.Rel(root, p.Dir)
-	if err != nil {
-		return nil, err
-	}
+func check(fset *token.FileSet, imports types.Importer, p *hunt.Package) (files []*source, err error) {
 	info := &types.Info{Types: make(map[ast.Expr]types.TypeAndValue), Uses: make(map[*ast.Ident]types.Object)}
 	var syntax []*ast.File
 	for _, name := range p.GoFiles {
@@ -138,7 +108,7 @@ func check(fset *token.FileSet, imports types.Importer, root string, p listed) (
 			return nil, err
 		}
 		syntax = append(syntax, f)
-		files = append(files, &source{dir: filepath.ToSlash(dir), path: path, text: string(text), fset: fset,
+		files = append(files, &source{dir: p.Rel, path: path, text: string(text), fset: fset,
 			syntax: f, info: info})
 	}
 	config := types.Config{Importer: imports}

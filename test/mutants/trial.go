@@ -53,7 +53,7 @@ func (t *trial) judgeAll(drawn []candidate) error {
 func (t *trial) build(b *batch) (apart []*batch, err error) {
 	for i := 0; i < len(b.mutants); {
 		m := b.mutants[i]
-		err := t.bench.build(own(m.file.dir), b.files())
+		err := t.bench.build(t.bench.all.judges(m.file.dir)[0], b.files())
 		var failed *buildError
 		switch {
 		case err == nil:
@@ -109,7 +109,7 @@ func (t *trial) print(start time.Time, m *mutant, verdict string) {
 // verdict is how a mutant was found, or "".
 func (t *trial) verdict(b *batch, m *mutant, files map[string]string) (string, error) {
 	count := t.tally[m.file.dir]
-	for _, j := range judges(m.file.dir) {
+	for _, j := range t.bench.all.judges(m.file.dir) {
 		err := t.bench.build(j, files)
 		var failed *buildError
 		if errors.As(err, &failed) && b.alone {
@@ -119,10 +119,8 @@ func (t *trial) verdict(b *batch, m *mutant, files map[string]string) (string, e
 		if err != nil {
 			return "", err
 		}
-		if !b.alone {
-			if err := t.bench.rehearse(j); err != nil {
-				return "", err
-			}
+		if !b.alone && t.bench.rehearse(j) != "" {
+			continue
 		}
 		if found := t.bench.run(j, m.id); found != "" {
 			count.found++
