@@ -8,8 +8,8 @@
 //	a test ──► team.run ──► member 0, 1, 2, ...: processes, or goroutines
 //	               │              │    │
 //	               │              └────┴── NICs: endpoints of the package under test
-//	               └── table ◄──── rendezvous: each sends a card, and gets those of all
+//	               └── table: a directory in which each leaves a card, and finds those of all
 //
-// A member that fails or dies ends the team and fails the test, with the output of that member. A
-// test may want one to die: it is killed (SIGKILL) at work, or, as a goroutine, loses its NICs.
+// A member that fails ends the team and fails the test, with the output of that member. A test may
+// want one to die: it kills itself (SIGKILL) at work, or, as a goroutine, loses its NICs.
 package processes_test

@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"runtime"
+	ossignal "os/signal"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"ibverbx"
@@ -26,8 +29,7 @@ type task struct {
 	Provider  string
 	Devices   string
 	GIDIndex  int
-	Table     string // address of the table
-	Token     string
+	Table     string // a directory, in which members write what all are to know
 	Limit     time.Duration
 }
 
@@ -37,8 +39,9 @@ type program func(ctx context.Context, m *member) error
 // member is a member that runs its program.
 type member struct {
 	*task
-	dom   *ibverbx.Domain
-	table *tableConn
+	dom     *ibverbx.Domain
+	die     func() // kills the member at once, or during what it does next
+	gathers int    // how many it has begun
 	// serve, if set, makes progress until done reports true. A member that waits for a gather needs
 	// it, because others may wait for its progress.
 	serve func(ctx context.Context, done func() bool) error
@@ -50,81 +53,99 @@ func runAsProcess(job string) error {
 	if err := json.Unmarshal([]byte(job), &p); err != nil {
 		return fmt.Errorf("%s: %w", memberEnv, err)
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), p.Limit,
-		fmt.Errorf("not done within %v", p.Limit))
+	ctx, cancel := ossignal.NotifyContext(context.Background(), syscall.SIGTERM) // the team has failed
 	defer cancel()
+	// There may be no test any more to end it.
+	time.AfterFunc(p.Limit+2*endTimeout, func() { panic("still running") })
 	provider, all, err := p.open()
 	if err != nil {
 		return err
 	}
-	if err := p.perform(ctx, nicsOf(all, &p), exitLater); err != nil {
+	die := func() { go func() { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) }() }
+	if err := p.perform(ctx, nicsOf(all, &p), die); err != nil {
 		return err
 	}
 	return provider.Close() // an error if anything is left open
 }
 
-// exitLater ends a process that does not end by itself after its team has. There may be no test any
-// more to kill it.
-func exitLater() {
-	time.AfterFunc(20*time.Second, func() {
-		stacks := make([]byte, 1<<16)
-		fmt.Fprintf(os.Stderr, "still running, though the team has ended:\n%s\n",
-			stacks[:runtime.Stack(stacks, true)])
-		os.Exit(2)
-	})
-}
-
-// perform connects to the table and runs the program. It calls ended when the team has ended and
-// the program has not.
-func (p *task) perform(ctx context.Context, nics []verbs.Device, ended func()) error {
+// perform runs the program.
+func (p *task) perform(ctx context.Context, nics []verbs.Device, die func()) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.Limit, fmt.Errorf("not done within %v", p.Limit))
+	defer cancel()
 	run := programs[p.Program]
 	if run == nil {
 		return fmt.Errorf("no program %q", p.Program)
 	}
-	ctx, table, err := dialTable(ctx, p.Table, p.Token, p.Rank)
-	if err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, ended)
-	err = p.work(ctx, nics, table, run)
-	stop()
-	kind := kindBye
-	if err != nil {
-		kind = ""
-		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-			err = fmt.Errorf("%w (%w)", err, cause)
-		}
-	}
-	return errors.Join(err, table.leave(kind))
-}
-
-func (p *task) work(ctx context.Context, nics []verbs.Device, table *tableConn, run program) error {
 	dom, err := ibverbx.NewDomain(nics...)
 	if err != nil {
 		return err
 	}
-	return errors.Join(run(ctx, &member{task: p, dom: dom, table: table}), dom.Close())
+	err = run(ctx, &member{task: p, dom: dom, die: die})
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w (%w)", err, cause)
+	}
+	return errors.Join(err, dom.Close())
 }
 
-// killMe asks for the member to be killed, and returns at once: it dies during what it does next.
-func (m *member) killMe() error {
-	return m.table.conn.Send(context.Background(), kindKill, nil)
-}
-
-// gather sends data to the table and returns that of all members.
+// gather tells all members something, and returns what they tell, by rank: nil for those that have
+// ended before.
 func (m *member) gather(ctx context.Context, mine []byte) (all [][]byte, err error) {
 	if m.serve == nil {
-		return m.table.gather(ctx, mine)
+		return m.gatherIdle(ctx, mine)
 	}
 	var done atomic.Bool
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
-		all, err = m.table.gather(ctx, mine)
+		all, err = m.gatherIdle(ctx, mine)
 		done.Store(true)
 	})
 	served := m.serve(ctx, done.Load)
 	waiting.Wait()
 	return all, errors.Join(err, served)
+}
+
+// gatherIdle is gather without progress meanwhile.
+func (m *member) gatherIdle(ctx context.Context, mine []byte) ([][]byte, error) {
+	file := func(rank int) string { return filepath.Join(m.Table, fmt.Sprintf("%d.%d", m.gathers, rank)) }
+	unfinished := file(m.Rank) + "~"
+	if err := os.WriteFile(unfinished, mine, 0o600); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(unfinished, file(m.Rank)); err != nil {
+		return nil, err
+	}
+	all := make([][]byte, m.Of)
+	for rank := range all {
+		for {
+			ended := hasEnded(m.Table, rank) // looked at first: what a member has written before counts
+			said, err := os.ReadFile(file(rank))
+			if err == nil {
+				all[rank] = said
+			} else if !errors.Is(err, fs.ErrNotExist) {
+				return nil, err
+			}
+			if err == nil || ended {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return nil, fmt.Errorf("gather, for member %d: %w", rank, context.Cause(ctx))
+			case <-time.After(lookEvery):
+			}
+		}
+	}
+	m.gathers++
+	return all, nil
+}
+
+// markEnded notes at a table that a member has ended.
+func markEnded(table string, rank int) error {
+	return os.WriteFile(filepath.Join(table, fmt.Sprintf("ended.%d", rank)), nil, 0o600)
+}
+
+func hasEnded(table string, rank int) bool {
+	_, err := os.Stat(filepath.Join(table, fmt.Sprintf("ended.%d", rank)))
+	return err == nil
 }
 
 // meet waits until all live members have called it.

@@ -38,9 +38,7 @@ func meetingKilled(ctx context.Context, m *member) error {
 		if m.Rank != 1 {
 			return nil
 		}
-		if err := m.killMe(); err != nil {
-			return err
-		}
+		m.die()
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}

@@ -35,6 +35,9 @@ func (c team) inShape(t *testing.T, i int, skip bool) {
 	}
 	t.Run(shapes[i].name, func(t *testing.T) {
 		t.Helper()
+		if c.victim {
+			t.Parallel() // it mostly waits until a member is taken for dead
+		}
 		c.nics, c.qps = shapes[i].nics, shapes[i].qps
 		c.run(t)
 	})

@@ -28,9 +28,7 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 		if err := shmem.WaitUntil(ctx, pe, words.At(6), shmem.EQ, uint64(pe.PEs()-1)); err != nil {
 			return err
 		}
-		if err := m.killMe(); err != nil {
-			return err
-		}
+		m.die()
 		for { // until it is killed
 			if err := shmem.Inc(ctx, pe, words.At(7), 0); err != nil {
 				return err
@@ -67,7 +65,7 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 	if err != nil || got != uint64(m.Rank+1) {
 		return fmt.Errorf("back from PE %d, which lives: %d, %w", next, got, err)
 	}
-	_, err = m.table.gather(ctx, nil)
+	_, err = m.gatherIdle(ctx, nil)
 	return err
 }
 

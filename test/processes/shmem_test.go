@@ -43,10 +43,7 @@ func TestShmemBarrier(t *testing.T) {
 func (m *member) shmemConfig() shmem.Config {
 	cfg := shmem.Config{
 		PE: m.Rank, PEs: m.Of, HeapSize: 4 << 20,
-		Exchange: func(ctx context.Context, mine []byte) ([][]byte,
-			error) {
-			return m.table.gather(ctx, mine)
-		},
+		Exchange: m.gatherIdle,
 	}
 	cfg.Transport = m.transportConfig()
 	if !m.Zero {

@@ -68,7 +68,7 @@ func taggedKilled(ctx context.Context, m *member) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := m.table.gather(ctx, nil); err != nil { // until the victim is dead; without progress
+	if _, err := m.gatherIdle(ctx, nil); err != nil { // until the victim is dead; without progress
 		return err
 	}
 	for i, req := range append(failing, never) {
@@ -110,9 +110,7 @@ func (o *tagMesh) dieReading(ctx context.Context, long []byte, begun func() bool
 	if err := o.w.Transport().WaitFor(ctx, 0, begun); err != nil {
 		return fmt.Errorf("to read: %w; %+v, %+v", err, o.w.Stats(), o.eps[1].Stats())
 	}
-	if err := o.m.killMe(); err != nil {
-		return err
-	}
+	o.m.die()
 	<-ctx.Done()
 	return context.Cause(ctx)
 }

@@ -1,13 +1,19 @@
 package processes_test
 
 import (
-	"crypto/rand"
+	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
-	"fmt"
-	"slices"
+	"os"
+	"os/exec"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+
+	"ibverbx/verbs/soft"
 )
 
 // team is several members that run one program.
@@ -41,41 +47,27 @@ func (c team) run(t *testing.T) {
 func (c team) runOver(t *testing.T, provider string) {
 	t.Helper()
 	base := c.task(t, provider)
-	var members crew
+	start := startProcess
 	if base.Provider == "soft" {
-		members = newGoroutines(openFabric(t, c.members*base.NICs), base)
-	} else {
-		members = newProcesses()
+		fabric := openFabric(t, c.members*base.NICs)
+		start = func(p task, ended func(error, []byte)) (handle, error) { return startGoroutine(fabric, p, ended) }
 	}
-	killed := make(chan int, c.members) // each member asks once
-	table, err := newTable(c.members, base.Token, func(rank int) {
-		members.kill(rank)
-		killed <- rank
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	base.Table = table.addr()
-	started := 0
-	for ; started < c.members && err == nil; started++ {
+	ended := make(chan result, c.members)
+	var members []handle
+	for rank := range c.members {
 		p := base
-		p.Rank = started
-		err = members.start(&p)
+		p.Rank = rank
+		h, err := start(p, func(err error, output []byte) { ended <- result{rank, err, output} })
+		if err != nil {
+			t.Errorf("member %d did not start: %v", rank, err)
+			for _, h := range members {
+				h.stop()
+			}
+			break
+		}
+		members = append(members, h)
 	}
-	if err != nil {
-		started--
-		table.fail(err)
-		t.Errorf("member %d did not start: %v", started, err)
-	}
-	ended := c.watch(table, members, started, base.Limit)
-	table.close()
-	members.wait()
-	close(killed)
-	var dead []int
-	for rank := range killed {
-		dead = append(dead, rank)
-	}
-	checkResults(t, ended, dead, c.victim)
+	c.watch(t, base, members, ended)
 }
 
 // task is the task of all members. It skips the test if there are too few NICs.
@@ -84,8 +76,8 @@ func (c team) task(t *testing.T, provider string) task {
 	p := task{
 		Program: c.program, Of: c.members, NICs: max(c.nics, 1), QPs: c.qps, Hasty: c.victim, Zero: c.zero,
 		Rounds:   c.rounds,
-		Provider: provider, Devices: *devicesFlag, GIDIndex: gidIndex(), Token: rand.Text(),
-		Limit: *limitFlag,
+		Provider: provider, Devices: *devicesFlag, GIDIndex: gidIndex(), Limit: *limitFlag,
+		Table: t.TempDir(),
 	}
 	switch p.Provider {
 	case "soft", "roce":
@@ -107,44 +99,109 @@ func (c team) task(t *testing.T, provider string) task {
 	return p
 }
 
-// watch waits for the members. When one has failed, or time is up, the others may take some time to
-// end, and are then killed.
-func (c team) watch(table *table, members crew, started int, limit time.Duration) (ended []result) {
-	late := time.NewTimer(limit + endTimeout)
+// result is how a member ended.
+type result struct {
+	rank   int
+	err    error
+	output []byte // of a process: what it has written
+}
+
+// errKilled is the result of a member that was killed.
+var errKilled = errors.New("killed")
+
+// watch waits for the members, and fails the test for each with a wrong result. When one has
+// failed, or time is up, the others may take some time to end, and then must.
+func (c team) watch(t *testing.T, base task, members []handle, ended <-chan result) {
+	t.Helper()
+	late := time.NewTimer(base.Limit + endTimeout)
 	defer late.Stop()
-	for len(ended) < started {
+	killed := 0
+	for left := len(members); left > 0; {
 		select {
-		case r := <-members.results():
-			ended = append(ended, r)
-			if r.err != nil && !errors.Is(r.err, errKilled) {
-				table.fail(fmt.Errorf("member %d: %w", r.rank, r.err))
+		case r := <-ended:
+			left--
+			if err := markEnded(base.Table, r.rank); err != nil {
+				t.Error(err)
+			}
+			if errors.Is(r.err, errKilled) {
+				killed++
+			} else if r.err != nil {
+				t.Errorf("member %d failed: %v\n%s", r.rank, r.err, r.output)
+				for _, h := range members {
+					h.stop()
+				}
 				late.Reset(endTimeout)
 			}
 		case <-late.C:
-			for rank := range c.members {
-				members.kill(rank)
+			t.Errorf("%d members do not end", left)
+			for _, h := range members {
+				h.end()
 			}
 			late.Reset(endTimeout)
 		}
 	}
-	return ended
+	if c.victim != (killed == 1) {
+		t.Errorf("%d members were killed; wanted one: %v", killed, c.victim)
+	}
 }
 
-// checkResults fails the test for every member with a wrong result, in the order in which they
-// ended.
-func checkResults(t *testing.T, ended []result, killed []int, victim bool) {
-	t.Helper()
-	if victim != (len(killed) == 1) {
-		t.Errorf("members %v were killed; wanted one: %v", killed, victim)
+// handle is a member under way.
+type handle struct {
+	stop func() // ends its context
+	end  func() // ends it, however it hangs
+}
+
+// startGoroutine starts a member in this process. One that is killed loses its NICs.
+func startGoroutine(f *soft.Fabric, p task, ended func(error, []byte)) (handle, error) {
+	all, err := f.Devices()
+	if err != nil {
+		return handle{}, err
 	}
-	for _, r := range ended {
-		switch wanted := slices.Contains(killed, r.rank); {
-		case errors.Is(r.err, errKilled) && !wanted:
-			t.Errorf("member %d did not end in time, and was killed:\n%s", r.rank, r.output)
-		case r.err != nil && !wanted:
-			t.Errorf("member %d failed: %v\n%s", r.rank, r.err, r.output)
-		case r.err == nil && wanted:
-			t.Errorf("member %d should have been killed, and ended without an error", r.rank)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	var dead atomic.Bool
+	die := func() {
+		dead.Store(true)
+		for i := range p.NICs {
+			f.Device(p.Rank*p.NICs + i).Kill()
 		}
+		cancel(errKilled)
 	}
+	go func() {
+		err := p.perform(ctx, nicsOf(all, &p), die)
+		if err != nil && dead.Load() {
+			err = errKilled // it failed because of that
+		}
+		cancel(nil)
+		ended(err, nil)
+	}()
+	return handle{stop: func() { cancel(errors.New("the team has failed")) }, end: die}, nil
+}
+
+// startProcess starts a member that is a process, which runs this test binary.
+func startProcess(p task, ended func(error, []byte)) (handle, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return handle{}, err
+	}
+	job, err := json.Marshal(p)
+	if err != nil {
+		return handle{}, err
+	}
+	var output bytes.Buffer
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), memberEnv+"="+string(job))
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if err := cmd.Start(); err != nil {
+		return handle{}, err
+	}
+	go func() {
+		err := cmd.Wait()
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() &&
+			status.Signal() == syscall.SIGKILL {
+			err = errKilled
+		}
+		ended(err, output.Bytes()[:min(output.Len(), 1<<16)])
+	}()
+	signal := func(s os.Signal) func() { return func() { _ = cmd.Process.Signal(s) } } // it may have ended
+	return handle{stop: signal(syscall.SIGTERM), end: signal(syscall.SIGQUIT)}, nil    // which prints stacks
 }

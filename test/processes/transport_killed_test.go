@@ -91,9 +91,7 @@ func sendUntilKilled(ctx context.Context, h *mesh) error {
 			}
 		}
 		if n == h.m.Rounds {
-			if err := h.m.killMe(); err != nil {
-				return err
-			}
+			h.m.die()
 		}
 	}
 }
