@@ -113,7 +113,8 @@ func interfaceNames() (names []string) {
 	return names
 }
 
-// Route is a connection between two processes, such as a *rendezvous.Conn or a net.Conn.
+// Route is a connection between two processes, such as a *rendezvous.Conn or a net.Conn. Its two
+// addresses say which NIC of this host reaches the other end: see [Host.Reaching].
 type Route interface {
 	LocalAddr() net.Addr
 	RemoteAddr() net.Addr
@@ -138,7 +139,8 @@ func address(r Route) (netip.Addr, error) {
 	return here.WithZone(""), nil
 }
 
-// LinkLocalError says why no NIC can be made at the address over which a peer is met.
+// LinkLocalError says why [Host.Reaching], [Host.Agree] and [Host.Connect] can make no NIC at the
+// address over which a peer is met.
 type LinkLocalError struct{ Addr netip.Addr }
 
 // Error says what to do.

@@ -39,10 +39,11 @@ type Config struct {
 	Sources []Source
 }
 
-// Source is a provider of the program's own.
+// Source is a provider of the program's own, such as one with faults for tests.
 type Source struct {
 	Name string
-	// Open opens the NICs that the configuration chooses.
+	// Open opens the NICs that the configuration chooses. [Choose] applies Config.Devices to a list
+	// of them.
 	Open func(Config) (verbs.Provider, error)
 }
 

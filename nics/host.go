@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"ibverbx/internal/nicoffer"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
 )
@@ -230,17 +231,9 @@ func (h *Host) String() string {
 	}
 	var names []string
 	for _, d := range h.usable {
-		names = append(names, NameOf(d))
+		names = append(names, nicoffer.NameOf(d))
 	}
 	return strings.Join(names, ", ")
-}
-
-// NameOf is the name of a NIC, and its address where it is made of a socket.
-func NameOf(d verbs.Device) string {
-	if socket, ok := d.(interface{ Addr() netip.AddrPort }); ok {
-		return d.Name() + " at " + socket.Addr().String()
-	}
-	return d.Name()
 }
 
 // Devices lists all NICs, whether a port is up or not. Of roce without named addresses they are all

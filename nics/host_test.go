@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"ibverbx"
+	"ibverbx/internal/nicoffer"
 	"ibverbx/nics"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
@@ -338,8 +339,8 @@ func TestConnectRefusesOtherNICs(t *testing.T) {
 // A peer that sends anything in place of its offer is refused.
 func TestAgreeWithStrangers(t *testing.T) {
 	h := open(t, nics.Config{Provider: nics.Soft})
-	for _, body := range []any{nil, 7, nics.Offer{}, map[string]any{"nics": []int{1}},
-		nics.Offer{NICs: make([]string, 1000)}} {
+	for _, body := range []any{nil, 7, nicoffer.Offer{}, map[string]any{"nics": []int{1}},
+		nicoffer.Offer{NICs: make([]string, 1000)}} {
 		a, b := met(t)
 		var other sync.WaitGroup
 		other.Go(func() {

@@ -41,7 +41,9 @@ func (s softChosen) Devices() ([]verbs.Device, error) {
 	return append([]verbs.Device(nil), s.chosen...), nil
 }
 
-// Choose applies Config.Devices to NICs that have one port each, for a [Source] that has such.
+// Choose returns those of devices that filter, a Config.Devices, names, in its order. It is for the
+// Open of a [Source] whose NICs have one port each. A filter that names a NIC that is not there, or
+// a port other than 1, is refused.
 func Choose(devices []verbs.Device, filter string) ([]verbs.Device, error) {
 	f, err := verbs.ParseDeviceFilter(filter)
 	if err != nil {

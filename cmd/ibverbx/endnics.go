@@ -7,6 +7,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/internal/nicoffer"
 	"ibverbx/nics"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
@@ -103,7 +104,7 @@ func explainSilence(r *bench.Report, err error, half *bench.Half) (*bench.Report
 // silence says of a NIC made of a UDP socket that nothing answers it, and what to look for.
 func silence(d verbs.Device) string {
 	return fmt.Sprintf("no packet has come back to %s, a UDP socket: check that no firewall drops UDP "+
-		"between the two addresses", nics.NameOf(d))
+		"between the two addresses", nicoffer.NameOf(d))
 }
 
 // ipOf is the address of a TCP connection's end.

@@ -11,7 +11,7 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/perftest"
 	"ibverbx/cmd/ibverbx/internal/units"
-	"ibverbx/nics"
+	"ibverbx/internal/nicoffer"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
 )
@@ -256,7 +256,7 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perfte
 	if f.JSON {
 		o = perftestSilent{}
 	} else {
-		table.nic = nics.NameOf(dev)
+		table.nic = nicoffer.NameOf(dev)
 	}
 	if end.Name() == roceNICs && f.Device == "" {
 		if cfg.Peer, err = ipOf(nc.RemoteAddr().String()); err != nil {
@@ -265,7 +265,7 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perfte
 	}
 	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg, o)
 	if report != nil {
-		report.NIC = nics.NameOf(dev)
+		report.NIC = nicoffer.NameOf(dev)
 	}
 	var failed *perftest.FailedError
 	if errors.As(err, &failed) && failed.First && failed.Status == verbs.StatusRetryExcErr &&
@@ -287,7 +287,7 @@ func (f *perftestCmd) nic(c *console, nc net.Conn, end *endNICs) (verbs.Device, 
 	}
 	if r, ok := devices[0].(*roce.Device); ok && r.Addr().Port() != roce.Port {
 		c.complain("ibverbx: %s has UDP port %d, so that only another ibverbx finds it: port %d is taken by "+
-			"another process or by rdma_rxe, or --udp-port names another one\n", nics.NameOf(r),
+			"another process or by rdma_rxe, or --udp-port names another one\n", nicoffer.NameOf(r),
 			r.Addr().Port(), roce.Port)
 	}
 	return devices[0], nil

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/nicoffer"
 	"ibverbx/internal/tcptest"
-	"ibverbx/nics"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
@@ -208,13 +208,13 @@ func TestApartFault(t *testing.T) {
 }
 
 // offer is one of NICs of which only the names are known.
-func offer(names ...string) nics.Offer { return nics.Offer{NICs: names} }
+func offer(names ...string) nicoffer.Offer { return nicoffer.Offer{NICs: names} }
 
 // TestReaches refuses two ends whose NICs cannot reach each other, in words for the command line.
 func TestReaches(t *testing.T) {
 	_, devices := fabric(t, 1)
 	h := &Half{Provider: "soft", Devices: devices}
-	err := h.reaches(&selfBody{Offer: nics.Offer{Provider: "rdmacore", Packets: "InfiniBand"}})
+	err := h.reaches(&selfBody{Offer: nicoffer.Offer{Provider: "rdmacore", Packets: "InfiniBand"}})
 	var unusable *UsageError
 	if !errors.As(err, &unusable) || !strings.Contains(err.Error(), "give both ends the same --provider") ||
 		!strings.Contains(err.Error(), "rdmacore (InfiniBand)") {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"ibverbx"
-	"ibverbx/nics"
+	"ibverbx/internal/nicoffer"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
@@ -23,13 +23,13 @@ type Half struct {
 }
 
 func (h *Half) self() selfBody {
-	return selfBody{Version: h.Version, Machine: ThisMachine(), Offer: nics.OfferOf(h.Provider, h.Devices)}
+	return selfBody{Version: h.Version, Machine: ThisMachine(), Offer: nicoffer.Of(h.Provider, h.Devices)}
 }
 
 // reaches says why the NICs of two processes do not reach each other; nil where they do, or where
 // that is not known.
 func (h *Half) reaches(theirs *selfBody) error {
-	mine := nics.OfferOf(h.Provider, h.Devices)
+	mine := nicoffer.Of(h.Provider, h.Devices)
 	if err := mine.Reaches(&theirs.Offer); err != nil {
 		return usage("%v; give both ends the same --provider", err)
 	}
@@ -119,7 +119,7 @@ func describe(h *Half, theirs *selfBody, n int, end string) *Peer {
 	p := &Peer{Address: h.Conn.RemoteAddr().String(), End: end, Version: theirs.Version,
 		Machine: theirs.Machine, Provider: theirs.Provider, NICs: theirs.NICs[:n]}
 	for _, d := range h.Devices[:n] {
-		p.Own = append(p.Own, nics.NameOf(d))
+		p.Own = append(p.Own, nicoffer.NameOf(d))
 	}
 	return p
 }

@@ -8,8 +8,8 @@ import (
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/nicoffer"
 	"ibverbx/internal/peertext"
-	"ibverbx/nics"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
@@ -63,9 +63,9 @@ const (
 
 // selfBody is how a process describes itself.
 type selfBody struct {
-	Version    string  `json:"version"`
-	Machine    Machine `json:"machine"`
-	nics.Offer         // all NICs that it may use
+	Version        string  `json:"version"`
+	Machine        Machine `json:"machine"`
+	nicoffer.Offer         // all NICs that it may use
 }
 
 // check bounds the peer's description of itself, and makes it printable.

@@ -1,0 +1,111 @@
+// Package nicoffer holds what the two ends of a conversation tell each other of their NICs, before
+// they choose which to use: package nics does so for programs, and the command for its own
+// measurements.
+package nicoffer
+
+import (
+	"fmt"
+	"net/netip"
+
+	"ibverbx/internal/peertext"
+	"ibverbx/rendezvous"
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
+	"ibverbx/verbs/soft"
+)
+
+// Offer is what an end tells its peer of its NICs. It travels as JSON.
+type Offer struct {
+	Provider string `json:"provider"`
+	// Packets says in what packets the NICs speak; empty where that is not known.
+	Packets string   `json:"packets"`
+	NICs    []string `json:"nics"` // all that may be used
+}
+
+// Of describes NICs of a provider.
+func Of(provider string, devices []verbs.Device) Offer {
+	o := Offer{Provider: provider, Packets: packetsOf(devices)}
+	for _, d := range devices {
+		o.NICs = append(o.NICs, NameOf(d))
+	}
+	return o
+}
+
+// Check bounds an offer that has come from a peer, and makes it printable. What can be none is an
+// error that is [rendezvous.ErrProtocol].
+func (o *Offer) Check() error {
+	if len(o.NICs) == 0 || len(o.NICs) > verbs.MaxDevices {
+		return fmt.Errorf("%w: the peer has %d NICs: must be 1 to %d", rendezvous.ErrProtocol, len(o.NICs),
+			verbs.MaxDevices)
+	}
+	o.Provider, o.Packets = peertext.Line(o.Provider, MaxName), peertext.Line(o.Packets, MaxName)
+	for i := range o.NICs {
+		o.NICs[i] = peertext.Line(o.NICs[i], MaxName)
+	}
+	return nil
+}
+
+// MaxName is how many characters of a name that the peer gave are kept.
+const MaxName = 100
+
+// Reaches says why NICs do not reach those of a peer, as an error that is [verbs.ErrUnreachable];
+// nil where they do, or where that is not known.
+func (o *Offer) Reaches(theirs *Offer) error {
+	if o.Provider == theirs.Provider || o.Packets == theirs.Packets || o.Packets == "" ||
+		theirs.Packets == "" {
+		return nil
+	}
+	return &unreachable{fmt.Sprintf("the NICs of the two ends do not reach each other: %s (%s) and %s (%s)",
+		o.Provider, o.Packets, theirs.Provider, theirs.Packets)}
+}
+
+// unreachable is verbs.ErrUnreachable in words of its own.
+type unreachable struct{ reason string }
+
+func (e *unreachable) Error() string { return e.reason }
+func (e *unreachable) Unwrap() error { return verbs.ErrUnreachable }
+
+// NameOf is the name of a NIC, and its address where it is made of a socket.
+func NameOf(d verbs.Device) string {
+	if socket, ok := d.(interface{ Addr() netip.AddrPort }); ok {
+		return d.Name() + " at " + socket.Addr().String()
+	}
+	return d.Name()
+}
+
+// packetsOf says in what packets NICs speak, for the other end to know whether its own understand
+// them; empty where that is not known.
+func packetsOf(devices []verbs.Device) string {
+	for _, d := range devices {
+		switch nic := d.(type) {
+		case *roce.Device:
+			if port := nic.Addr().Port(); port != roce.Port {
+				return fmt.Sprintf("RoCEv2 on UDP port %d, not %d", port, roce.Port)
+			}
+			continue
+		case *soft.Device:
+			return "inside one process"
+		}
+		port, err := d.QueryPort(d.DefaultPort())
+		switch {
+		case err != nil:
+			return ""
+		case port.LinkLayer != verbs.LinkLayerEthernet:
+			return port.LinkLayer.String()
+		case !hasRoCEv2(d, port.GIDTableLen):
+			return "Ethernet without RoCEv2"
+		}
+	}
+	return "RoCEv2"
+}
+
+// hasRoCEv2 says whether a port's GID table has an entry of RoCEv2.
+func hasRoCEv2(d verbs.Device, entries int) bool {
+	for i := range entries {
+		if g, err := d.QueryGID(d.DefaultPort(), i); err == nil && g.Type == verbs.GIDTypeRoCEv2 &&
+			!g.GID.IsZero() {
+			return true
+		}
+	}
+	return false
+}
