@@ -3,7 +3,6 @@ package ibverbx
 import (
 	"slices"
 	"testing"
-	"time"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
@@ -215,24 +214,6 @@ func rawWrite(id, n uint64) SendWR {
 	return SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
 		Local: Segment{Addr: 1 << 40, Length: n, Keys: keys}, Remote: RemoteSegment{Addr: 1 << 41, Length: n,
 			Keys: keys}}
-}
-
-// within fails the test when fn does not return in time.
-func within(t *testing.T, d time.Duration, fn func()) {
-	t.Helper()
-	panicked := make(chan any, 1)
-	go func() {
-		defer func() { panicked <- recover() }()
-		fn()
-	}()
-	select {
-	case p := <-panicked:
-		if p != nil {
-			t.Fatalf("panic: %v", p)
-		}
-	case <-time.After(d):
-		t.Fatalf("no return within %v", d)
-	}
 }
 
 func hugeKeys(base uint32) *Keys {

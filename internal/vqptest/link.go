@@ -337,6 +337,21 @@ func EachMode(t *testing.T, fragment uint32, test func(t *testing.T, l *Link)) {
 	}
 }
 
+// EachMultiMode runs a test in every mode with several queue pairs. The mode sets NICs,
+// QPsPerDevice and Scheme of cfg.
+func EachMultiMode(t *testing.T, cfg LinkConfig, test func(t *testing.T, l *Link)) {
+	for _, m := range Modes {
+		if m.QPs*m.NICs == 1 {
+			continue
+		}
+		t.Run(m.Name, func(t *testing.T) {
+			c := cfg
+			c.NICs, c.QP.QPsPerDevice, c.QP.Scheme = m.NICs, m.QPs, m.Scheme
+			test(t, NewLink(t, c))
+		})
+	}
+}
+
 // FormatWCs formats completions for a failure message.
 func FormatWCs(wcs []ibverbx.WC) string {
 	s := ""

@@ -125,52 +125,6 @@ func TestEveryOrderOfClosing(t *testing.T) {
 	}
 }
 
-// Close at any moment of a stepped run: every accepted request completes exactly once, in order.
-func TestCloseAtAnyMoment(t *testing.T) {
-	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-		for steps := range 120 {
-			l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: ibverbx.Config{Scheme: scheme,
-				QPsPerDevice: 2,
-				FragmentSize: 1000, MaxMsgCntPerQP: 2},
-				Fabric: soft.Config{Stepped: true, Seed: uint64(steps)}})
-			const total = 8
-			for id := range uint64(total) {
-				l.B.ExpectRecv(t, id)
-				l.A.Send(t, l.A.Write(verbs.OpRDMAWriteWithImm, id, 0, 2500))
-			}
-			for range steps {
-				l.Fabric.Step()
-				l.A.Pump(t)
-				l.B.Pump(t)
-			}
-			if err := errors.Join(l.A.Close(), l.B.Close()); err != nil {
-				t.Fatal(err)
-			}
-			for _, e := range []*vqptest.End{l.A, l.B} {
-				for wc, err := range e.CQ().Completions() {
-					if err != nil {
-						break
-					}
-					e.Backlog = append(e.Backlog, wc)
-				}
-				if len(e.Backlog) != total {
-					t.Fatalf("%v steps %d: %d completions: %s", scheme, steps, len(e.Backlog),
-						vqptest.FormatWCs(e.Backlog))
-				}
-				failed := false
-				for i, wc := range e.Backlog {
-					if wc.ID != uint64(i) || wc.Status == 0 && failed || wc.Status != 0 &&
-						wc.Status != verbs.StatusWRFlushErr {
-						t.Fatalf("%v steps %d: %s", scheme, steps, vqptest.FormatWCs(e.Backlog))
-					}
-					failed = failed || wc.Status != 0
-				}
-			}
-			l.Close()
-		}
-	}
-}
-
 // executing returns a channel that is closed when the next request begins to execute. The data of a
 // long request is being copied at that moment.
 func executing(fabric *soft.Fabric) <-chan struct{} {

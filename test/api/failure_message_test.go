@@ -227,7 +227,7 @@ func (c *failureCase) run(t *testing.T, l *vqptest.Link) *ibverbx.FailedError {
 // A post that a NIC refuses permanently is described like a failed completion, fragment included.
 func TestMessageOfAPermanentlyRefusedPost(t *testing.T) {
 	cfg := vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: messageFragment}}
-	multiModes(t, cfg, func(t *testing.T, l *vqptest.Link) {
+	vqptest.EachMultiMode(t, cfg, func(t *testing.T, l *vqptest.Link) {
 		l.Fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Err: verbs.ErrDeviceGone,
 			Match: func(wr *verbs.SendWR) bool { return writesTo(messageFragment)(l, wr) }})
 		_, _ = l.A.PostSend(l.A.Write(verbs.OpRDMAWriteWithImm, 7, 0, 2500))

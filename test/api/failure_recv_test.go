@@ -16,7 +16,7 @@ import (
 // cause: requests before the failed one succeed, the failed one has the error's status, later ones
 // are flushed.
 func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
-	multiModes(t, vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: 1000},
+	vqptest.EachMultiMode(t, vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: 1000},
 		Fabric: soft.Config{Stepped: true}},
 		func(t *testing.T, l *vqptest.Link) {
 			const bad = 3
@@ -66,7 +66,7 @@ func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 // A receiver detects that one of its queue pairs has failed, also in Spray, where data rails carry
 // no user receives.
 func TestReceiverDetectsARemoteAccessError(t *testing.T) {
-	multiModes(t, vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: 1000}},
+	vqptest.EachMultiMode(t, vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: 1000}},
 		func(t *testing.T, l *vqptest.Link) {
 			l.B.ExpectRecv(t, 1)
 			keys := map[verbs.DeviceID]uint32{}

@@ -18,7 +18,7 @@ import (
 func TestRequestsBeforeAFailureLinger(t *testing.T) {
 	const linger = 30 * time.Millisecond
 	cfg := ibverbx.Config{Linger: linger, FragmentSize: 8}
-	multiModes(t, vqptest.LinkConfig{QP: cfg}, func(t *testing.T, l *vqptest.Link) {
+	vqptest.EachMultiMode(t, vqptest.LinkConfig{QP: cfg}, func(t *testing.T, l *vqptest.Link) {
 		begin := time.Now()
 		l.A.Send(t, l.A.Write(verbs.OpSend, 1, 0, 8)) // b posts no receive
 		bad := l.A.Write(verbs.OpRDMAWrite, 2, 0, 16) // one fragment on another rail than the SEND
@@ -44,7 +44,7 @@ func TestRequestsBeforeAFailureLinger(t *testing.T) {
 
 // A negative Linger flushes at once, and Wait returns for it.
 func TestNoLinger(t *testing.T) {
-	multiModes(t, vqptest.LinkConfig{QP: ibverbx.Config{Linger: -1, FragmentSize: 8}},
+	vqptest.EachMultiMode(t, vqptest.LinkConfig{QP: ibverbx.Config{Linger: -1, FragmentSize: 8}},
 		func(t *testing.T, l *vqptest.Link) {
 			l.A.Send(t, l.A.Write(verbs.OpSend, 1, 0, 8))
 			bad := l.A.Write(verbs.OpRDMAWrite, 2, 0, 16) // one fragment on another rail than the SEND

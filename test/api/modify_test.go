@@ -8,7 +8,6 @@ import (
 	"ibverbx"
 	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
-	"ibverbx/verbs/soft"
 )
 
 // A program may connect step by step: each Modify moves all rails and the notify QP, and the card
@@ -81,50 +80,6 @@ func stepUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 		if q.State() != step.attr.State {
 			t.Fatalf("in %v, want %v", q.State(), step.attr.State)
 		}
-	}
-}
-
-// When the program moves it to ERR, a virtual queue pair flushes everything in order.
-func TestModifyToErrFlushes(t *testing.T) {
-	multiModes(t, vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: 1000},
-		Fabric: soft.Config{Stepped: true}},
-		func(t *testing.T, l *vqptest.Link) {
-			for id := range uint64(4) {
-				l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, id, 0, 4000))
-			}
-			if err := l.A.Modify(verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState, nil); err != nil {
-				t.Fatal(err)
-			}
-			for range 50 {
-				l.Fabric.Run(10)
-				l.A.Pump(t)
-			}
-			if got := vqptest.IDs(t, l.A.Backlog, verbs.StatusWRFlushErr); len(got) != 4 || got[0] != 0 ||
-				got[3] != 3 {
-				t.Fatal(vqptest.FormatWCs(l.A.Backlog))
-			}
-			_, err := l.A.PostSend(l.A.Write(verbs.OpRDMAWrite, 9, 0, 8))
-			if !errors.Is(err, ibverbx.ErrFailed) {
-				t.Errorf("post in ERR: %v", err)
-			}
-		})
-}
-
-// A program that polls the physical CQs itself reports that one has failed: the requests
-// outstanding on it are flushed.
-func TestFailDevice(t *testing.T) {
-	l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, CQDepth: 8192,
-		QP: ibverbx.Config{QPsPerDevice: 2, FragmentSize: 1000}, Fabric: soft.Config{Stepped: true}})
-	for id := range uint64(4) {
-		l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, id, 0, 4000))
-	}
-	l.A.CQ().FailDevice(1, verbs.ErrOverrun)
-	wcs := l.A.CQ().ProcessCompletions(nil, 1)
-	if got := vqptest.IDs(t, wcs, verbs.StatusWRFlushErr); len(got) != 4 || got[0] != 0 || got[3] != 3 {
-		t.Fatal(vqptest.FormatWCs(wcs))
-	}
-	if !errors.Is(l.A.Err(), verbs.ErrOverrun) {
-		t.Errorf("Err: %v", l.A.Err())
 	}
 }
 

@@ -2,7 +2,6 @@ package api_test
 
 import (
 	"errors"
-	"slices"
 	"testing"
 
 	"ibverbx"
@@ -32,59 +31,6 @@ var ofNothing = []struct {
 			wr.Flags |= verbs.SendInline
 		}
 	}},
-}
-
-// A write, read or notification of no bytes is taken over one queue pair and over several, in
-// whichever way it is asked for. It goes out as one work request and completes in its turn.
-func TestRequestsOfNoBytes(t *testing.T) {
-	vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
-		for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMARead, verbs.OpRDMAWriteWithImm} {
-			for _, c := range ofNothing {
-				t.Run(op.String()+"/"+c.name, func(t *testing.T) {
-					before := handed(l.A)
-					l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 1, 0, 2500))
-					wr := l.A.Write(op, 2, 16, 0)
-					c.edit(l.A, &wr)
-					if op == verbs.OpRDMAWriteWithImm {
-						l.B.ExpectRecv(t, 7)
-					}
-					l.A.Send(t, wr)
-					l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 3, 0, 10))
-					wcs := l.A.Wait(t, 3)
-					if got := vqptest.IDs(t, wcs, verbs.StatusSuccess); !slices.Equal(got,
-						[]uint64{1, 2, 3}) {
-						t.Fatalf("completed %v", got)
-					}
-					if wc := wcs[1]; wc.Opcode != op.WCOpcode() || wc.ByteLen != 0 {
-						t.Errorf("%+v", wc)
-					}
-					whole := uint64(1 + 1 + 1) // the first write is one message of a single queue pair,
-					if l.A.DataRails() > 1 {
-						whole += 2 // and three fragments of several
-					}
-					if n := handed(l.A) - before; n != whole {
-						t.Errorf("%d messages, want %d", n, whole)
-					}
-					if op != verbs.OpRDMAWriteWithImm {
-						return
-					}
-					wc := l.B.Wait(t, 1)[0]
-					if wc.ID != 7 || wc.Status != 0 || wc.Opcode != verbs.WCRecvRDMAWithImm || wc.Imm != 2 ||
-						wc.Flags&verbs.WCWithImm == 0 || wc.ByteLen != 0 {
-						t.Errorf("%+v", wc)
-					}
-				})
-			}
-		}
-	})
-}
-
-// handed is how many messages of the user's requests the rails were handed; markers do not count.
-func handed(e *vqptest.End) (n uint64) {
-	for _, r := range e.Stats().Rails {
-		n += r.Fragments + r.Notifications
-	}
-	return n
 }
 
 // A notification of no bytes keeps promise 4: no earlier write may still be on its way.

@@ -196,7 +196,7 @@ func TestSingleQueuePairIgnoresTheSizeOfFragments(t *testing.T) {
 
 // A SEND needs a key for the device whose queue pair carries it, and for no other.
 func TestSendNeedsTheKeyOfItsCarrier(t *testing.T) {
-	multiModes(t, vqptest.LinkConfig{}, func(t *testing.T, l *vqptest.Link) {
+	vqptest.EachMultiMode(t, vqptest.LinkConfig{}, func(t *testing.T, l *vqptest.Link) {
 		carrier := l.A.NICs[0].ID()
 		key, _ := l.A.MR.Keys().Key(carrier)
 		local := l.A.MR.Slice(0, 8)

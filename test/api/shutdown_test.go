@@ -70,24 +70,6 @@ func TestDrainWhoseContextEnds(t *testing.T) {
 	}
 }
 
-func TestShutdown(t *testing.T) {
-	vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
-		l.Fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 2 * time.Millisecond, Skip: 5, Count: 20})
-		fill(l.A, t, 12, 3)
-		if err := l.A.Shutdown(patience(t)); err != nil {
-			t.Fatal(err)
-		}
-		sends, recvs := directions(t, pollClosed(l.A, t))
-		if !slices.Equal(sends, repeated(verbs.StatusSuccess, 12)) ||
-			!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
-			t.Errorf("sends %v, receives %v", sends, recvs)
-		}
-		if err := l.A.MR.Close(); err != nil {
-			t.Errorf("a region is still held: %v", err)
-		}
-	})
-}
-
 // rawPair is two connected virtual queue pairs on one NIC, each on physical CQs of its own without
 // a completion channel.
 func rawPair(t *testing.T, fabric *soft.Fabric, qps int) (ends [2]*ibverbx.VirtualQP, mr verbs.MR,
