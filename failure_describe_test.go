@@ -149,7 +149,8 @@ func TestFailureDescribesTheWorkRequestThatFailed(t *testing.T) {
 					}
 					fe := r.failing(t, p)
 					seen[fe.Part]++
-					if !fe.HasID || fe.ID != 7 || fe.Opcode != c.op.WCOpcode() || fe.Rail != wrid.Rail(p.ID) ||
+					if !fe.HasID || fe.ID != 7 || fe.Opcode != c.op.WCOpcode() ||
+						fe.Rail != wrid.Rail(p.ID) ||
 						fe.RailQPNum != p.qp || fe.VendorErr != 0x88 {
 						t.Fatalf("%+v", fe)
 					}

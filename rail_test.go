@@ -265,7 +265,8 @@ func TestMostOutstanding(t *testing.T) {
 	s, v := &r.send.win, &r.recv.win
 	sends, recvs := s.Head, v.Head
 	for beyond, want := range []error{nil, verbs.ErrQueueFull, verbs.ErrQueueFull} {
-		s.Head, v.Head = s.Tail-wrid.MaxOutstanding+1-uint64(beyond), v.Tail-wrid.MaxOutstanding+1-uint64(beyond)
+		most := wrid.MaxOutstanding - 1 + uint64(beyond)
+		s.Head, v.Head = s.Tail-most, v.Tail-most
 		_, err := r.postSends(nil)
 		if err != nil {
 			t.Fatal(err)

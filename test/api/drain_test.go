@@ -364,7 +364,8 @@ func TestDrainProgressesPastRefusals(t *testing.T) {
 // Nothing is posted on queue pairs in ERR, since a NIC may refuse that permanently. Waiting
 // requests are flushed.
 func TestDrainPostsNothingBehindTheFlush(t *testing.T) {
-	vqptest.EachMultiMode(t, vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: 1000, MaxMsgCntPerQP: 2, Credits: 4}},
+	vqptest.EachMultiMode(t, vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: 1000, MaxMsgCntPerQP: 2,
+		Credits: 4}},
 		func(t *testing.T, l *vqptest.Link) {
 			fill(l.A, t, 2, 12)
 			refusal := l.Fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Count: -1, Err: verbs.ErrState,

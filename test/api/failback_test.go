@@ -105,7 +105,7 @@ func TestANICThatLacksMemoryStaysAway(t *testing.T) {
 		if mr, err = at.Domain().Register(make([]byte, 1<<16), verbs.AccessAll); err != nil {
 			t.Fatal(err)
 		}
-		wr := at.Write(verbs.OpRDMAWrite, 0, soakRecvAt, 4096)
+		wr := at.Write(verbs.OpRDMAWrite, 0, receivesAt, 4096)
 		wr.Local = mr.Slice(0, 4096)
 		at.Send(t, wr)
 		at.Wait(t, 1)

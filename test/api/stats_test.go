@@ -1,11 +1,15 @@
 package api_test
 
 import (
+	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	"ibverbx"
 	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // Stats count what was accepted and what of it has completed, in both directions, and go on
@@ -51,5 +55,129 @@ func TestStatsOfTheRings(t *testing.T) {
 		s.SendRing != small {
 		t.Errorf("%d receives: grown %d times to %d slots, %d in use; %d slots for sends", 4*small,
 			s.RingsGrown, s.RecvRing, s.RecvWindow, s.SendRing)
+	}
+}
+
+// The physical queue pairs and CQs that Open and a Domain make are accessible: their attributes can
+// be queried, and a program can poll the CQs itself.
+func TestPhysicalQueuePairsAndCQs(t *testing.T) {
+	vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
+		rails, qps := l.A.Stats().Rails, l.A.QPs()
+		if len(qps) != len(rails) {
+			t.Fatalf("%d queue pairs of %d", len(qps), len(rails))
+		}
+		for i, qp := range qps {
+			attr, err := qp.Query()
+			if qp.Num() != rails[i].QPNum || qp.Device().Name() != rails[i].Device || err != nil ||
+				attr.State != verbs.StateRTS {
+				t.Errorf("queue pair %d: %d of %s in %v, %v; want %+v", i, qp.Num(), qp.Device().Name(),
+					attr.State, err, rails[i])
+			}
+		}
+		qps[0] = nil // the list is the caller's
+		if l.A.QPs()[0] == nil {
+			t.Error("QPs shares its list")
+		}
+		cqs, devs := l.A.CQ().CQs(), l.A.CQ().Devices()
+		if len(cqs) != len(devs) || len(cqs) != len(l.A.NICs) {
+			t.Fatalf("%d CQs of %d devices", len(cqs), len(devs))
+		}
+		for i := range cqs {
+			if cqs[i].Device() != devs[i] {
+				t.Errorf("CQ %d is of %s, device %d is %s", i, cqs[i].Device().Name(), i, devs[i].Name())
+			}
+		}
+		for id := range uint64(3) {
+			l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, id, 0, 4500))
+		}
+		var got []ibverbx.WC
+		for len(got) < 3 {
+			for _, cq := range cqs {
+				var wcs [8]verbs.WC
+				n, err := cq.Poll(wcs[:])
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = l.A.CQ().ProcessCompletions(got, cq.Device().ID(), wcs[:n]...)
+			}
+		}
+		if list := vqptest.IDs(t, got, verbs.StatusSuccess); !slices.Equal(list, []uint64{0, 1, 2}) {
+			t.Errorf("completed %v", list)
+		}
+	})
+}
+
+// PollDevice of a device without a CQ is an error.
+func TestPollOfAnUnknownDevice(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2})
+	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 1, 0, 8))
+	for _, dev := range []verbs.DeviceID{2, 63, 64, 255} {
+		n, err := l.A.CQ().PollDevice(dev, make([]ibverbx.WC, 4))
+		if n != 0 || !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "0, 1") {
+			t.Errorf("device %d: %d, %v", dev, n, err)
+		}
+	}
+	vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
+}
+
+// With ArmSolicited a single queue pair raises an event for a solicited message and none for
+// another. Over several every message raises one: what a solicited message waits for may be
+// unsolicited.
+func TestArmSolicited(t *testing.T) {
+	vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
+		arrives := func(flags verbs.SendFlags) (event bool) {
+			l.B.ExpectRecv(t, 1)
+			l.B.Pump(t)
+			for range len(l.B.CQ().Events()) {
+				<-l.B.CQ().Events()
+			}
+			if err := l.B.CQ().ArmSolicited(); err != nil {
+				t.Fatal(err)
+			}
+			wr := l.A.Write(verbs.OpRDMAWriteWithImm, 1, 0, 100)
+			wr.Flags |= flags
+			l.A.Send(t, wr)
+			vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
+			select {
+			case <-l.B.CQ().Events():
+				event = true
+			default:
+			}
+			vqptest.IDs(t, l.B.Wait(t, 1), verbs.StatusSuccess)
+			return event
+		}
+		if l.B.DataRails() == 1 && arrives(0) {
+			t.Error("an event for an unsolicited message")
+		}
+		if l.B.DataRails() > 1 && l.B.Scheme() == ibverbx.DQPLB && !arrives(0) {
+			t.Error("no event over several queue pairs")
+		}
+		if l.B.DataRails() == 1 && !arrives(verbs.SendSolicited) {
+			t.Error("no event for a solicited message")
+		}
+	})
+	l := vqptest.NewLink(t, vqptest.LinkConfig{Fabric: soft.Config{}})
+	if err := l.A.CQ().Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.A.CQ().ArmSolicited(); !errors.Is(err, ibverbx.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
+// Virtual queue pairs of different virtual CQs have different numbers, and so have virtual CQs.
+func TestNumbersAreUniqueInTheProcess(t *testing.T) {
+	qps, cqs := map[uint32]bool{}, map[uint32]bool{}
+	for range 3 {
+		l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2}})
+		for _, e := range []*vqptest.End{l.A, l.B} {
+			qps[e.Num()], cqs[e.CQ().Num()] = true, true
+			if e.CQ().Stats().Num != e.CQ().Num() {
+				t.Errorf("virtual CQ %d, and its statistics say %d", e.CQ().Num(), e.CQ().Stats().Num)
+			}
+		}
+	}
+	if len(qps) != 6 || len(cqs) != 6 || qps[0] || cqs[0] {
+		t.Errorf("virtual queue pairs %v, virtual CQs %v", qps, cqs)
 	}
 }

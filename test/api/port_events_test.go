@@ -55,7 +55,7 @@ func TestPortThatIsDownLosesItsRails(t *testing.T) {
 					nic = l.B.NICs[1]
 				}
 				nic.SetLink(false)
-				l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
+				l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, receivesAt, 64<<10))
 				l.after(0)
 				l.after(49 * time.Millisecond)
 				if n := l.A.Stats().RailsLost + l.B.Stats().RailsLost; n != 0 {
@@ -166,13 +166,13 @@ func TestPortsThatAreAllDown(t *testing.T) {
 	l.A.NICs[1].SetLink(true)
 	l.after(0)
 	l.downAre(t, l.A.NICs[0])
-	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
+	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, receivesAt, 64<<10))
 	l.A.Wait(t, 1)
 	l.A.NICs[1].SetLink(false)
 	l.after(time.Hour)
 	l.downAre(t, l.A.NICs[0])
 	l.A.NICs[1].SetLink(true)
-	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
+	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, receivesAt, 64<<10))
 	l.A.Wait(t, 1)
 }
 
@@ -208,7 +208,7 @@ func TestPortThatIsDownBefore(t *testing.T) {
 	if err := errors.Join(l.A.Connect(cards[1]), l.B.Connect(cards[0])); err != nil {
 		t.Fatal(err)
 	}
-	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
+	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, receivesAt, 64<<10))
 	l.after(49 * time.Millisecond)
 	l.downAre(t)
 	l.after(time.Millisecond)
@@ -226,7 +226,7 @@ func TestReportsMakeNothingFail(t *testing.T) {
 	}
 	l.after(time.Second)
 	l.A.NICs[1].SetLink(true)
-	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
+	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, receivesAt, 64<<10))
 	for range 100 {
 		l.after(time.Second)
 	}

@@ -270,3 +270,200 @@ func TestConnectWhereCreditsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// Connect refuses the card of the virtual queue pair itself, in all its forms, and changes nothing.
+func TestConnectRefusesItsOwnCard(t *testing.T) {
+	for _, m := range vqptest.Modes {
+		t.Run(m.Name, func(t *testing.T) {
+			cfg := ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs}
+			l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs, QP: cfg})
+			if err := l.A.Reset(); err != nil {
+				t.Fatal(err)
+			}
+			refused := func(q *ibverbx.VirtualQP, card ibverbx.BusinessCard) {
+				t.Helper()
+				if err := q.Connect(card); !errors.Is(err, ibverbx.ErrOwnCard) ||
+					!strings.Contains(err.Error(), "the card of the other end") {
+					t.Errorf("%v", err)
+				}
+				if q.State() != verbs.StateReset || q.Err() != nil {
+					t.Errorf("left in %v, %v", q.State(), q.Err())
+				}
+			}
+			card, err := l.A.Card()
+			if err != nil {
+				t.Fatal(err)
+			}
+			refused(l.A.VirtualQP, vqptest.ThroughJSON(t, card))
+			if n := len(card.QPNums); m.NICs == 1 && n > 1 {
+				// Its queue pairs in another order are still its own.
+				card.QPNums[0], card.QPNums[n-1] = card.QPNums[n-1], card.QPNums[0]
+				refused(l.A.VirtualQP, card)
+			}
+
+			// A bare card has no GIDs; the configuration has them.
+			card, err = l.A.Card()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range card.Rails {
+				cfg.Conn.PeerGIDs = append(cfg.Conn.PeerGIDs, r.GID)
+			}
+			bare, err := l.A.Domain().NewQP(nil, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if card, err = bare.Card(); err != nil {
+				t.Fatal(err)
+			}
+			refused(bare, ibverbx.BusinessCard{QPNums: card.QPNums, NotifyQPNum: card.NotifyQPNum})
+			if err := bare.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Two virtual queue pairs of one process, on the same NICs, connect as any others do.
+func TestTwoEndsOnTheSameNICsConnect(t *testing.T) {
+	for _, m := range vqptest.Modes {
+		fabric, err := soft.New(soft.Config{Devices: m.NICs})
+		if err != nil {
+			t.Fatal(err)
+		}
+		devices, err := fabric.Devices()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ends [2]*ibverbx.VirtualQP
+		for i := range ends {
+			if ends[i], err = ibverbx.Open(devices,
+				ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		vqptest.ConnectBoth(t, ends[0], ends[1])
+		if err := errors.Join(ends[0].Close(), ends[1].Close(), fabric.Close()); err != nil {
+			t.Errorf("%s: %v", m.Name, err)
+		}
+	}
+}
+
+// Software NICs of two fabrics, which in two programs have the same names and numbers, do not reach
+// each other. Connect says so at once and changes nothing.
+func TestConnectRefusesAnotherFabric(t *testing.T) {
+	var ends [2]*ibverbx.VirtualQP
+	for i := range ends {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer fabric.Close()
+		if ends[i], err = ibverbx.Open([]verbs.Device{fabric.Device(0)}, ibverbx.Config{}); err != nil {
+			t.Fatal(err)
+		}
+		defer ends[i].Close()
+	}
+	for i, q := range ends {
+		card, err := ends[1-i].Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := q.Connect(vqptest.ThroughJSON(t, card)); !errors.Is(err, verbs.ErrUnreachable) ||
+			!strings.Contains(err.Error(), card.Rails[0].GID.String()) ||
+			!strings.Contains(err.Error(), "rail 0") {
+			t.Errorf("%v", err)
+		}
+		if q.State() != verbs.StateReset || q.Err() != nil {
+			t.Errorf("left in %v, %v", q.State(), q.Err())
+		}
+	}
+}
+
+// A program may connect step by step: each Modify moves all rails and the notify QP, and the card
+// supplies what differs between them.
+func TestModifyStepByStep(t *testing.T) {
+	for _, m := range vqptest.Modes {
+		t.Run(m.Name, func(t *testing.T) {
+			l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs,
+				QP: ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs,
+					FragmentSize: 1000}})
+			if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
+				t.Fatal(err)
+			}
+			cards := map[*vqptest.End]ibverbx.BusinessCard{}
+			for _, e := range []*vqptest.End{l.A, l.B} {
+				card, err := e.Card()
+				if err != nil {
+					t.Fatal(err)
+				}
+				cards[e] = card
+			}
+			for _, e := range []*vqptest.End{l.A, l.B} {
+				peer := cards[e.Other]
+				stepUp(t, e.VirtualQP, &peer)
+			}
+			l.B.ExpectRecv(t, 1)
+			vqptest.FillRandom(l.A.Buf[:5000], 1)
+			l.A.Send(t, l.A.Write(verbs.OpRDMAWriteWithImm, 2, 0, 5000))
+			if wc := l.B.Wait(t, 1)[0]; wc.Imm != 2 || wc.Status != 0 {
+				t.Fatalf("%+v", wc)
+			}
+			vqptest.MustEqual(t, "data", l.B.Buf[:5000], l.A.Buf[:5000])
+			vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
+		})
+	}
+}
+
+// stepUp takes a virtual queue pair through INIT, RTR and RTS, and checks at each step what is
+// refused.
+func stepUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
+	t.Helper()
+	const (
+		toInit = verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess
+		toRTR  = verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
+			verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer
+		toRTS = verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
+			verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic
+	)
+	for _, step := range []struct {
+		attr verbs.QPAttr
+		mask verbs.QPAttrMask
+	}{
+		{verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}, toInit},
+		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
+			AH: verbs.AH{Global: true, Port: 1}}, toRTR},
+		{verbs.QPAttr{State: verbs.StateRTS, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxRDAtomic: 4}, toRTS},
+	} {
+		before := q.State()
+		var me *verbs.ModifyError
+		if err := q.Modify(step.attr, step.mask&^(verbs.QPAttrPort|verbs.QPAttrPathMTU|verbs.QPAttrTimeout),
+			peer); !errors.As(err, &me) || me.Missing == 0 || !strings.Contains(err.Error(), "rail 0") {
+			t.Fatalf("to %v with an attribute missing: %v", step.attr.State, err)
+		}
+		if q.State() != before {
+			t.Fatalf("a refused change moved it from %v to %v", before, q.State())
+		}
+		if err := q.Modify(step.attr, step.mask, peer); err != nil {
+			t.Fatal(err)
+		}
+		if q.State() != step.attr.State {
+			t.Fatalf("in %v, want %v", q.State(), step.attr.State)
+		}
+	}
+}
+
+// A program that gives no reason for the death of a device gets an error that it can print and test
+// for.
+func TestFailDeviceWithoutAReason(t *testing.T) {
+	for _, qps := range []int{1, 2} {
+		l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: qps}})
+		l.A.CQ().FailDevice(0, nil)
+		var failed *ibverbx.FailedError
+		if err := l.A.Err(); !errors.Is(err, verbs.ErrDeviceGone) || !errors.As(err, &failed) ||
+			strings.Contains(err.Error(), "nil") || !strings.Contains(err.Error(), "check the NIC") ||
+			failed.Device != "soft0" {
+			t.Errorf("%v", err)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"ibverbx"
 	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // boundary is a limit of requests: a request on it is accepted, the next one beyond is refused.
@@ -244,6 +246,93 @@ func TestReceivesUpToTheirLimits(t *testing.T) {
 			if !errors.Is(err, c.want) || (n == 1) != (c.want == nil) {
 				t.Errorf("%s: a piece of %d bytes: %d accepted, %v", m.Name, c.length, n, err)
 			}
+		}
+	}
+}
+
+func TestOrderOptionsAreRefusedWhereTheyDoNotApply(t *testing.T) {
+	vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
+		rails := uint64(l.A.DataRails())
+		every := func(op verbs.Opcode, n uint64) ibverbx.SendWR {
+			wr := l.A.Write(op, 1, 0, n)
+			wr.EveryRail = true
+			return wr
+		}
+		relaxed := func(op verbs.Opcode) ibverbx.SendWR {
+			wr := l.A.Write(op, 1, 0, 8)
+			wr.Relaxed = true
+			return wr
+		}
+		pieces := every(verbs.OpRDMARead, 0)
+		pieces.Local = ibverbx.Segment{}
+		for range 64 * rails {
+			pieces.SGL = append(pieces.SGL, l.A.MR.Slice(0, 1))
+		}
+		type refusal struct {
+			wr   ibverbx.SendWR
+			want error
+			says string
+		}
+		list := []refusal{
+			{relaxed(verbs.OpRDMAWrite), verbs.ErrInvalid, "Relaxed"},
+			{relaxed(verbs.OpRDMAWriteWithImm), verbs.ErrInvalid, "Relaxed"},
+			{relaxed(verbs.OpRDMARead), verbs.ErrInvalid, "Relaxed"},
+			{relaxed(verbs.OpAtomicFetchAdd), verbs.ErrInvalid, "Relaxed"},
+			{every(verbs.OpRDMAWriteWithImm, rails), verbs.ErrInvalid, "EveryRail"},
+			{every(verbs.OpSend, rails), verbs.ErrInvalid, "EveryRail"},
+			{every(verbs.OpAtomicCmpAndSwp, 8), verbs.ErrInvalid, "EveryRail"},
+			{every(verbs.OpRDMARead, 0), ibverbx.ErrLength,
+				fmt.Sprintf("0 bytes over every rail: must be a multiple of the %d", rails)},
+			{pieces, verbs.ErrInvalid, "pieces over every rail"},
+		}
+		if rails > 1 {
+			list = append(list,
+				refusal{every(verbs.OpRDMARead, rails+1), ibverbx.ErrLength,
+					fmt.Sprintf("must be a multiple of the %d", rails)},
+				refusal{every(verbs.OpRDMAWrite, rails*1001), ibverbx.ErrLength,
+					"a fragment has at most 1000"})
+		}
+		for _, c := range list {
+			if n, err := l.A.PostSend(c.wr); n != 0 || !errors.Is(err, c.want) ||
+				!strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v: %d, %v", c.wr.Opcode, n, err)
+			}
+		}
+		if s := l.A.Stats(); s.Sends != 0 || s.SendWindow != 0 {
+			t.Errorf("a trace is left: %+v", s)
+		}
+	})
+}
+
+// What travels as one message is refused where it is longer than the NIC's port carries, and
+// nothing is lost: a SEND always, and on a single queue pair everything.
+func TestMessagesBeyondThePortAreRefused(t *testing.T) {
+	const longest = 4096
+	fabric := soft.Config{Device: soft.DeviceConfig{MaxMsgSize: longest}}
+	for _, m := range vqptest.Modes {
+		for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMARead, verbs.OpSend} {
+			t.Run(fmt.Sprintf("%s/%v", m.Name, op), func(t *testing.T) {
+				l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs, Fabric: fabric,
+					QP: ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs}})
+				if op.IsSend() {
+					if _, err := l.B.PostRecv(ibverbx.RecvWR{Local: l.B.MR.Slice(0, 2*longest)}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				n, err := l.A.PostSend(l.A.Write(op, 1, 0, longest+1))
+				if !op.IsSend() && m.Name != "single" {
+					if err != nil {
+						t.Fatal(err) // it is fragmented
+					}
+					vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
+					return
+				}
+				if n != 0 || !errors.Is(err, ibverbx.ErrLength) || !strings.Contains(err.Error(), "4096") {
+					t.Fatalf("%d, %v", n, err)
+				}
+				l.A.Send(t, l.A.Write(op, 2, 0, longest))
+				vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
+			})
 		}
 	}
 }
