@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 
-	"ibverbx/internal/worded"
+	"ibverbx/internal/errwrap"
 	"ibverbx/transport"
 )
 
@@ -211,7 +211,7 @@ func (t *peer) update(ctx context.Context, w word, c change, v, compare uint64) 
 		case c == changeCompare && w.get(was) != compare:
 			return w.get(was), nil
 		}
-		if err := worded.Ended(ctx); err != nil {
+		if err := errwrap.ContextErr(ctx); err != nil {
 			return 0, err
 		}
 		all = was

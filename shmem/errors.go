@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 
-	"ibverbx/internal/worded"
+	"ibverbx/internal/errwrap"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -60,7 +60,7 @@ func (e *PEError) MarshalJSON() ([]byte, error) {
 // invalid is the error of a call that was refused for an argument.
 func invalid(op, format string, args ...any) error {
 	detail := fmt.Sprintf(format, args...)
-	return &worded.Error{Err: fmt.Errorf("shmem: %s: %w: %s", op, verbs.ErrInvalid, detail)}
+	return &errwrap.Error{Err: fmt.Errorf("shmem: %s: %w: %s", op, verbs.ErrInvalid, detail)}
 }
 
 // needContext refuses a call without a context.
@@ -73,5 +73,5 @@ func needContext(op string, ctx context.Context) error {
 
 // opError is the error of a call that failed.
 func opError(op string, err error) error {
-	return &worded.Error{Err: fmt.Errorf("shmem: %s: %w", op, err)}
+	return &errwrap.Error{Err: fmt.Errorf("shmem: %s: %w", op, err)}
 }

@@ -6,7 +6,7 @@ import (
 	"strconv"
 
 	"ibverbx"
-	"ibverbx/internal/worded"
+	"ibverbx/internal/errwrap"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -29,11 +29,11 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
 		return nil, opError("join", err)
 	}
 	if err := p.connect(ctx); err != nil {
-		return nil, worded.Join(opError("join", err), p.free())
+		return nil, errwrap.Join(opError("join", err), p.free())
 	}
 	if cfg.Background {
 		if err := p.worker.Start(); err != nil {
-			return nil, worded.Join(opError("join", err), p.free())
+			return nil, errwrap.Join(opError("join", err), p.free())
 		}
 	}
 	return p, nil
@@ -49,7 +49,7 @@ func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 	p.peers = make([]peer, cfg.PEs)
 	defer func() {
 		if err != nil {
-			err = worded.Join(err, p.free())
+			err = errwrap.Join(err, p.free())
 		}
 	}()
 	if p.worker, err = transport.NewWorker(dom, cfg.Transport); err != nil {
@@ -109,7 +109,7 @@ func (p *PE) connect(ctx context.Context) error {
 	// queue pair that is not.
 	refusals, err := p.callExchange(ctx, refusal)
 	if failed != nil || err != nil {
-		return worded.Join(failed, err)
+		return errwrap.Join(failed, err)
 	}
 	for i, m := range refusals {
 		if len(m) != 0 {

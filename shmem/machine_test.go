@@ -6,7 +6,7 @@ import (
 	"errors"
 	"testing"
 
-	"ibverbx/internal/worded/wordedtest"
+	"ibverbx/internal/errwrap/errwraptest"
 	"ibverbx/shmem"
 )
 
@@ -29,7 +29,7 @@ func TestErrorsForMachines(t *testing.T) {
 		t.Fatalf("%v, %v", called, ran)
 	}
 	for name, err := range map[string]error{"barrier": called, "run": ran} {
-		wordedtest.Check(t, name, err, func(cause []byte) bool {
+		errwraptest.Check(t, name, err, func(cause []byte) bool {
 			return bytes.Contains(cause, []byte(`"pe":1,`)) && bytes.Contains(cause, []byte(`"peer":"PE 1"`))
 		})
 	}

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/internal/errwrap"
 	"ibverbx/internal/guard"
-	"ibverbx/internal/worded"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -87,7 +87,7 @@ func (p *PE) Close(ctx context.Context) error {
 			err = t.opError(op, e)
 		}
 	}
-	return worded.Join(err, p.free())
+	return errwrap.Join(err, p.free())
 }
 
 // Stats is a snapshot of a PE.

@@ -9,8 +9,8 @@ import (
 	"sync"
 
 	"ibverbx"
+	"ibverbx/internal/errwrap"
 	"ibverbx/internal/guard"
-	"ibverbx/internal/worded"
 )
 
 // World is the PEs of this process: all PEs, or some of them.
@@ -52,7 +52,7 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 	if err := results.join(); err != nil {
 		for _, pe := range world.pes {
 			if pe != nil {
-				err = worded.Join(err, pe.free())
+				err = errwrap.Join(err, pe.free())
 			}
 		}
 		return nil, err
@@ -149,7 +149,7 @@ func (r *results) join() error {
 	if len(errs) == 0 {
 		return nil
 	}
-	return &worded.Error{Err: errors.Join(errs...)}
+	return &errwrap.Error{Err: errors.Join(errs...)}
 }
 
 // onlyCanceled reports whether an error says nothing but that a ctx was canceled.
@@ -190,6 +190,6 @@ func (m *meeting) gather(ctx context.Context, i int, mine []byte) ([][]byte, err
 	case <-full:
 		return entries, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: another PE has not joined", worded.Ended(ctx))
+		return nil, fmt.Errorf("%w: another PE has not joined", errwrap.ContextErr(ctx))
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"ibverbx/internal/errwrap"
 	"ibverbx/internal/guard"
-	"ibverbx/internal/worded"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -155,9 +155,9 @@ func (e *Endpoint) fail(cause error) {
 	w.stats.failures++
 	var below *transport.EndpointError
 	if errors.As(cause, &below) { // names the peer
-		cause = &worded.Error{Err: fmt.Errorf("tagged: %w", cause)}
+		cause = &errwrap.Error{Err: fmt.Errorf("tagged: %w", cause)}
 	} else {
-		cause = &worded.Error{Err: fmt.Errorf("tagged: %s: %w", e.name, cause)}
+		cause = &errwrap.Error{Err: fmt.Errorf("tagged: %s: %w", e.name, cause)}
 	}
 	_ = e.end(cause)
 	if e.stage < stageParting {

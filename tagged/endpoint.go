@@ -3,11 +3,11 @@ package tagged
 import (
 	"fmt"
 
+	"ibverbx/internal/errwrap"
 	"ibverbx/internal/flow"
 	"ibverbx/internal/guard"
 	"ibverbx/internal/list"
 	"ibverbx/internal/ring"
-	"ibverbx/internal/worded"
 	"ibverbx/transport"
 )
 
@@ -160,7 +160,7 @@ func (e *Endpoint) broken() error {
 // refuse is the error of a call on an endpoint that had no effect.
 func (e *Endpoint) refuse(op string, err error, detail string) error {
 	if detail != "" {
-		return &worded.Error{Err: fmt.Errorf("tagged: %s: %s: %w: %s", op, e.name, err, detail)}
+		return &errwrap.Error{Err: fmt.Errorf("tagged: %s: %s: %w: %s", op, e.name, err, detail)}
 	}
-	return &worded.Error{Err: fmt.Errorf("tagged: %s: %s: %w", op, e.name, err)}
+	return &errwrap.Error{Err: fmt.Errorf("tagged: %s: %s: %w", op, e.name, err)}
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"ibverbx/internal/worded"
+	"ibverbx/internal/errwrap"
 	"ibverbx/transport"
 )
 
@@ -40,7 +40,7 @@ var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
 
 // noPeer says that no endpoint is left that could send; err is why the last one ended.
 func noPeer(err error) error {
-	return &worded.Error{Err: fmt.Errorf("tagged: recv: %w: %w", ErrNoPeer, within{err})}
+	return &errwrap.Error{Err: fmt.Errorf("tagged: recv: %w: %w", ErrNoPeer, within{err})}
 }
 
 // InterruptedError says that a context ended a wait while the request goes on: the request owns its
@@ -62,9 +62,9 @@ func (e *InterruptedError) Unwrap() error { return e.Err }
 // refuse is the error of a call on the worker that had no effect.
 func refuse(op string, err error, format string, args ...any) error {
 	if format == "" {
-		return &worded.Error{Err: fmt.Errorf("tagged: %s: %w", op, err)}
+		return &errwrap.Error{Err: fmt.Errorf("tagged: %s: %w", op, err)}
 	}
-	return &worded.Error{Err: fmt.Errorf("tagged: %s: %w: "+format, append([]any{op, err}, args...)...)}
+	return &errwrap.Error{Err: fmt.Errorf("tagged: %s: %w: "+format, append([]any{op, err}, args...)...)}
 }
 
 // within is an error of this package within another, which names the package already.
@@ -75,7 +75,7 @@ func (e within) Error() string { return strings.TrimPrefix(e.err.Error(), "tagge
 
 // Unwrap returns the error, or what is wrapped in it where it has no form of its own.
 func (e within) Unwrap() error {
-	if d, ok := e.err.(*worded.Error); ok { //nolint:errorlint // the outermost
+	if d, ok := e.err.(*errwrap.Error); ok { //nolint:errorlint // the outermost
 		return d.Err
 	}
 	return e.err

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"ibverbx/internal/worded/wordedtest"
+	"ibverbx/internal/errwrap/errwraptest"
 	"ibverbx/tagged"
 )
 
@@ -32,7 +32,7 @@ func TestErrorsForMachines(t *testing.T) {
 		if err == nil || strings.Count(err.Error(), "tagged: ") != 1 {
 			t.Errorf("%s: %v: want the package's name once", name, err)
 		}
-		wordedtest.Check(t, name, err, func(cause []byte) bool {
+		errwraptest.Check(t, name, err, func(cause []byte) bool {
 			var got struct{ Peer, Kind string }
 			return json.Unmarshal(cause, &got) == nil && got.Peer == a.Name() && got.Kind != ""
 		})

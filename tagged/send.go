@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"ibverbx/internal/errwrap"
 	"ibverbx/internal/guard"
-	"ibverbx/internal/worded"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -59,7 +59,7 @@ func (e *Endpoint) mayWait(ctx context.Context, op string) error {
 	if ctx == nil {
 		return e.refuse(op, verbs.ErrInvalid, "no context")
 	}
-	return worded.Ended(ctx)
+	return errwrap.ContextErr(ctx)
 }
 
 func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Request, error) {

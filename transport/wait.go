@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"ibverbx/internal/worded"
+	"ibverbx/internal/errwrap"
 	"ibverbx/verbs"
 )
 
@@ -68,7 +68,7 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 				continue
 			}
 		}
-		if err := worded.Ended(ctx); err != nil {
+		if err := errwrap.ContextErr(ctx); err != nil {
 			return slept, err
 		}
 		if w.life.closed() {

@@ -1,5 +1,5 @@
-// Package worded adds words to errors and keeps their form for machines.
-package worded
+// Package errwrap wraps and joins errors without hiding how they write themselves to JSON and slog.
+package errwrap
 
 import (
 	"context"
@@ -9,13 +9,13 @@ import (
 	"log/slog"
 )
 
-// Error is an error with words around it, made by fmt.Errorf or errors.Join, say, which have no
-// form for machines. It passes on that of the error within: what that writes to JSON and to slog.
+// Error holds an error that fmt.Errorf or errors.Join has made. Those do not implement
+// json.Marshaler and slog.LogValuer; Error does, and writes the wrapped error in its own form.
 type Error struct {
-	Err error // with its words
+	Err error
 }
 
-// Join is errors.Join with a form for machines. A single error is returned as it is.
+// Join is errors.Join whose result is an Error. It returns a single error unchanged.
 func Join(errs ...error) error {
 	var only error
 	for _, err := range errs {
@@ -30,13 +30,14 @@ func Join(errs ...error) error {
 	return only
 }
 
-// Error is the text with its words.
+// Error returns the whole text.
 func (e *Error) Error() string { return e.Err.Error() }
 
-// Unwrap returns what is wrapped.
+// Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// LogValue has slog write the error within in its own way, and the text where it has none.
+// LogValue adds what the wrapped error logs as "cause"; without a wrapped slog.LogValuer it is the
+// text.
 func (e *Error) LogValue() slog.Value {
 	var own slog.LogValuer
 	if errors.As(e.Err, &own) {
@@ -45,7 +46,7 @@ func (e *Error) LogValue() slog.Value {
 	return slog.StringValue(e.Error())
 }
 
-// MarshalJSON writes the text, and the error within in its own form where it has one.
+// MarshalJSON writes the text, and as "cause" the JSON of the wrapped error if it has any.
 func (e *Error) MarshalJSON() ([]byte, error) {
 	form := struct {
 		Error string         `json:"error"`
@@ -55,9 +56,9 @@ func (e *Error) MarshalJSON() ([]byte, error) {
 	return json.Marshal(form)
 }
 
-// Ended is why a context has ended: its error and, where somebody gave one, the cause behind it. It
-// is nil while the context has not ended.
-func Ended(ctx context.Context) error {
+// ContextErr returns why a context has ended: its error, and behind it the cause if somebody gave
+// one. It returns nil while the context has not ended.
+func ContextErr(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if err == nil || errors.Is(cause, err) {
 		return err

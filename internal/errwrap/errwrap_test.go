@@ -1,4 +1,4 @@
-package worded_test
+package errwrap_test
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"ibverbx/internal/worded"
+	"ibverbx/internal/errwrap"
 )
 
 // broken is an error with a form of its own.
@@ -25,13 +25,13 @@ func (b broken) LogValue() slog.Value         { return slog.GroupValue(slog.Int(
 // Joined errors have a form too; one alone is itself, and none is nil.
 func TestJoin(t *testing.T) {
 	one, other := broken{1}, broken{2}
-	if err := worded.Join(nil, one, nil); err != one { //nolint:errorlint // it is not wrapped
+	if err := errwrap.Join(nil, one, nil); err != one { //nolint:errorlint // it is not wrapped
 		t.Errorf("%#v", err)
 	}
-	if err := worded.Join(nil, nil); err != nil {
+	if err := errwrap.Join(nil, nil); err != nil {
 		t.Error(err)
 	}
-	both := worded.Join(one, other)
+	both := errwrap.Join(one, other)
 	got, err := json.Marshal(both)
 	want := `{"error":"part 1 is broken\npart 2 is broken","cause":{"part":1}}`
 	if err != nil || string(got) != want || !errors.Is(both, other) {
@@ -61,7 +61,7 @@ func TestErrorForMachines(t *testing.T) {
 			`{"error":"start: nothing more to say"}`, `"err":"start: nothing more to say"`,
 		},
 	} {
-		err := &worded.Error{Err: c.err}
+		err := &errwrap.Error{Err: c.err}
 		if err.Error() != c.err.Error() || !errors.Is(err, c.err) {
 			t.Errorf("%v is not %v", err, c.err)
 		}
@@ -77,25 +77,25 @@ func TestErrorForMachines(t *testing.T) {
 }
 
 // Whoever looks finds both: that the context has ended, and why.
-func TestEnded(t *testing.T) {
+func TestContextErr(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	if err := worded.Ended(ctx); err != nil {
+	if err := errwrap.ContextErr(ctx); err != nil {
 		t.Error(err)
 	}
 	cancel(fs.ErrClosed)
-	if err := worded.Ended(ctx); !errors.Is(err, context.Canceled) || !errors.Is(err, fs.ErrClosed) ||
+	if err := errwrap.ContextErr(ctx); !errors.Is(err, context.Canceled) || !errors.Is(err, fs.ErrClosed) ||
 		err.Error() != "context canceled: file already closed" {
 		t.Error(err)
 	}
 	ctx, cancel = context.WithCancelCause(t.Context())
 	cancel(nil)
-	if err := worded.Ended(ctx); err != context.Canceled { //nolint:errorlint // nothing is added
+	if err := errwrap.ContextErr(ctx); err != context.Canceled { //nolint:errorlint // nothing is added
 		t.Error(err)
 	}
 	timed, stop := context.WithTimeout(t.Context(), time.Nanosecond)
 	defer stop()
 	<-timed.Done()
-	if err := worded.Ended(timed); err != context.DeadlineExceeded { //nolint:errorlint // nothing is added
+	if err := errwrap.ContextErr(timed); err != context.DeadlineExceeded { //nolint:errorlint // nothing is added
 		t.Error(err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package wordedtest checks how errors are written for machines.
-package wordedtest
+// Package errwraptest checks how errors write themselves to JSON and slog.
+package errwraptest
 
 import (
 	"bytes"
