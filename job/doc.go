@@ -7,7 +7,7 @@
 //	host, err := nics.Open(nics.Config{})
 //	devices, err := host.Reaching(j) // the NICs that reach the others
 //	dom, err := ibverbx.NewDomain(devices...)
-//	pe, err := shmem.Join(ctx, dom, shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather})
+//	pe, err := shmem.Join(ctx, dom, shmem.Config{Rank: j.Rank(), Size: j.Size(), Exchange: j.AllGather})
 //
 // `ibverbx run -n 4 PROGRAM` starts four such processes on this host.
 //

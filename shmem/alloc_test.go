@@ -16,7 +16,7 @@ func TestAllocIsTheSameEverywhere(t *testing.T) {
 	eachShape(t, 3, func(t *testing.T, l *testbed) {
 		offsets := make([][]uint64, 3)
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
-			note := func(off uint64) { offsets[pe.ID()] = append(offsets[pe.ID()], off) }
+			note := func(off uint64) { offsets[pe.Rank()] = append(offsets[pe.Rank()], off) }
 			var live []shmem.Sym[uint16]
 			for i := range 40 {
 				s, err := shmem.Alloc[uint16](ctx, pe, i*37)
@@ -65,14 +65,14 @@ func TestAllocOfDifferentSizes(t *testing.T) {
 	texts := make([]string, 4)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		n := 200
-		if pe.ID() == 3 {
+		if pe.Rank() == 3 {
 			n = 100
 		}
 		_, err := shmem.Alloc[int64](ctx, pe, n)
 		if !errors.Is(err, shmem.ErrMismatch) {
 			return wrong("%v, want a mismatch", err)
 		}
-		texts[pe.ID()] = err.Error()
+		texts[pe.Rank()] = err.Error()
 		_, err = shmem.Alloc[int64](ctx, pe, 50)
 		return err
 	})
@@ -130,7 +130,7 @@ func TestFreeOfDifferentBlocks(t *testing.T) {
 				return err
 			}
 		}
-		if err := shmem.Free(ctx, pe, s[pe.ID()]); !errors.Is(err, shmem.ErrMismatch) {
+		if err := shmem.Free(ctx, pe, s[pe.Rank()]); !errors.Is(err, shmem.ErrMismatch) {
 			return wrong("free: %v", err)
 		}
 		return shmem.Free(ctx, pe, s[0])

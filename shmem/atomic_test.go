@@ -102,7 +102,7 @@ func TestAtomicsAmongThemselves(t *testing.T) {
 				}
 				// Each PE inverts a bit of its own, with an operation that NICs do not have, while
 				// others add above.
-				if err := shmem.Xor(ctx, pe, bits, 1<<pe.ID(), 2); err != nil {
+				if err := shmem.Xor(ctx, pe, bits, 1<<pe.Rank(), 2); err != nil {
 					return err
 				}
 				if err := shmem.Add(ctx, pe, bits, 1<<16, 2); err != nil {
@@ -138,7 +138,7 @@ func TestLockOfCompareSwap(t *testing.T) {
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		for range n {
 			for {
-				old, err := shmem.CompareSwap(ctx, pe, lock, 0, uint64(pe.ID()+1), 3)
+				old, err := shmem.CompareSwap(ctx, pe, lock, 0, uint64(pe.Rank()+1), 3)
 				if err != nil {
 					return err
 				}

@@ -23,7 +23,7 @@ func TestBarrierAnyNumberOfPEs(t *testing.T) {
 						return err
 					}
 					if got := entered.Load(); got < (round+1)*int64(n) {
-						return wrong("PE %d left round %d when %d of %d had entered", pe.ID(), round, got,
+						return wrong("PE %d left round %d when %d of %d had entered", pe.Rank(), round, got,
 							(round+1)*int64(n))
 					}
 				}
@@ -41,7 +41,7 @@ func TestBarrierCompletesPuts(t *testing.T) {
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
 			for round := range uint32(rounds()) {
 				for to := range 4 {
-					if err := shmem.P(ctx, pe, s.At(pe.ID()), round*10+uint32(pe.ID()), to); err != nil {
+					if err := shmem.P(ctx, pe, s.At(pe.Rank()), round*10+uint32(pe.Rank()), to); err != nil {
 						return err
 					}
 				}
@@ -50,7 +50,7 @@ func TestBarrierCompletesPuts(t *testing.T) {
 				}
 				for from, v := range s.Local(pe) {
 					if v != round*10+uint32(from) {
-						return wrong("round %d: PE %d has %d of PE %d", round, pe.ID(), v, from)
+						return wrong("round %d: PE %d has %d of PE %d", round, pe.Rank(), v, from)
 					}
 				}
 				if err := pe.Barrier(ctx); err != nil {

@@ -57,7 +57,7 @@ func alloc[T shmem.Element](b *testing.B, w *shmem.World, n int) shmem.Sym[T] {
 	b.Helper()
 	var s [2]shmem.Sym[T]
 	err := w.Run(context.Background(), func(ctx context.Context, pe *shmem.PE) (err error) {
-		s[pe.ID()], err = shmem.Alloc[T](ctx, pe, n)
+		s[pe.Rank()], err = shmem.Alloc[T](ctx, pe, n)
 		return err
 	})
 	if err != nil {

@@ -12,9 +12,9 @@ func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error 
 		return err
 	}
 	defer pe.collective.Unlock()
-	if uint(root) >= uint(pe.PEs()) {
+	if uint(root) >= uint(pe.Size()) {
 		return pe.refuse(ctx, kindBroadcast, invalid(op, "root %d: the numbers are 0 to %d", root,
-			pe.PEs()-1))
+			pe.Size()-1))
 	}
 	g, err := pe.call(op, kindBroadcast, shape{n: len(buf), size: sizeOf[T](), param: root})
 	if err != nil {
@@ -66,10 +66,10 @@ func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 		return err
 	}
 	defer pe.collective.Unlock()
-	if len(dst) != len(src)*pe.PEs() {
+	if len(dst) != len(src)*pe.Size() {
 		return pe.refuse(ctx, kindAllGather,
-			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), pe.PEs(),
-				len(src)*pe.PEs()))
+			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), pe.Size(),
+				len(src)*pe.Size()))
 	}
 	g, err := pe.call(op, kindAllGather, shape{n: len(src), size: sizeOf[T]()})
 	if err != nil {
@@ -89,17 +89,17 @@ func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 		return err
 	}
 	defer pe.collective.Unlock()
-	if len(dst) != len(src) || len(src)%pe.PEs() != 0 {
+	if len(dst) != len(src) || len(src)%pe.Size() != 0 {
 		return pe.refuse(ctx, kindAllToAll,
 			invalid(op, "dst has %d elements, src %d: both must have the same multiple of %d, the number "+
-				"of PEs", len(dst), len(src), pe.PEs()))
+				"of PEs", len(dst), len(src), pe.Size()))
 	}
 	g, err := pe.call(op, kindAllToAll, shape{n: len(src), size: sizeOf[T]()})
 	if err != nil {
 		return err
 	}
 	b := bytesOf(src)
-	part := len(b) / pe.PEs()
+	part := len(b) / pe.Size()
 	return pe.exchange(ctx, op, g, bytesOf(dst), b, part, part)
 }
 

@@ -32,14 +32,14 @@ func TestBroadcast(t *testing.T) {
 				buf := make([]int64, n)
 				for root := range pes {
 					for i := range buf {
-						buf[i] = value(pe.ID(), i, root)
+						buf[i] = value(pe.Rank(), i, root)
 					}
 					if err := shmem.Broadcast(ctx, pe, buf, root); err != nil {
 						return err
 					}
 					for i, v := range buf {
 						if v != value(root, i, root) {
-							return wrong("root %d: PE %d has %d at %d of %d", root, pe.ID(), v, i, n)
+							return wrong("root %d: PE %d has %d at %d of %d", root, pe.Rank(), v, i, n)
 						}
 					}
 				}
@@ -65,7 +65,7 @@ func TestReduce(t *testing.T) {
 			for _, n := range lengths() {
 				src, dst := make([]int64, n), make([]int64, n)
 				for i := range src {
-					src[i] = value(pe.ID(), i, 0)
+					src[i] = value(pe.Rank(), i, 0)
 				}
 				for op := shmem.OpSum; op <= shmem.OpXor; op++ {
 					if n > 1000 && op != shmem.OpSum && op != shmem.OpXor {
@@ -80,7 +80,7 @@ func TestReduce(t *testing.T) {
 							want = ops[op](want, value(p, i, 0))
 						}
 						if v != want {
-							return wrong("%v: PE %d has %d at %d of %d, want %d", op, pe.ID(), v, i, n, want)
+							return wrong("%v: PE %d has %d at %d of %d, want %d", op, pe.Rank(), v, i, n, want)
 						}
 					}
 				}
@@ -97,14 +97,14 @@ func TestReduceFloatsAndFunc(t *testing.T) {
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
 			v := make([]float64, 30)
 			for i := range v {
-				v[i] = 1 / float64(pe.ID()*30+i+3)
+				v[i] = 1 / float64(pe.Rank()*30+i+3)
 			}
-			results[pe.ID()] = make([]float64, 30)
-			if err := shmem.Reduce(ctx, pe, results[pe.ID()], v, shmem.OpSum); err != nil {
+			results[pe.Rank()] = make([]float64, 30)
+			if err := shmem.Reduce(ctx, pe, results[pe.Rank()], v, shmem.OpSum); err != nil {
 				return err
 			}
 			// Composition of functions x -> m*x + c is associative, and the order matters.
-			fn := []int64{int64(pe.ID()%3+2)<<32 | int64(pe.ID()+1)}
+			fn := []int64{int64(pe.Rank()%3+2)<<32 | int64(pe.Rank()+1)}
 			compose := func(f, g int64) int64 {
 				m, c := f>>32, f&0xffffffff
 				return (m * (g >> 32) % 9973 << 32) | (c*(g>>32)+g&0xffffffff)%9973
@@ -133,26 +133,26 @@ func TestAllGatherAndAllToAll(t *testing.T) {
 			for round, n := range lengths() {
 				src, dst := make([]int64, n), make([]int64, n*pes)
 				for i := range src {
-					src[i] = value(pe.ID(), i, round)
+					src[i] = value(pe.Rank(), i, round)
 				}
 				if err := shmem.AllGather(ctx, pe, dst, src); err != nil {
 					return err
 				}
 				for i, v := range dst {
 					if v != value(i/n, i%n, round) {
-						return wrong("all-gather: PE %d has %d at %d of %d", pe.ID(), v, i, n)
+						return wrong("all-gather: PE %d has %d at %d of %d", pe.Rank(), v, i, n)
 					}
 				}
 				all := make([]int64, n*pes)
 				for i := range all {
-					all[i] = value(pe.ID(), i, round)
+					all[i] = value(pe.Rank(), i, round)
 				}
 				if err := shmem.AllToAll(ctx, pe, dst, all); err != nil {
 					return err
 				}
 				for i, v := range dst {
-					if v != value(i/n, pe.ID()*n+i%n, round) {
-						return wrong("all-to-all: PE %d has %d at %d of %d", pe.ID(), v, i, n)
+					if v != value(i/n, pe.Rank()*n+i%n, round) {
+						return wrong("all-to-all: PE %d has %d at %d of %d", pe.Rank(), v, i, n)
 					}
 				}
 			}
@@ -174,7 +174,7 @@ func collectivesBackToBack(t *testing.T, cfg shmem.Config) {
 	l.lag(5, isWrite)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		for round := range 2 * rounds() {
-			one, five := []int64{value(pe.ID(), 0, round)}, make([]int64, 5)
+			one, five := []int64{value(pe.Rank(), 0, round)}, make([]int64, 5)
 			if err := shmem.AllGather(ctx, pe, five, one); err != nil {
 				return err
 			}
@@ -184,7 +184,7 @@ func collectivesBackToBack(t *testing.T, cfg shmem.Config) {
 			if one[0] != five[round%5] {
 				return wrong("round %d: broadcast %d, gathered %v", round, one[0], five)
 			}
-			sum := []int64{five[pe.ID()]}
+			sum := []int64{five[pe.Rank()]}
 			if err := shmem.Reduce(ctx, pe, sum, sum, shmem.OpSum); err != nil {
 				return err
 			}

@@ -7,10 +7,11 @@ import (
 	"ibverbx/transport"
 )
 
-// Config configures a PE. Everything but PE must be the same on all PEs.
+// Config configures a PE. Everything but Rank must be the same on all PEs.
 type Config struct {
-	// PE is this PE's number, from 0 on, and PEs how many there are; 0 means 1.
-	PE, PEs int
+	// Rank is this PE's number, from 0 on, and Size the number of PEs; 0 means 1. A job has methods
+	// of these names.
+	Rank, Size int
 	// Exchange is an all-gather among the PEs: each passes some bytes, a few hundred for each PE,
 	// and receives those of all in the order of their numbers, its own among them. All PEs call it
 	// twice during Join. It can use anything that carries bytes: TCP, files, a job launcher. It may
@@ -57,8 +58,8 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	if c.PEs == 0 {
-		c.PEs = 1
+	if c.Size == 0 {
+		c.Size = 1
 	}
 	if c.HeapSize == 0 {
 		c.HeapSize = defaultHeapSize
@@ -70,7 +71,7 @@ func (c Config) withDefaults() Config {
 		c.Step = defaultStep
 	}
 	if c.Transport.MaxEndpoints == 0 {
-		c.Transport.MaxEndpoints = c.PEs + 1 // two of them for this PE itself
+		c.Transport.MaxEndpoints = c.Size + 1 // two of them for this PE itself
 	}
 	if c.Transport.KeepAlive == 0 && c.Transport.Idle == nil {
 		c.Transport.KeepAlive = defaultKeepAlive
@@ -90,19 +91,19 @@ func (c Config) withDefaults() Config {
 func (c *Config) validate() error {
 	const op = "config"
 	switch {
-	case c.PEs < 1 || c.PEs > maxPEs:
-		return invalid(op, "PEs %d: must be 1 to %d", c.PEs, maxPEs)
-	case c.PE < 0 || c.PE >= c.PEs:
-		return invalid(op, "PE %d: of %d PEs the numbers are 0 to %d", c.PE, c.PEs, c.PEs-1)
+	case c.Size < 1 || c.Size > maxPEs:
+		return invalid(op, "Size %d: must be 1 to %d", c.Size, maxPEs)
+	case c.Rank < 0 || c.Rank >= c.Size:
+		return invalid(op, "Rank %d: of %d PEs the ranks are 0 to %d", c.Rank, c.Size, c.Size-1)
 	case c.HeapSize < blockAlign || int64(c.HeapSize) > 1<<46:
 		return invalid(op, "HeapSize %d: must be %d bytes to 64 TiB", c.HeapSize, blockAlign)
-	case c.Exchange == nil && c.PEs > 1:
-		return invalid(op, "Exchange is nil: %d PEs need it to find each other", c.PEs)
+	case c.Exchange == nil && c.Size > 1:
+		return invalid(op, "Exchange is nil: %d PEs need it to find each other", c.Size)
 	case c.Step < 0:
 		return invalid(op, "Step %v: must not be negative", c.Step)
-	case c.Transport.MaxEndpoints < c.PEs+1:
-		return invalid(op, "Transport.MaxEndpoints %d: %d PEs need %d", c.Transport.MaxEndpoints, c.PEs,
-			c.PEs+1)
+	case c.Transport.MaxEndpoints < c.Size+1:
+		return invalid(op, "Transport.MaxEndpoints %d: %d PEs need %d", c.Transport.MaxEndpoints, c.Size,
+			c.Size+1)
 	}
 	return nil
 }

@@ -15,12 +15,12 @@ func TestBadConfigurations(t *testing.T) {
 	l := newTestbed(t, shape{1, 1, 1}, shmem.Config{})
 	exchange := func(_ context.Context, mine []byte) ([][]byte, error) { return [][]byte{mine}, nil }
 	for says, cfg := range map[string]shmem.Config{
-		"PEs -1":           {PEs: -1},
-		"PE 2":             {PE: 2, PEs: 2, Exchange: exchange},
-		"PE -1":            {PE: -1},
+		"Size -1":          {Size: -1},
+		"Rank 2":           {Rank: 2, Size: 2, Exchange: exchange},
+		"Rank -1":          {Rank: -1},
 		"HeapSize -5":      {HeapSize: -5},
-		"Exchange is nil":  {PEs: 2},
-		"returned 1 entry": {PEs: 2, Exchange: exchange},
+		"Exchange is nil":  {Size: 2},
+		"returned 1 entry": {Size: 2, Exchange: exchange},
 	} {
 		pe, err := shmem.Join(l.ctx, l.doms[0], cfg)
 		if pe != nil || err == nil ||

@@ -38,7 +38,7 @@ func TestWaitingSleeps(t *testing.T) {
 		l := newTestbed(t, shape{4, 1, 2}, shmem.Config{})
 		var used time.Duration
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
-			if pe.ID() == 0 {
+			if pe.Rank() == 0 {
 				start := cpuTime()
 				time.Sleep(late)
 				used = cpuTime() - start
@@ -73,7 +73,7 @@ func TestSleepersAreWoken(t *testing.T) {
 				for range 4 {
 					var start time.Time
 					l.run(func(ctx context.Context, pe *shmem.PE) error {
-						if pe.ID() == 0 {
+						if pe.Rank() == 0 {
 							for shmem.Sleepers(pe) == 0 && ctx.Err() == nil {
 								time.Sleep(time.Millisecond)
 							}
@@ -93,7 +93,7 @@ func TestSleepersAreWoken(t *testing.T) {
 						time.Sleep(time.Millisecond)
 					}
 					if n := shmem.Sleepers(pe); n != 0 {
-						t.Errorf("%d PEs that wait no more have PE %d wake them", n, pe.ID())
+						t.Errorf("%d PEs that wait no more have PE %d wake them", n, pe.Rank())
 					}
 				}
 				if slow > 1 || woken < 4 {
@@ -170,7 +170,7 @@ func TestCanceledSleeperIsLeftAlone(t *testing.T) {
 	}
 
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		if pe.ID() == 1 {
+		if pe.Rank() == 1 {
 			if err := pe.Barrier(ctx); err != nil { // the one that PE 0 has left
 				return err
 			}

@@ -52,8 +52,8 @@ func program(ctx context.Context, pe *shmem.PE) error {
 	if err != nil {
 		return err
 	}
-	next := (pe.ID() + 1) % pe.PEs()
-	hello := fmt.Sprintf("PE %d says: hello, PE %d", pe.ID(), next)
+	next := (pe.Rank() + 1) % pe.Size()
+	hello := fmt.Sprintf("PE %d says: hello, PE %d", pe.Rank(), next)
 	if err := shmem.PutSignal(ctx, pe, text, []byte(hello), counts.At(4), uint64(len(hello)), shmem.SignalSet,
 		next); err != nil {
 		return err
@@ -62,7 +62,7 @@ func program(ctx context.Context, pe *shmem.PE) error {
 	if err := shmem.WaitUntil(ctx, pe, counts.At(4), shmem.NE, 0); err != nil {
 		return err
 	}
-	for _, letter := range []string{"ad", "bad", "ca", "b"}[pe.ID()] {
+	for _, letter := range []string{"ad", "bad", "ca", "b"}[pe.Rank()] {
 		if err := shmem.Inc(ctx, pe, counts.At(int(letter-'a')), 0); err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func program(ctx context.Context, pe *shmem.PE) error {
 	if err := pe.Barrier(ctx); err != nil {
 		return err
 	}
-	if pe.ID() == 0 {
+	if pe.Rank() == 0 {
 		c := counts.Local(pe)
 		fmt.Printf("%s\nletters: a %d, b %d, c %d, d %d\n", text.Local(pe)[:c[4]], c[0], c[1], c[2], c[3])
 	}

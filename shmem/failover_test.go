@@ -61,39 +61,39 @@ func neighbours(l *testbed, harm func()) {
 	signals := allocate[uint64](l, 1)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		n := len(l.world.PEs())
-		next, before := (pe.ID()+1)%n, (pe.ID()+n-1)%n
+		next, before := (pe.Rank()+1)%n, (pe.Rank()+n-1)%n
 		mine, got, want := make([]byte, size), make([]byte, size), make([]byte, size)
 		sums := make([]int64, 5)
 		for round := range rounds {
 			length := size >> (round % 4 * 3)
-			fill(mine, round*n+pe.ID())
+			fill(mine, round*n+pe.Rank())
 			fill(want, round*n+before)
 			err := shmem.PutSignal(ctx, pe, block, mine[:length], signals, uint64(round+1),
 				shmem.SignalSet, next)
 			if err != nil {
 				return fmt.Errorf("round %d: put: %w", round, err)
 			}
-			if round == 8 && pe.ID() == 0 { // a long one is on its way
+			if round == 8 && pe.Rank() == 0 { // a long one is on its way
 				harm()
 			}
 			if err := shmem.WaitUntil(ctx, pe, signals, shmem.EQ, uint64(round+1)); err != nil {
 				return fmt.Errorf("round %d: wait: %w", round, err)
 			}
 			if !bytes.Equal(block.Local(pe)[:length], want[:length]) {
-				return wrong("round %d: PE %d did not get what PE %d has put", round, pe.ID(), before)
+				return wrong("round %d: PE %d did not get what PE %d has put", round, pe.Rank(), before)
 			}
 			if err := shmem.Get(ctx, pe, got[:length], block, next); err != nil {
 				return fmt.Errorf("round %d: get: %w", round, err)
 			}
 			if !bytes.Equal(got[:length], mine[:length]) {
-				return wrong("round %d: PE %d reads something else than it has put", round, pe.ID())
+				return wrong("round %d: PE %d reads something else than it has put", round, pe.Rank())
 			}
-			in := []int64{int64(round), int64(pe.ID()), 1, -int64(round * pe.ID()), 1 << 40}
+			in := []int64{int64(round), int64(pe.Rank()), 1, -int64(round * pe.Rank()), 1 << 40}
 			if err := shmem.Reduce(ctx, pe, sums, in, shmem.OpSum); err != nil {
 				return fmt.Errorf("round %d: reduce: %w", round, err)
 			}
 			if sums[0] != int64(n*round) || sums[1] != int64(n*(n-1)/2) || sums[4] != int64(n)<<40 {
-				return wrong("round %d: PE %d has sums %v", round, pe.ID(), sums)
+				return wrong("round %d: PE %d has sums %v", round, pe.Rank(), sums)
 			}
 			if err := pe.Barrier(ctx); err != nil {
 				return fmt.Errorf("round %d: barrier: %w", round, err)
@@ -105,7 +105,7 @@ func neighbours(l *testbed, harm func()) {
 	for _, pe := range l.world.PEs() {
 		s := pe.Stats().Transport
 		if lost += s.RailsLost; s.Failures != 0 {
-			l.t.Errorf("PE %d: %d endpoints have failed", pe.ID(), s.Failures)
+			l.t.Errorf("PE %d: %d endpoints have failed", pe.Rank(), s.Failures)
 		}
 	}
 	if lost == 0 {

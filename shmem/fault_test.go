@@ -62,12 +62,12 @@ func TestAPEDiesWhileOthersWait(t *testing.T) {
 			l.mayFail = true
 			s := allocate[uint64](l, 1)
 			l.run(func(ctx context.Context, pe *shmem.PE) error {
-				if pe.ID() == 3 {
+				if pe.Rank() == 3 {
 					l.fabric.Device(3).Kill()
 					return nil
 				}
 				if err := died(wait(ctx, pe, s)); err != nil {
-					return fmt.Errorf("PE %d: %w", pe.ID(), err)
+					return fmt.Errorf("PE %d: %w", pe.Rank(), err)
 				}
 				return nil
 			})
@@ -125,7 +125,7 @@ func TestAPEClosesEarly(t *testing.T) {
 	l := newTestbed(t, shape{3, 1, 2}, quick())
 	l.mayFail = true
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		if pe.ID() == 2 {
+		if pe.Rank() == 2 {
 			ended, cancel := context.WithCancel(ctx)
 			cancel()
 			if err := pe.Close(ended); !errors.Is(err, context.Canceled) {
@@ -135,7 +135,7 @@ func TestAPEClosesEarly(t *testing.T) {
 		}
 		var gone *shmem.PEError
 		if err := pe.Barrier(ctx); !errors.As(err, &gone) || gone.PE != 2 {
-			return wrong("PE %d: %v, want that PE 2 has closed", pe.ID(), err)
+			return wrong("PE %d: %v, want that PE 2 has closed", pe.Rank(), err)
 		}
 		return nil
 	})

@@ -41,12 +41,12 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
 
 // newPE makes a PE that is connected to itself only.
 func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
-	p = &PE{cfg: cfg, id: cfg.PE, layout: newLayout(cfg.PEs), dom: dom, sleepStep: defaultSleepStep}
+	p = &PE{cfg: cfg, id: cfg.Rank, layout: newLayout(cfg.Size), dom: dom, sleepStep: defaultSleepStep}
 	p.calls.New = func() any { return &call{} }
 	size := uint64(cfg.HeapSize) &^ (blockAlign - 1)
 	p.heap = newHeap(int(p.layout.user + size))
 	p.blocks = newBlocks(p.layout.user, size)
-	p.peers = make([]peer, cfg.PEs)
+	p.peers = make([]peer, cfg.Size)
 	defer func() {
 		if err != nil {
 			err = errwrap.Join(err, p.free())

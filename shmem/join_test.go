@@ -42,7 +42,7 @@ func TestCardsThatDoNotFit(t *testing.T) {
 		exchange := func(_ context.Context, mine []byte) ([][]byte, error) {
 			return [][]byte{mine, []byte(card.text)}, nil
 		}
-		pe, err := shmem.Join(l.ctx, l.doms[0], shmem.Config{PEs: 2, HeapSize: 8192, Exchange: exchange})
+		pe, err := shmem.Join(l.ctx, l.doms[0], shmem.Config{Size: 2, HeapSize: 8192, Exchange: exchange})
 		if pe != nil || err == nil || !strings.Contains(err.Error(), card.says) {
 			t.Errorf("%s: %v", card.says, err)
 		}
@@ -55,7 +55,7 @@ func TestNoPEJoinsAlone(t *testing.T) {
 	mail := [3]chan []byte{make(chan []byte, 3), make(chan []byte, 3), make(chan []byte, 3)}
 	errs := make([]error, 3)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		me := pe.ID()
+		me := pe.Rank()
 		exchange := func(ctx context.Context, mine []byte) ([][]byte, error) {
 			all := make([][]byte, 3)
 			for i := range mail {
@@ -71,7 +71,7 @@ func TestNoPEJoinsAlone(t *testing.T) {
 			}
 			return all, pe.Sync(ctx) // so that no PE is a round ahead
 		}
-		cfg := shmem.Config{PE: me, PEs: 3, HeapSize: 4096 * (1 + me/2), Exchange: exchange}
+		cfg := shmem.Config{Rank: me, Size: 3, HeapSize: 4096 * (1 + me/2), Exchange: exchange}
 		_, errs[me] = shmem.Join(ctx, l.doms[me], cfg)
 		return nil
 	})
@@ -94,7 +94,7 @@ func FuzzCard(f *testing.F) {
 				nil
 		}
 		if pe, err := shmem.Join(l.ctx, l.doms[0],
-			shmem.Config{PEs: 2, HeapSize: 8192, Exchange: exchange}); err == nil || pe != nil {
+			shmem.Config{Size: 2, HeapSize: 8192, Exchange: exchange}); err == nil || pe != nil {
 			t.Fatal("joined a card that no PE has made")
 		}
 	})
@@ -143,7 +143,7 @@ func TestRowsAreReadInPart(t *testing.T) {
 			return all, nil
 		}
 		wg.Go(func() {
-			pes[me], errs[me] = shmem.Join(t.Context(), dom, shmem.Config{PE: me, PEs: n, HeapSize: 4096,
+			pes[me], errs[me] = shmem.Join(t.Context(), dom, shmem.Config{Rank: me, Size: n, HeapSize: 4096,
 				Exchange: exchange})
 		})
 	}
@@ -202,7 +202,7 @@ func TestAPEThatCannotConnect(t *testing.T) {
 					return nil, ctx.Err()
 				}
 			}
-			_, errs[me] = shmem.Join(l.ctx, l.doms[me], shmem.Config{PEs: 2, PE: me, HeapSize: 1 << 12,
+			_, errs[me] = shmem.Join(l.ctx, l.doms[me], shmem.Config{Size: 2, Rank: me, HeapSize: 1 << 12,
 				Exchange: exchange})
 		})
 	}

@@ -18,7 +18,7 @@ func TestErrorsForMachines(t *testing.T) {
 	l.fabric.Device(1).Kill()
 	var called error
 	ran := l.world.Run(l.ctx, func(ctx context.Context, pe *shmem.PE) error {
-		if pe.ID() == 1 {
+		if pe.Rank() == 1 {
 			return nil
 		}
 		called = pe.Barrier(ctx)

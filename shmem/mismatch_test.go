@@ -27,7 +27,7 @@ func together(t *testing.T, pes int, call func(ctx context.Context, pe *shmem.PE
 		if err == nil {
 			err = pe.Barrier(ctx)
 		}
-		errs[pe.ID()] = err
+		errs[pe.Rank()] = err
 		return nil
 	})
 	return errs
@@ -46,7 +46,7 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 	broadcast := func(root, n int) func(context.Context, *shmem.PE) error {
 		return func(ctx context.Context, pe *shmem.PE) error {
 			if root == last {
-				return shmem.Broadcast(ctx, pe, make([]int64, n), pe.PEs()-1)
+				return shmem.Broadcast(ctx, pe, make([]int64, n), pe.Size()-1)
 			}
 			return shmem.Broadcast(ctx, pe, make([]int64, n), root)
 		}
@@ -64,7 +64,7 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 	}
 	gather := func(n int) func(context.Context, *shmem.PE) error {
 		return func(ctx context.Context, pe *shmem.PE) error {
-			return shmem.AllGather(ctx, pe, make([]int64, n*pe.PEs()), make([]int64, n))
+			return shmem.AllGather(ctx, pe, make([]int64, n*pe.Size()), make([]int64, n))
 		}
 	}
 	barrier := func(ctx context.Context, pe *shmem.PE) error { return pe.Barrier(ctx) }
@@ -96,7 +96,7 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/pes=%d", c.name, pes), func(t *testing.T) {
 				errs := together(t, pes, func(ctx context.Context, pe *shmem.PE) error {
 					call := c.others
-					if pe.ID() == pes-1 {
+					if pe.Rank() == pes-1 {
 						call = c.odd
 					}
 					return call(ctx, pe)
@@ -128,7 +128,7 @@ func TestTheFinderSaysWhatDiffers(t *testing.T) {
 		var errs [2]error
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
 			shmem.SetSleepStep(time.Microsecond, pe)
-			if pe.ID() == 1 {
+			if pe.Rank() == 1 {
 				time.Sleep(time.Millisecond) // PE 0 is by then on its way to sleep, or asleep
 				errs[1] = pe.Barrier(ctx)
 				return nil
@@ -178,13 +178,13 @@ func TestNoDataOfAnEarlierCall(t *testing.T) {
 	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
 	var errs [2]error
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		if err := shmem.Broadcast(ctx, pe, []int64{100}, pe.ID()); err != nil &&
+		if err := shmem.Broadcast(ctx, pe, []int64{100}, pe.Rank()); err != nil &&
 			!errors.Is(err, shmem.ErrMismatch) {
 			return err
 		}
 		v := []int64{200}
-		errs[pe.ID()] = shmem.Broadcast(ctx, pe, v, 0)
-		if pe.ID() == 1 && (!errors.Is(errs[1], shmem.ErrMismatch) || v[0] != 200) {
+		errs[pe.Rank()] = shmem.Broadcast(ctx, pe, v, 0)
+		if pe.Rank() == 1 && (!errors.Is(errs[1], shmem.ErrMismatch) || v[0] != 200) {
 			return wrong("the broadcast after one from another root: %d, %v", v[0], errs[1])
 		}
 		return nil
@@ -229,17 +229,17 @@ func TestARefusalEndsTheCallOfAll(t *testing.T) {
 			l.run(func(ctx context.Context, pe *shmem.PE) error {
 				ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 				defer cancel()
-				if pe.ID() == 2 {
+				if pe.Rank() == 2 {
 					if err := c.bad(ctx, pe); !errors.Is(err, verbs.ErrInvalid) ||
 						!strings.Contains(err.Error(), name) {
 						return wrong("the refused call: %v", err)
 					}
 				} else if err := c.good(ctx, pe); !errors.Is(err, shmem.ErrMismatch) ||
 					!strings.Contains(err.Error(), "PE 2 called "+name+" with wrong arguments") {
-					return wrong("PE %d: %v, want that PE 2 was refused", pe.ID(), err)
+					return wrong("PE %d: %v, want that PE 2 was refused", pe.Rank(), err)
 				}
 				if err := pe.Barrier(ctx); !errors.Is(err, shmem.ErrMismatch) {
-					return wrong("PE %d: barrier afterwards: %v", pe.ID(), err)
+					return wrong("PE %d: barrier afterwards: %v", pe.Rank(), err)
 				}
 				return nil
 			})
@@ -253,7 +253,7 @@ func TestABusyPEIsNotStopped(t *testing.T) {
 	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
 	busy := make(chan struct{})
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		if pe.ID() == 1 {
+		if pe.Rank() == 1 {
 			select {
 			case <-busy:
 			case <-ctx.Done():

@@ -60,7 +60,7 @@ func TestFenceAsTheTargetSeesIt(t *testing.T) {
 			src := make([]byte, 1<<18)
 			for round := 1; round <= 4*rounds(); round++ {
 				n := 1 + (round*7919)%(1<<18)
-				if pe.ID() == 1 {
+				if pe.Rank() == 1 {
 					if err := shmem.WaitUntil(ctx, pe, flag, shmem.EQ, uint64(round)); err != nil {
 						return err
 					}
@@ -166,7 +166,7 @@ func TestQuietMakesVisibleToAll(t *testing.T) {
 			b, want := make([]byte, 100000), make([]byte, 100000)
 			for round := 1; round <= rounds(); round++ {
 				fill(want, round)
-				switch pe.ID() {
+				switch pe.Rank() {
 				case 0:
 					copy(b, want)
 					if err := shmem.PutNBI(ctx, pe, s, b, 1); err != nil {

@@ -48,11 +48,11 @@ type PE struct {
 	unclosedMRs []*ibverbx.MR // registered for calls whose ctx has ended: see closeLater
 }
 
-// ID is this PE's number.
-func (p *PE) ID() int { return p.id }
+// Rank returns this PE's number, from 0 on.
+func (p *PE) Rank() int { return p.id }
 
-// PEs is how many PEs there are.
-func (p *PE) PEs() int { return len(p.peers) }
+// Size returns the number of PEs.
+func (p *PE) Size() int { return len(p.peers) }
 
 // Config is the configuration in force.
 func (p *PE) Config() Config { return p.cfg }

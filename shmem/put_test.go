@@ -143,7 +143,7 @@ func TestManyGoroutinesPut(t *testing.T) {
 			go func() {
 				var err error
 				for i := 0; i < each && err == nil; i++ {
-					k := (pe.ID()*workers+w)*each + i
+					k := (pe.Rank()*workers+w)*each + i
 					for to := range 3 {
 						if err == nil {
 							err = shmem.P(ctx, pe, s.At(k), uint64(k+1), to)
@@ -163,7 +163,7 @@ func TestManyGoroutinesPut(t *testing.T) {
 		}
 		for k, v := range s.Local(pe) {
 			if v != uint64(k+1) {
-				return wrong("PE %d: word %d is %d", pe.ID(), k, v)
+				return wrong("PE %d: word %d is %d", pe.Rank(), k, v)
 			}
 		}
 		return nil

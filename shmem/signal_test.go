@@ -33,13 +33,13 @@ func putSignal(l *testbed, nbi bool, op shmem.SignalOp) {
 	l.lag(11, isWrite)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		b := make([]byte, 1<<18)
-		if pe.ID() == 0 {
+		if pe.Rank() == 0 {
 			b = mine.Local(pe)
 		}
 		for round := 1; round <= 2*rounds(); round++ {
 			n := 1 + (round*7919)%(1<<18)
 			fill(b[:n], round)
-			if pe.ID() == 1 {
+			if pe.Rank() == 1 {
 				if err := shmem.WaitUntil(ctx, pe, sig, shmem.GE, uint64(round)); err != nil {
 					return err
 				}
@@ -85,7 +85,7 @@ func TestPutSignalAmongOtherPuts(t *testing.T) {
 					part := s.Slice(w*n, (w+1)*n)
 					for round := 1; round <= 2*rounds(); round++ {
 						fill(b, round+w)
-						if pe.ID() == 0 {
+						if pe.Rank() == 0 {
 							if err := shmem.PutSignal(ctx, pe, part, b, sig.At(w), uint64(round),
 								shmem.SignalSet, 1); err != nil {
 								return err

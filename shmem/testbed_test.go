@@ -132,7 +132,7 @@ func allocate[T shmem.Element](l *testbed, n int) shmem.Sym[T] {
 	l.t.Helper()
 	all := make([]shmem.Sym[T], len(l.world.PEs()))
 	l.run(func(ctx context.Context, pe *shmem.PE) (err error) {
-		all[pe.ID()], err = shmem.Alloc[T](ctx, pe, n)
+		all[pe.Rank()], err = shmem.Alloc[T](ctx, pe, n)
 		return err
 	})
 	for _, s := range all {

@@ -57,7 +57,7 @@ func TestWaitUntilAnyAndAll(t *testing.T) {
 	l := newTestbed(t, shape{2, 1, 2}, shmem.Config{})
 	s := allocate[int64](l, 10)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		if pe.ID() == 0 {
+		if pe.Rank() == 0 {
 			for _, i := range []int{7, 3, 0, 1, 2, 4, 5, 6, 8, 9} {
 				if err := shmem.P(ctx, pe, s.At(i), int64(i+1), 1); err != nil {
 					return err

@@ -36,7 +36,7 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 	var wg sync.WaitGroup
 	for i, dom := range doms {
 		cfg := cfg
-		cfg.PE, cfg.PEs = i, len(doms)
+		cfg.Rank, cfg.Size = i, len(doms)
 		cfg.Exchange = func(ctx context.Context, mine []byte) ([][]byte, error) {
 			return meeting.gather(ctx, i, mine)
 		}

@@ -14,7 +14,7 @@ func TestRunEndsTheOthers(t *testing.T) {
 	l := newTestbed(t, shape{3, 1, 1}, shmem.Config{})
 	mine := errors.New("out of ideas")
 	err := l.world.Run(l.ctx, func(ctx context.Context, pe *shmem.PE) error {
-		if pe.ID() == 1 {
+		if pe.Rank() == 1 {
 			return mine
 		}
 		return pe.Barrier(ctx)
@@ -36,7 +36,7 @@ func TestWhatAProgramHasBegunLeaves(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if pe.ID() == 0 {
+			if pe.Rank() == 0 {
 				return shmem.PutSignal(ctx, pe, s, make([]uint64, 4096), sig, 1, shmem.SignalSet, 1)
 			}
 			return shmem.WaitUntil(ctx, pe, sig, shmem.EQ, 1)
@@ -57,7 +57,7 @@ func TestPEsShareADomain(t *testing.T) {
 			return err
 		}
 		for to := range 3 {
-			if err := shmem.Add(ctx, pe, s, int64(pe.ID()+1), to); err != nil {
+			if err := shmem.Add(ctx, pe, s, int64(pe.Rank()+1), to); err != nil {
 				return err
 			}
 		}
@@ -65,7 +65,7 @@ func TestPEsShareADomain(t *testing.T) {
 			return err
 		}
 		if v := shmem.Load(pe, s); v != 6 {
-			t.Errorf("PE %d has %d, want 6", pe.ID(), v)
+			t.Errorf("PE %d has %d, want 6", pe.Rank(), v)
 		}
 		return nil
 	})
@@ -91,7 +91,7 @@ func TestNoCauseIsLost(t *testing.T) {
 		want    string
 	}{
 		"a cause beside the context's end": {func(ctx context.Context, pe *shmem.PE) error {
-			switch pe.ID() {
+			switch pe.Rank() {
 			case 0:
 				return other
 			case 1:
@@ -100,7 +100,7 @@ func TestNoCauseIsLost(t *testing.T) {
 			return afterwards(ctx, nil)
 		}, "PE 0: out of paper\nPE 1: out of ideas\ncontext canceled"},
 		"a context of its own": {func(ctx context.Context, pe *shmem.PE) error {
-			switch pe.ID() {
+			switch pe.Rank() {
 			case 0:
 				return afterwards(ctx, mine)
 			case 1:
@@ -111,7 +111,7 @@ func TestNoCauseIsLost(t *testing.T) {
 			return pe.Sync(ctx)
 		}, "PE 0: out of ideas\ncontext canceled\nPE 1: context canceled"},
 		"all by the context": {func(ctx context.Context, pe *shmem.PE) error {
-			if pe.ID() == 0 {
+			if pe.Rank() == 0 {
 				return context.Canceled
 			}
 			return afterwards(ctx, nil)
@@ -138,7 +138,7 @@ func TestRefusedCardIsNotLost(t *testing.T) {
 		cancel()
 		return nil, ctx.Err()
 	}
-	_, err := shmem.Join(ctx, l.doms[0], shmem.Config{PEs: 2, HeapSize: 8192, Exchange: exchange})
+	_, err := shmem.Join(ctx, l.doms[0], shmem.Config{Size: 2, HeapSize: 8192, Exchange: exchange})
 	if err == nil || !strings.Contains(err.Error(), "version 9") || shmem.OnlyCanceled(err) {
 		t.Error(err)
 	}

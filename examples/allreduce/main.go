@@ -67,7 +67,7 @@ func reduce(ctx context.Context, j *job.Job, length int) error {
 	if err != nil {
 		return err
 	}
-	cfg := shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather, HeapSize: 1 << 20}
+	cfg := shmem.Config{Rank: j.Rank(), Size: j.Size(), Exchange: j.AllGather, HeapSize: 1 << 20}
 	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric // the job reports who has died
 	pe, err := shmem.Join(ctx, dom, cfg)
 	if err != nil {

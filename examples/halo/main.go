@@ -64,7 +64,7 @@ func run(ctx context.Context, j *job.Job) error {
 	if err != nil {
 		return err
 	}
-	cfg := shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather}
+	cfg := shmem.Config{Rank: j.Rank(), Size: j.Size(), Exchange: j.AllGather}
 	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric // the job reports who has died
 	pe, err := shmem.Join(ctx, dom, cfg)
 	if err != nil {
@@ -88,10 +88,10 @@ func diffuse(ctx context.Context, pe *shmem.PE) error {
 	if err != nil {
 		return err
 	}
-	above, below := (pe.ID()+pe.PEs()-1)%pe.PEs(), (pe.ID()+1)%pe.PEs() // the plate is a tube
+	above, below := (pe.Rank()+pe.Size()-1)%pe.Size(), (pe.Rank()+1)%pe.Size() // the plate is a tube
 	place := func(step uint64, side int) int { return (2*int(step%2) + side) * width }
 	plate, next := make([]float64, (rows+2)*width), make([]float64, (rows+2)*width)
-	copy(plate[width:], initial(pe.PEs())[pe.ID()*rows*width:][:rows*width])
+	copy(plate[width:], initial(pe.Size())[pe.Rank()*rows*width:][:rows*width])
 
 	for step := uint64(1); step <= steps; step++ {
 		up, down := place(step, 1), place(step, 0) // the first row is the one below the upper neighbour's
@@ -111,10 +111,10 @@ func diffuse(ctx context.Context, pe *shmem.PE) error {
 		flow(next, plate)
 		plate, next = next, plate
 	}
-	if !slices.Equal(plate[width:(rows+1)*width], serial(pe.PEs())[pe.ID()*rows*width:][:rows*width]) {
+	if !slices.Equal(plate[width:(rows+1)*width], serial(pe.Size())[pe.Rank()*rows*width:][:rows*width]) {
 		return errors.New("the PEs and one process disagree")
 	}
-	fmt.Printf("rank %d of %d: %d steps, %d cells as one process computes them\n", pe.ID(), pe.PEs(), steps,
+	fmt.Printf("rank %d of %d: %d steps, %d cells as one process computes them\n", pe.Rank(), pe.Size(), steps,
 		rows*width)
 	return nil
 }

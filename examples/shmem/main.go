@@ -76,9 +76,9 @@ func diffuse(ctx context.Context, pe *shmem.PE) error {
 	if err != nil {
 		return err
 	}
-	left, right := (pe.ID()+pes-1)%pes, (pe.ID()+1)%pes
+	left, right := (pe.Rank()+pes-1)%pes, (pe.Rank()+1)%pes
 	rod, next := make([]float64, cells+2), make([]float64, cells+2) // with a neighbour's cell at each end
-	copy(rod[1:], initial()[pe.ID()*cells:][:cells])
+	copy(rod[1:], initial()[pe.Rank()*cells:][:cells])
 
 	for step := uint64(1); step <= steps; step++ {
 		place := 2 * int(step%2)
@@ -102,7 +102,7 @@ func diffuse(ctx context.Context, pe *shmem.PE) error {
 	if err := shmem.AllGather(ctx, pe, all, rod[1:cells+1]); err != nil {
 		return err
 	}
-	if pe.ID() != 0 {
+	if pe.Rank() != 0 {
 		return nil
 	}
 	if !slices.Equal(all, serial()) {

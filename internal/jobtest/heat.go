@@ -38,7 +38,7 @@ func (m *member) heat(ctx context.Context, pe *shmem.PE) error {
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	row, column := pe.ID()/across, pe.ID()%across
+	row, column := pe.Rank()/across, pe.Rank()%across
 	neighbour := func(down, aside int) int {
 		return (row+down+across)%across*across + (column+aside+across)%across
 	}
@@ -50,7 +50,7 @@ func (m *member) heat(ctx context.Context, pe *shmem.PE) error {
 	}
 	for step := range uint64(steps) {
 		if step == steps/2 {
-			m.die(pe.ID(), InHeat)
+			m.die(pe.Rank(), InHeat)
 		}
 		place := int(step%2) * sides * block
 		for _, to := range []struct{ from, side, pe int }{{top, bottom, neighbour(-1, 0)},
@@ -75,7 +75,7 @@ func (m *member) heat(ctx context.Context, pe *shmem.PE) error {
 		for j := range block {
 			got, want := *mine.at(i, j), *whole.at(row*block+i, column*block+j)
 			if math.Float64bits(got) != math.Float64bits(want) {
-				return fmt.Errorf("cell %d, %d of block %d is %v, not %v", i, j, pe.ID(), got, want)
+				return fmt.Errorf("cell %d, %d of block %d is %v, not %v", i, j, pe.Rank(), got, want)
 			}
 		}
 	}

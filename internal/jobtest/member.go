@@ -220,7 +220,7 @@ func (m *member) compute(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg := shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather, HeapSize: 1 << 20}
+	cfg := shmem.Config{Rank: j.Rank(), Size: j.Size(), Exchange: j.AllGather, HeapSize: 1 << 20}
 	// The job says who has died. Who does not answer has perhaps not been scheduled.
 	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric
 	pe, err := shmem.Join(ctx, dom, cfg)
@@ -242,10 +242,10 @@ func (m *member) reduce(ctx context.Context, pe *shmem.PE) error {
 	sums := make([]int64, 5000)
 	for round := range 5 {
 		if round == 3 {
-			m.die(pe.ID(), InReduce)
+			m.die(pe.Rank(), InReduce)
 		}
 		for i := range sums {
-			sums[i] = int64(i + pe.ID())
+			sums[i] = int64(i + pe.Rank())
 		}
 		if err := shmem.Reduce(ctx, pe, sums, sums, shmem.OpSum); err != nil {
 			return err

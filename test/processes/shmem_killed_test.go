@@ -25,7 +25,7 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 	}
 	if m.Rank == victim {
 		// One that is behind may still be in Alloc.
-		if err := shmem.WaitUntil(ctx, pe, words.At(6), shmem.EQ, uint64(pe.PEs()-1)); err != nil {
+		if err := shmem.WaitUntil(ctx, pe, words.At(6), shmem.EQ, uint64(pe.Size()-1)); err != nil {
 			return err
 		}
 		m.die()

@@ -42,7 +42,7 @@ func TestShmemBarrier(t *testing.T) {
 // shmemConfig is the configuration of a PE.
 func (m *member) shmemConfig() shmem.Config {
 	cfg := shmem.Config{
-		PE: m.Rank, PEs: m.Of, HeapSize: 4 << 20,
+		Rank: m.Rank, Size: m.Of, HeapSize: 4 << 20,
 		Exchange: m.gatherIdle,
 	}
 	cfg.Transport = m.transportConfig()

@@ -67,7 +67,7 @@ func newShmemPlan(seed uint64) *shmemPlan {
 	qp := p.qpConfig(rng)
 	p.config = shmem.Config{
 		// no world depends on a clock
-		PEs: len(p.Hosts), HeapSize: heapSize, RegisterFrom: pick(-1, 300, 0),
+		Size: len(p.Hosts), HeapSize: heapSize, RegisterFrom: pick(-1, 300, 0),
 		Transport: p.workerConfig(rng, qp, 0),
 	}
 	p.config.Transport.AMBuffers = 1
@@ -87,7 +87,7 @@ func (p *shmemPlan) String() string {
 	t := &p.config.Transport
 	s := sprintf("seed %d, %v: %d PEs with %d NICs each, %d rails, %v, fragments of %d bytes, registers "+
 		"from %d; %d bounce buffers of %d bytes, %d outstanding, %d inline",
-		p.Seed, p.Mood, p.config.PEs, p.Hosts[0], p.rails, t.QP.Scheme, t.QP.FragmentSize,
+		p.Seed, p.Mood, p.config.Size, p.Hosts[0], p.rails, t.QP.Scheme, t.QP.FragmentSize,
 		p.config.RegisterFrom, t.BounceBuffers, t.BufferSize, t.MaxOutstanding, t.QP.MaxInline)
 	for i, ph := range p.Events {
 		s += sprintf("\nphase %d: %v", i, ph.kind)

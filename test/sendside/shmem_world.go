@@ -96,7 +96,7 @@ func (p *shmemPlan) run(log func(string)) *hunt.Violation {
 		t.cards = make([][][]byte, 2)
 		for i, h := range t.Hosts {
 			e := &element{t: t, host: h, id: i, rng: rand.New(rand.NewPCG(p.Seed, uint64(i)))}
-			e.signal = make([]uint64, p.config.PEs)
+			e.signal = make([]uint64, p.config.Size)
 			t.peers = append(t.peers, e)
 			t.start(sprintf("PE %d", i), h, e.program)
 		}
@@ -196,7 +196,7 @@ func (e *element) ok(what string, err error) bool {
 func (e *element) program() {
 	t := e.t
 	cfg := t.plan.config
-	cfg.PE, cfg.Exchange, cfg.Transport.Idle = e.id, e.exchange, t.idle
+	cfg.Rank, cfg.Exchange, cfg.Transport.Idle = e.id, e.exchange, t.idle
 	var err error
 	e.pe, err = shmem.Join(t.ctx, e.host.Dom, cfg)
 	if !e.ok("join", err) || !e.begin() {

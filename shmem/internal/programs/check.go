@@ -12,12 +12,12 @@ import (
 // ones. It returns what is wrong.
 func Check(ctx context.Context, pe *shmem.PE) error {
 	const keys, bins = 5000, 100
-	counts, err := Histogram(ctx, pe, Keys(pe.ID(), keys, bins), bins)
+	counts, err := Histogram(ctx, pe, Keys(pe.Rank(), keys, bins), bins)
 	if err != nil {
 		return fmt.Errorf("histogram: %w", err)
 	}
-	if want := SerialHistogram(pe.PEs(), keys, bins); !slices.Equal(counts, want) {
-		return fmt.Errorf("histogram: PE %d has %v, want %v", pe.ID(), counts, want)
+	if want := SerialHistogram(pe.Size(), keys, bins); !slices.Equal(counts, want) {
+		return fmt.Errorf("histogram: PE %d has %v, want %v", pe.Rank(), counts, want)
 	}
 	g := Grid{Rows: 61, Cols: 83, Steps: 100}
 	plate, err := Jacobi(ctx, pe, g)
@@ -26,7 +26,7 @@ func Check(ctx context.Context, pe *shmem.PE) error {
 	}
 	for i, want := range SerialJacobi(g) {
 		if plate[i] != want {
-			return fmt.Errorf("jacobi: PE %d has %v at row %d, column %d, want %v", pe.ID(), plate[i],
+			return fmt.Errorf("jacobi: PE %d has %v at row %d, column %d, want %v", pe.Rank(), plate[i],
 				i/g.Cols, i%g.Cols, want)
 		}
 	}

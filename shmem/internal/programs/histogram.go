@@ -20,7 +20,7 @@ func Keys(pe, n, bins int) []uint32 {
 // Histogram counts the keys of all PEs and returns the counts on every PE. Bin b is counted on PE b
 // modulo their number, by atomics.
 func Histogram(ctx context.Context, pe *shmem.PE, keys []uint32, bins int) (counts []uint64, err error) {
-	pes := pe.PEs()
+	pes := pe.Size()
 	each := (bins + pes - 1) / pes
 	mine, err := shmem.Alloc[uint64](ctx, pe, each)
 	if err != nil {

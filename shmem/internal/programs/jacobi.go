@@ -31,8 +31,8 @@ func relax(dst, above, row, below []float64) {
 // There are two plates, of even and of odd steps. A neighbour is one step ahead at most, since it
 // waits for this PE's rows, and so never writes to the plate that this PE reads.
 func Jacobi(ctx context.Context, pe *shmem.PE, g Grid) ([]float64, error) {
-	if g.Rows < pe.PEs() {
-		return nil, fmt.Errorf("%d rows: each of %d PEs needs one", g.Rows, pe.PEs())
+	if g.Rows < pe.Size() {
+		return nil, fmt.Errorf("%d rows: each of %d PEs needs one", g.Rows, pe.Size())
 	}
 	b, err := newBand(ctx, pe, g)
 	if err != nil {
@@ -63,14 +63,14 @@ type band struct {
 
 // share is where the band of a PE begins, and how many rows it has.
 func (b *band) share(id int) (first, rows int) {
-	n := b.pe.PEs()
+	n := b.pe.Size()
 	first = b.g.Rows * id / n
 	return first, b.g.Rows*(id+1)/n - first
 }
 
 func newBand(ctx context.Context, pe *shmem.PE, g Grid) (*band, error) {
-	b := &band{pe: pe, g: g, width: g.Cols + 2, most: (g.Rows + pe.PEs() - 1) / pe.PEs()}
-	b.first, b.rows = b.share(pe.ID())
+	b := &band{pe: pe, g: g, width: g.Cols + 2, most: (g.Rows + pe.Size() - 1) / pe.Size()}
+	b.first, b.rows = b.share(pe.Rank())
 	var err error
 	if b.plates, err = shmem.Alloc[float64](ctx, pe, 2*b.height()*b.width); err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (b *band) at(plate shmem.Sym[float64], r int) shmem.Sym[float64] {
 // swapRows gives the neighbours this PE's outer rows and waits for theirs.
 func (b *band) swapRows(ctx context.Context, step int) error {
 	pe, plate := b.pe, b.plate(step)
-	above, below := pe.ID()-1, pe.ID()+1
+	above, below := pe.Rank()-1, pe.Rank()+1
 	if above >= 0 {
 		_, rows := b.share(above)
 		err := shmem.PutSignal(ctx, pe, b.at(plate, rows+1), b.row(plate, 1), b.signals.At(1), 1,
@@ -118,7 +118,7 @@ func (b *band) swapRows(ctx context.Context, step int) error {
 			return err
 		}
 	}
-	if below < pe.PEs() {
+	if below < pe.Size() {
 		err := shmem.PutSignal(ctx, pe, b.at(plate, 0), b.row(plate, b.rows), b.signals.At(0), 1,
 			shmem.SignalAdd, below)
 		if err != nil {
@@ -130,7 +130,7 @@ func (b *band) swapRows(ctx context.Context, step int) error {
 			return err
 		}
 	}
-	if below < pe.PEs() {
+	if below < pe.Size() {
 		return shmem.WaitUntil(ctx, pe, b.signals.At(1), shmem.GE, uint64(step+1))
 	}
 	return nil
@@ -142,12 +142,12 @@ func (b *band) collect(ctx context.Context) ([]float64, error) {
 	for r := range b.rows {
 		copy(mine[r*b.g.Cols:], b.row(b.plate(b.g.Steps), r+1)[1:b.width-1])
 	}
-	all := make([]float64, len(mine)*b.pe.PEs())
+	all := make([]float64, len(mine)*b.pe.Size())
 	if err := shmem.AllGather(ctx, b.pe, all, mine); err != nil {
 		return nil, err
 	}
 	whole := make([]float64, 0, b.g.Rows*b.g.Cols)
-	for id := range b.pe.PEs() {
+	for id := range b.pe.Size() {
 		_, rows := b.share(id)
 		whole = append(whole, all[id*len(mine):id*len(mine)+rows*b.g.Cols]...)
 	}

@@ -75,8 +75,8 @@ func newSHMEM(cfgs *[2]Config) (ends [2]*shmemEnd, err error) {
 		if e.signal, err = shmem.Alloc[uint64](ctx, pe, 1); err != nil {
 			return err
 		}
-		copy(e.src.Local(pe), cfgs[pe.ID()].Src)
-		ends[pe.ID()] = e
+		copy(e.src.Local(pe), cfgs[pe.Rank()].Src)
+		ends[pe.Rank()] = e
 		return pe.Barrier(ctx)
 	})
 	if err != nil {
@@ -159,7 +159,7 @@ func (e *shmemEnd) post(i, n int) (int, error) {
 // startOne calls the operation for message i: a stream's are initiated only, where there is such a
 // call; one alone is complete when startOne returns.
 func (e *shmemEnd) startOne(i int) (err error) {
-	r, peer := e.task.Round, 1-e.pe.ID()
+	r, peer := e.task.Round, 1-e.pe.Rank()
 	at, to := r.Source(i), r.Target(i)
 	switch e.shape.Op {
 	case Put:
