@@ -1,6 +1,7 @@
 package ibverbx
 
 import (
+	"fmt"
 	"strconv"
 
 	"ibverbx/verbs"
@@ -102,6 +103,29 @@ type WC struct {
 
 // Err is nil for success, and otherwise the status as an error.
 func (w *WC) Err() error { return w.Status.Err() }
+
+// String is a line for a log: "virtual qp 3: request 7 (RDMA_WRITE, 4096 bytes) succeeded".
+func (w WC) String() string {
+	what := "request"
+	switch {
+	case w.Opcode.IsRecv():
+		what = "receive"
+	case w.Opcode == verbs.WCUnknown:
+		what = "request or receive"
+	}
+	s := fmt.Sprintf("virtual qp %d: %s %d (%v, %d bytes", w.QPNum, what, w.ID, w.Opcode, w.ByteLen)
+	if w.Flags&verbs.WCWithImm != 0 {
+		s += fmt.Sprintf(", immediate 0x%x", w.Imm)
+	}
+	if w.Status == verbs.StatusSuccess {
+		return s + ") succeeded"
+	}
+	s += ") failed: " + w.Status.Error()
+	if w.VendorErr != 0 {
+		s += fmt.Sprintf(" (vendor code 0x%x)", w.VendorErr)
+	}
+	return s
+}
 
 // Segment is a piece of local memory: part of an [MR], or raw memory with keys from elsewhere.
 type Segment struct {

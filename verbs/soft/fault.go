@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -256,6 +257,21 @@ func (i *Injection) Remove() {
 			d.restore()
 		}
 	}
+}
+
+// String says what goes wrong, as [Fault.String] does, how often it has, and whether it may again:
+// "fail send (REM_ACCESS_ERR) on soft1 qp 17, the 3rd request: 1 hit, over".
+func (i *Injection) String() string {
+	i.f.mu.Lock()
+	defer i.f.mu.Unlock()
+	s := i.fault.String() + ": " + strconv.Itoa(i.hits) + " hit"
+	if i.hits != 1 {
+		s += "s"
+	}
+	if slices.Contains(i.f.injections, i) {
+		return s + ", in force"
+	}
+	return s + ", over"
 }
 
 // Hits says how many requests it has struck.

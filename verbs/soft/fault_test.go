@@ -158,3 +158,22 @@ func TestGarbageInErrors(t *testing.T) {
 		t.Error("another seed gives the same garbage")
 	}
 }
+
+// A fault in force prints what it does, how often it has, and whether it may again.
+func TestInjectionString(t *testing.T) {
+	f, a, b := pair(t, Config{}, endConfig{})
+	twice := f.Inject(Fault{Device: a.dev, QPNum: a.qp.Num(), Kind: Delay, Count: 2})
+	says := func(want string) {
+		t.Helper()
+		want = "delay (0s) on soft0 qp 17, requests 1 to 2: " + want
+		if got := twice.String(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+	says("0 hits, in force")
+	for id, want := range []string{"1 hit, in force", "2 hits, over"} {
+		a.post(a.write(b, uint64(id), 0, 8))
+		awaitStatus(t, a.cq, uint64(id), verbs.StatusSuccess)
+		says(want)
+	}
+}
