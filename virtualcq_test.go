@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -116,4 +117,128 @@ func TestPortsAreAskedOnce(t *testing.T) {
 	}
 	now, d.err = now.Add(portStateFor), fmt.Errorf("query port: %w", verbs.ErrDeviceGone)
 	expect(5, "nic: device gone")
+}
+
+// A completion that can be of no request, because that request has none of this kind, has it on
+// another rail, or does not have it on a NIC yet, is dropped and counted, whatever its status:
+// nothing is reported, no slot is freed, nothing fails.
+func TestCompletionsThatFitNothingAreDropped(t *testing.T) {
+	for _, scheme := range []Scheme{DQPLB, Spray} {
+		t.Run(scheme.String(), func(t *testing.T) {
+			r := newRecorded(t, 1, 3, Config{Scheme: scheme, FragmentSize: 100, MaxMsgCntPerQP: 16})
+			rails := &r.send.rails
+			request := func(id uint64, op verbs.Opcode) SendWR {
+				wr := rawWrite(id, 250)
+				if wr.Opcode = op; op.IsSend() {
+					wr.Remote = RemoteSegment{}
+				} else if op.IsAtomic() {
+					wr.Local.Length, wr.Remote.Length = 8, 8
+				}
+				return wr
+			}
+			relaxed := request(2, verbs.OpSend)
+			relaxed.Relaxed = true
+			requests := []SendWR{request(0, verbs.OpRDMAWrite), request(1, verbs.OpAtomicFetchAdd), relaxed,
+				request(3, verbs.OpSend), request(4, verbs.OpRDMAWriteWithImm), request(5, verbs.OpRDMARead)}
+			if n, err := r.PostSend(requests...); n != len(requests) || err != nil {
+				t.Fatal(n, err)
+			}
+			keys := NewKeys(map[verbs.DeviceID]uint32{0: 1})
+			if _, err := r.PostRecv(RecvWR{ID: 6}, RecvWR{ID: 7, Local: Segment{Addr: 1 << 40, Length: 8,
+				Keys: keys}}); err != nil {
+				t.Fatal(err)
+			}
+			// fits says whether a send request may have a completion of a kind on a rail now. The
+			// final messages of the SEND and of Spray's notification wait for earlier data.
+			fits := func(request int, kind uint64, rl *rail) bool {
+				switch kind {
+				case wrid.Data, wrid.Numbered, wrid.Imm:
+					return request < len(requests) && request != 3 && rl != rails.notify
+				case wrid.Message:
+					return request == 2 && rl == rails.sendRail
+				}
+				return false
+			}
+			before, want := r.Stats(), uint64(0)
+			dropped := func(what string, n int, rl *rail, wc verbs.WC) {
+				t.Helper()
+				got := r.CQ().ProcessCompletions(nil, 0, wc)
+				if len(got) != 0 {
+					t.Fatalf("%s %d, rail %d: reported %+v", what, n, rl.index(), got)
+				}
+				if want++; r.Stats().StaleEvents != before.StaleEvents+want {
+					t.Fatalf("%s %d, rail %d, %#x: not dropped", what, n, rl.index(), wc.ID)
+				}
+			}
+			kinds := []uint64{0, wrid.Data, wrid.Numbered, wrid.Final, wrid.Imm, wrid.Message, 8, 15}
+			for n := range len(requests) + 2 { // and two that do not exist
+				for _, kind := range kinds {
+					for _, rl := range rails.all {
+						if fits(n, kind, rl) {
+							continue
+						}
+						wc := verbs.WC{ID: wrid.New(kind, rl.idBits, 0, uint64(n+1)), QPNum: rl.num}
+						dropped("request", n, rl, wc)
+						wc.Status = verbs.StatusRetryExcErr
+						dropped("request", n, rl, wc)
+					}
+				}
+			}
+			for n := range 4 { // receives 0 and 1, and two that do not exist
+				for _, rl := range rails.all {
+					carrier := []*rail{rails.finalRail, rails.sendRail, nil, nil}[n]
+					if rl == carrier {
+						continue
+					}
+					id := wrid.New(wrid.Recv, rl.idBits, 0, r.recv.win.Head+uint64(n))
+					wc := verbs.WC{ID: id, Status: verbs.StatusLocProtErr, QPNum: rl.num}
+					dropped("receive", n, rl, wc)
+				}
+			}
+			after := r.Stats()
+			for i := range after.Rails {
+				if after.Rails[i].Outstanding != before.Rails[i].Outstanding {
+					t.Errorf("rail %d: %d outstanding, there were %d", i, after.Rails[i].Outstanding,
+						before.Rails[i].Outstanding)
+				}
+			}
+			if err := r.Err(); err != nil {
+				t.Errorf("it has failed: %v", err)
+			}
+			got := r.finish(t)
+			for i, wc := range got {
+				if wc.ID != uint64(i) || wc.Status != verbs.StatusSuccess {
+					t.Errorf("completion %d: %+v", i, wc)
+				}
+			}
+			if len(got) != len(requests) {
+				t.Errorf("%d completions", len(got))
+			}
+		})
+	}
+}
+
+// A poll that has what it was asked for leaves the rest with the NIC, but for the batch in which it
+// came.
+func TestPollLeavesTheRestWithTheNIC(t *testing.T) {
+	const posts = 1000
+	q := newLone(t, Config{MaxMsgCntPerQP: posts})
+	for id := range uint64(posts) {
+		if _, err := q.PostSend(rawWrite(id, 8)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := range uint64(posts) {
+		var wcs [1]WC
+		n, err := q.CQ().Poll(wcs[:])
+		if n != 1 || err != nil || wcs[0].ID != id || wcs[0].Status != verbs.StatusSuccess {
+			t.Fatalf("poll %d: %d, %+v, %v", id, n, wcs[0], err)
+		}
+		if ready := q.CQ().Stats().Ready; ready >= 64 {
+			t.Fatalf("poll %d: %d completions were taken from the NIC beforehand", id, ready)
+		}
+	}
+	if err := q.Close(); err != nil {
+		t.Error(err)
+	}
 }

@@ -45,6 +45,7 @@ var games = []judge{
 	game("verbs/roce/internal/rc", "TestSimulation", "1000"),
 	game("verbs/roce", "TestSimulation", "300"),
 	{".", "invariants", []string{"-test.run", "TestConcurrentUsePanics$"}},
+	own("test/api"),
 	own("test/vqp"),
 }
 
