@@ -15,43 +15,42 @@ type Config struct {
 	// Size is how many processes the job has, and Rank which of them this one is, from 0 on. Where
 	// Size is 0 both come from the environment.
 	Rank, Size int
-	// Address is where rank 0 listens, HOST:PORT, as the others reach it; empty takes what the
-	// environment says, or PMIx. Rank 0 listens at that port on all addresses of its host, or on
-	// the loopback interface alone if Address names that. A job of one process needs none. With a
-	// Store only rank 0 needs it, if at all: see there.
+	// Address is where rank 0 listens, HOST:PORT, as the others reach it; empty takes the address
+	// from the environment or PMIx. Rank 0 listens at that port on all addresses of its host, or
+	// only on the loopback interface if Address names that. A job of one process needs none. With a
+	// Store only rank 0 may need one: see there.
 	Address string
-	// Store, if not nil, is where rank 0 leaves its address, and the others find it, for all else
-	// to be as without: they connect to rank 0. The job needs a name then, which no other job that
-	// the store knows has at the same time; an entry that an earlier run has left does no harm.
+	// Store, if not nil, is where rank 0 leaves its address and the others find it. They then
+	// connect to rank 0 as without a store. The job needs a name that no other current job in that
+	// store has; an entry left by an earlier run does no harm.
 	//
-	// Rank 0 listens at a port of its own choice, at the address by which it reaches the store:
-	// where that is the loopback interface, all processes must be on this host. Of a store that
-	// does not tell, it is the address by which this host reaches the world. Address, or
-	// IBVERBX_ADDRESS, decides where that is wrong: HOST or HOST:PORT as the others reach it, the
-	// name of an interface of this host in place of HOST, or :PORT. What a launcher says otherwise
-	// does not count.
+	// Rank 0 listens at a free port, at the address from which it reaches the store. If that is the
+	// loopback interface, all processes must be on this host. If the store does not tell that
+	// address, it is that of the default route. Address, or IBVERBX_ADDRESS, overrides it: HOST or
+	// HOST:PORT as the others reach it, the name of an interface of this host instead of HOST, or
+	// just :PORT. An address from a launcher does not count.
 	Store Store
-	// Job tells this job from others that may use the same port: all its processes must have the
-	// same. Empty takes what the environment says, which may be nothing. It is no secret: see TLS.
-	// With a Store there must be one.
+	// Job distinguishes this job from others that may use the same port: all its processes must
+	// have the same. Empty takes the name from the environment, which may have none. The name is no
+	// secret: see TLS. With a Store you need one.
 	Job string
 
-	// Wait is how long Join waits for the other processes; 0 means 5 minutes. Who has met rank 0
-	// waits for its word for two seconds more.
+	// Wait is how long Join waits for the other processes; 0 means 5 minutes. A process that has
+	// met rank 0 waits two seconds more for rank 0's answer.
 	Wait time.Duration
-	// Patience is after how long a silence a process is taken for dead; 0 means 10 seconds. One
-	// whose connection ends is dead at once.
+	// Patience is the silence after which a process is taken for dead; 0 means 10 seconds. A
+	// process whose connection ends is dead at once.
 	Patience time.Duration
 	// MaxValue bounds a value of the store, and what a process passes to AllGather, in bytes; 0
 	// means 1 MiB. MaxStore bounds all keys and values together; 0 means 64 MiB. Those of rank 0
 	// count.
 	MaxValue, MaxStore int
-	// TLS has the processes talk over TLS, and decides who may be one of them: rank 0 needs
-	// Certificates, and ClientAuth and ClientCAs; the others RootCAs and Certificates. Package
-	// rendezvous says what it protects.
+	// TLS makes the processes use TLS, and decides which may join: rank 0 needs Certificates,
+	// ClientAuth and ClientCAs; the others need RootCAs and Certificates. Package rendezvous says
+	// what it protects.
 	TLS *tls.Config
-	// Logger is where Join logs for whom it waits, and rank 0 whom it turns away; at level Debug
-	// also that rank 0 knows this process, and will tell the others if it dies. Nil is
+	// Logger is where Join logs which processes it waits for, and rank 0 which it turns away; at
+	// level Debug also that rank 0 knows this process and will tell the others if it dies. Nil is
 	// slog.Default.
 	Logger *slog.Logger
 }

@@ -10,9 +10,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Job is this process's part in a job. Its methods may be called from any goroutine; of the
-// collective calls, AllGather and Barrier, a process makes one at a time, and all processes the
-// same ones in the same order.
+// Job is this process's part in a job. You may call its methods from any goroutine. Of the
+// collective calls, AllGather and Barrier, a process makes one at a time, and all processes make
+// the same ones in the same order.
 type Job struct {
 	place  Place
 	all    []Process
@@ -26,9 +26,9 @@ type Job struct {
 }
 
 // Join finds the job that this process is part of, and returns once all of its processes have
-// joined. A process that dies meanwhile ends Join for all, with its name, those included that come
-// within two seconds after, for which rank 0 stays; where some do not come within Config.Wait, or
-// before ctx ends, the error names their ranks.
+// joined. A process that dies meanwhile ends Join for all with an error that names it; rank 0 stays
+// two seconds more to tell latecomers. If some do not come within Config.Wait, or before ctx ends,
+// the error names their ranks.
 func Join(ctx context.Context, cfg Config) (*Job, error) {
 	if ctx == nil {
 		return nil, fmt.Errorf("job: join: %w: the context is nil", verbs.ErrInvalid)
@@ -102,18 +102,18 @@ func (j *Job) end(why error) {
 // Rank is this process's number, from 0 on.
 func (j *Job) Rank() int { return j.place.Rank }
 
-// Size is how many processes the job has.
+// Size is the number of processes in the job.
 func (j *Job) Size() int { return j.place.Size }
 
-// Place is where this process's rank and the job's size are from.
+// Place says where this process's rank and the job's size come from.
 func (j *Job) Place() Place { return j.place }
 
 // Process says on which host a rank runs.
 func (j *Job) Process(rank int) Process { return j.all[rank] }
 
 // LocalAddr and RemoteAddr are the ends of the connection over which this process has met the
-// others, for nics.Host.Reaching: rank 0's is one to a process on another host, if there is any. A
-// job of one process has the loopback interface's.
+// others, for nics.Host.Reaching. On rank 0 it is a connection to a process on another host, if
+// there is one. A job of one process has the loopback interface's.
 func (j *Job) LocalAddr() net.Addr { return j.route().local }
 
 // RemoteAddr is described with LocalAddr.
@@ -126,9 +126,9 @@ func (j *Job) route() route {
 	return route{j.member.conn.LocalAddr(), j.member.conn.RemoteAddr()}
 }
 
-// AllGather passes mine to all processes, and returns what each of them has passed, in the order of
-// their ranks. It is a shmem.Config.Exchange. An error ends the job for all processes, since they
-// are out of step then: also that of ctx. What is returned is the caller's.
+// AllGather passes mine to all processes, and returns what each has passed, in the order of their
+// ranks. It is a shmem.Config.Exchange. Any error, also that of ctx, ends the job for all
+// processes, because they are then out of step. The result belongs to the caller.
 func (j *Job) AllGather(ctx context.Context, mine []byte) ([][]byte, error) {
 	return j.gather(ctx, "all-gather", mine)
 }
@@ -180,8 +180,8 @@ func checkKey(key string) error {
 	return nil
 }
 
-// Put sets a value in the store, which every process of the job reads. It returns once the value is
-// there.
+// Put sets a value in the store, which every process of the job can read. It returns once the value
+// is stored.
 func (j *Job) Put(ctx context.Context, key string, value []byte) error {
 	err := j.check(ctx, value)
 	if err == nil {
@@ -196,7 +196,7 @@ func (j *Job) Put(ctx context.Context, key string, value []byte) error {
 	return nil
 }
 
-// Get returns a value of the store. Where there is none yet it waits for it, until ctx ends.
+// Get returns a value of the store. If there is none yet, it waits for it until ctx ends.
 func (j *Job) Get(ctx context.Context, key string) ([]byte, error) {
 	err := j.check(ctx, nil)
 	if err == nil {
@@ -225,9 +225,9 @@ func (j *Job) Err() error {
 	}
 }
 
-// Context returns a context that ends when the job fails, with Err as its cause, beside ctx and the
-// returned function: for calls that need the other processes and do not know of the job, such as
-// those of package shmem.
+// Context returns a context that ends when the job fails, with Err as its cause, or when ctx ends
+// or the returned function is called. It is for calls that need the other processes but do not know
+// the job, such as those of package shmem.
 func (j *Job) Context(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -240,14 +240,14 @@ func (j *Job) Context(ctx context.Context) (context.Context, context.CancelFunc)
 	return ctx, func() { cancel(context.Canceled) }
 }
 
-// Fail ends the job for all processes, which are told why this one gives up, and closes it.
+// Fail ends the job for all processes, tells them why this one gives up, and closes the job.
 func (j *Job) Fail(why error) {
 	j.closing.Do(func() { j.end(why) })
 }
 
-// Close leaves the job. It does not wait for the others, but for some seconds at most until they
-// know: their later collective calls fail with [ErrLeft], and after rank 0 has left, all calls do.
-// So programs end with a Barrier. It may be called again.
+// Close leaves the job. It does not wait for the others to finish, but up to some seconds until
+// they know: their later collective calls fail with ErrLeft, and after rank 0 has left, all their
+// calls fail. So programs end with a Barrier. You may call it again.
 func (j *Job) Close() error {
 	j.closing.Do(func() {
 		j.member.leave()

@@ -33,9 +33,9 @@ type Place struct {
 	pmix        bool // PMIx knows this process: Join asks it for what is not decided otherwise
 }
 
-// Find says what [Join] would take for this process's place in a job. An error says what was found
-// and what is missing. PMIx is not asked: the Place has what is known without, which is no size
-// where only PMIx knows that, and the Address at which rank 0 is looked for if PMIx does not
+// Find returns what Join would take for this process's place in a job. An error says what was found
+// and what is missing. Find does not ask PMIx: it returns what is known without it, which is no
+// size if only PMIx knows that, and the Address at which Join looks for rank 0 if PMIx does not
 // answer.
 func Find(cfg Config) (Place, error) {
 	cfg, err := cfg.withDefaults()

@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// Store is a place that all processes of a job reach before they know of each other: etcd, what a
-// launcher runs, another [Job]. See Config.Store.
+// Store is a place that all processes of a job can reach before they know of each other: etcd, a
+// service of a launcher, another Job. See Config.Store.
 //
-// A key has at most 64 bytes, which are letters, digits, and "/._#-", and a value at most 600. The
-// methods are called by several goroutines, and return when their context ends; Join does so even
-// where they do not. An error ends Join: what passes, such as a server that starts again, a store
-// waits for by itself.
+// A key has at most 64 bytes, which are letters, digits, and "/._#-", and a value at most 600.
+// Several goroutines call the methods, which return when their context ends; Join returns even if
+// they do not. An error ends Join, so a store must itself wait out temporary failures, such as a
+// server that restarts.
 //
-// A store may also have the method LocalAddr() net.Addr, which says from which address of this host
-// it is reached.
+// A store may also have the method LocalAddr() net.Addr, which returns the address of this host
+// from which it is reached.
 type Store interface {
 	// Put sets a value, in place of one that the key may have.
 	Put(ctx context.Context, key string, value []byte) error

@@ -35,11 +35,11 @@ type Config struct {
 	Soft soft.Config
 	// Logger is where the choice is logged; nil is slog.Default.
 	Logger *slog.Logger
-	// Sources are further providers. One with the name of a built-in one takes its place.
+	// Sources are further providers. A source with the name of a built-in provider replaces it.
 	Sources []Source
 }
 
-// Source is a provider of the program's own, such as one with faults for tests.
+// Source is a provider of your own, such as one with faults for tests.
 type Source struct {
 	Name string
 	// Open opens the NICs that the configuration chooses. [Choose] applies Config.Devices to a list

@@ -15,8 +15,8 @@ import (
 const kindNICs = "nics"
 
 // Agree returns the NICs that reach the peer of a conversation, as many as both ends have: a
-// virtual queue pair needs as many queue pairs at one end as at the other. The peer does the same.
-// An error ends the conversation, and the peer is told the reason.
+// virtual queue pair needs the same number of queue pairs at both ends. The peer does the same. An
+// error ends the conversation and tells the peer the reason.
 func (h *Host) Agree(ctx context.Context, c *rendezvous.Conn) ([]verbs.Device, error) {
 	if c == nil {
 		return nil, fmt.Errorf("nics: agree: %w: the conversation is nil", verbs.ErrInvalid)
@@ -56,12 +56,12 @@ func (h *Host) swap(ctx context.Context, c *rendezvous.Conn, devices []verbs.Dev
 }
 
 // Connect makes a virtual queue pair over the NICs that reach the peer of a conversation, and
-// connects it with that of the peer, which does the same. It returns when both ends are connected.
+// connects it with the peer's, which does the same. It returns when both ends are connected.
 // [ibverbx.VirtualQP.Close] closes it with its domain; the conversation stays open. An error ends
-// the conversation, and the peer is told the reason.
+// the conversation and tells the peer the reason.
 //
-// A program that shares memory among many connections makes one [ibverbx.Domain] of what
-// [Host.Agree] returns, and connects what it makes there with [rendezvous.Connect].
+// To share memory among many connections, make one [ibverbx.Domain] of the NICs that [Host.Agree]
+// returns, and connect what you make there with [rendezvous.Connect].
 func (h *Host) Connect(ctx context.Context, c *rendezvous.Conn, cfg ibverbx.Config) (*ibverbx.VirtualQP,
 	error) {
 	devices, err := h.Agree(ctx, c)

@@ -208,15 +208,15 @@ func (h *Host) Provider() verbs.Provider {
 	return h.named
 }
 
-// Instead says why real NICs were not taken, where nobody had named a provider; nil where they
-// were, and where a provider was named, or an address, which asks for roce.
+// Instead returns the reason why real NICs were not taken. It is nil if they were, or if you named
+// a provider, or an address, which selects roce.
 func (h *Host) Instead() error { return h.instead }
 
-// LeftOut says which NICs are not offered to peers, because they could not be opened or no port is
-// up; nil when all are.
+// LeftOut returns which NICs are not offered to peers, because they could not be opened or no port
+// is up; nil if all are offered.
 func (h *Host) LeftOut() error { return h.leftOut }
 
-// Unopened says which NICs could not be opened, and why; nil when all were.
+// Unopened returns which NICs could not be opened, and why; nil if all were.
 func (h *Host) Unopened() error {
 	if some, ok := h.named.(interface{ Unopened() error }); ok {
 		return some.Unopened()
@@ -236,10 +236,10 @@ func (h *Host) String() string {
 	return strings.Join(names, ", ")
 }
 
-// Devices lists all NICs, whether a port is up or not. Of roce without named addresses they are all
-// that this host can have. There, those that were made for a peer before come first, and an index
-// may occur twice, which [ibverbx.NewDomain] refuses: a program that wants all of them in a domain
-// asks for them before it meets a peer.
+// Devices lists all NICs, whether a port is up or not. For roce without named addresses these are
+// all that this host can have. Those that were made for a peer before come first, and an index may
+// then occur twice, which [ibverbx.NewDomain] refuses: to have all of them in a domain, call
+// Devices before you meet a peer.
 func (h *Host) Devices() ([]verbs.Device, error) {
 	if h.named == nil {
 		return prefixed(h.allSockets())
@@ -247,8 +247,8 @@ func (h *Host) Devices() ([]verbs.Device, error) {
 	return h.named.Devices()
 }
 
-// Reaching lists the NICs that reach the other end of a connection: all that are usable, and of
-// roce without named addresses the one at this end's address of the connection.
+// Reaching lists the NICs that reach the other end of a connection: all usable ones, or, for roce
+// without named addresses, the one at this end's address of the connection.
 func (h *Host) Reaching(r Route) ([]verbs.Device, error) {
 	return prefixed(h.reaching(r))
 }
@@ -358,8 +358,8 @@ func addressOf(d verbs.Device) netip.Addr {
 	return netip.Addr{}
 }
 
-// Close closes the NICs. It returns [verbs.ErrBusy] while objects made from them are open, and
-// may be called again then; once it has succeeded it returns nil.
+// Close closes the NICs. It returns verbs.ErrBusy while objects made from them are open; you may
+// call it again then. Once it has succeeded it returns nil.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

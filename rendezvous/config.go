@@ -11,12 +11,12 @@ import (
 
 // Config configures conversations. The zero value works.
 type Config struct {
-	// Protocol names what the program says in its conversations, and the version of that, as in
-	// "shop-replica/3". Both ends must have the same. At most 255 printable characters of ASCII.
+	// Protocol names the program's protocol and its version, as in "shop-replica/3". Both ends must
+	// use the same. At most 255 printable characters of ASCII.
 	Protocol string
-	// TLS has conversations over TLS; nil is plain TCP. A listener needs Certificates or
-	// GetCertificate. Dial takes the host it dials as ServerName where there is none. Where
-	// MinVersion is 0 it is TLS 1.3. The package says what it protects.
+	// TLS makes conversations use TLS; nil is plain TCP. A listener needs Certificates or
+	// GetCertificate. Dial takes the host that it dials as ServerName if there is none. If
+	// MinVersion is 0 it is TLS 1.3. The package comment says what TLS protects.
 	TLS *tls.Config
 	// Timeout bounds each step of a conversation; 0 means 30 seconds.
 	Timeout time.Duration
@@ -26,18 +26,18 @@ type Config struct {
 	// MaxMessage bounds a message in bytes; 0 means 1 MiB.
 	MaxMessage int
 
-	// Retry is for how long Dial tries again while nobody listens at the address, for processes
-	// that start in any order; 0 means not at all.
+	// Retry is how long Dial tries again while nobody listens at the address, for processes that
+	// start in any order; 0 means that it does not.
 	Retry time.Duration
 
 	// MaxGreetings bounds the connections of a listener that have not begun a conversation yet; 0
 	// means 512, and 65,536 is the most.
 	MaxGreetings int
 	// MaxWaiting bounds the conversations that wait for Accept; 0 means 512, and 65,536 is the
-	// most. A further one is told so, and ended. One whose peer goes without a word is dropped.
+	// most. Further ones are told and ended. One whose peer goes without a message is dropped.
 	MaxWaiting int
-	// Refused, if set, is called for each connection to a listener that brought no conversation,
-	// from any goroutine: for logs. It must not wait.
+	// Refused, if set, is called from any goroutine for each connection to a listener that did not
+	// become a conversation: for logs. It must not wait.
 	Refused func(remote net.Addr, why error)
 }
 

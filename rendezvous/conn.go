@@ -36,9 +36,9 @@ type errorBody struct {
 // errNoContext refuses a call.
 var errNoContext = fmt.Errorf("%w: the context is nil", verbs.ErrInvalid)
 
-// Conn is a conversation under way, until [Conn.Close] or [Conn.Fail]. Send, Fail and Close may be
-// called from any goroutine; what receives, among it [Connect], [Exchange] and [Conn.Barrier], from
-// one at a time.
+// Conn is a conversation, until [Conn.Close] or [Conn.Fail]. You may call Send, Fail and Close from
+// any goroutine. Calls that receive, Connect, Exchange and [Conn.Barrier] included, belong to one
+// goroutine at a time.
 type Conn struct {
 	nc      net.Conn
 	r       *bufio.Reader // of nc, behind the greeting
@@ -111,7 +111,7 @@ func (c *Conn) read() (m Message, err error) {
 	return m, c.explain(err, c.cfg.Timeout, "the rest of a message")
 }
 
-// TLS says who the peer is, as crypto/tls has found out; nil without TLS.
+// TLS identifies the peer as crypto/tls has verified it; nil without TLS.
 func (c *Conn) TLS() *tls.ConnectionState {
 	over, ok := c.nc.(*tls.Conn)
 	if !ok {
@@ -121,18 +121,18 @@ func (c *Conn) TLS() *tls.ConnectionState {
 	return &state
 }
 
-// Timeout is what bounds each step.
+// Timeout is the limit of each step.
 func (c *Conn) Timeout() time.Duration { return c.cfg.Timeout }
 
 // LocalAddr is this end's address of the connection.
 func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
 
-// RemoteAddr is where the peer is.
+// RemoteAddr is the peer's address.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
-// Send sends the peer a message: body as JSON, or no body if it is nil. A kind has 1 to 32 bytes,
-// and is not "error". A peer that does not read holds it up until ctx ends or Config.Timeout is
-// over; after that nothing more can be sent.
+// Send sends the peer a message: body as JSON, or no body if it is nil. A kind has 1 to 32 bytes
+// and is not "error". If the peer does not read, Send waits until ctx ends or Config.Timeout is
+// over; after that the conversation cannot send any more.
 func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	switch {
 	case ctx == nil:
@@ -240,8 +240,8 @@ func (c *Conn) heard(ctx context.Context) error {
 	return nil
 }
 
-// Receive waits for the next message, which must be of a kind, and reads its body into body unless
-// that is nil. It waits until ctx ends or Config.Timeout is over.
+// Receive waits for the next message, which must be of the given kind, and decodes its body into
+// body unless that is nil. It waits until ctx ends or Config.Timeout is over.
 func (c *Conn) Receive(ctx context.Context, kind string, body any) error {
 	m, err := c.ReceiveAny(ctx, kind)
 	if err != nil || body == nil {
@@ -250,8 +250,8 @@ func (c *Conn) Receive(ctx context.Context, kind string, body any) error {
 	return m.Decode(body)
 }
 
-// ReceiveAny waits for the next message, which must be of one of some kinds; of any if none is
-// named. It waits until ctx ends or Config.Timeout is over.
+// ReceiveAny waits for the next message, which must be of one of the given kinds, or of any kind if
+// you give none. It waits until ctx ends or Config.Timeout is over.
 func (c *Conn) ReceiveAny(ctx context.Context, kinds ...string) (m Message, err error) {
 	if ctx == nil {
 		return m, errNoContext
@@ -270,8 +270,7 @@ func (c *Conn) ReceiveAny(ctx context.Context, kinds ...string) (m Message, err 
 	return m, m.expect(kinds)
 }
 
-// Next waits for the next message until ctx ends, however long that is: for what the peer sends
-// when it has something to say.
+// Next waits for the next message until ctx ends, without another limit.
 func (c *Conn) Next(ctx context.Context) (m Message, err error) {
 	if ctx == nil {
 		return m, errNoContext
@@ -302,9 +301,9 @@ func (c *Conn) next(ctx context.Context, patience <-chan time.Time) (m Message, 
 // Inbox is where messages arrive, for use in a select. Receiving one takes it.
 func (c *Conn) Inbox() <-chan Message { return c.inbox }
 
-// Done is closed once nothing more will come. Messages that came before may still be in the inbox.
-// Behind 8 messages that nobody receives nothing is read, and the end is not seen: a program that
-// keeps a conversation to learn of its end receives what comes, or has the peer send nothing.
+// Done is closed once nothing more will come. Earlier messages may still be in the inbox. While 8
+// messages wait to be received, nothing more is read, and the end is not noticed: if you keep a
+// conversation to learn of its end, receive what comes, or let the peer send nothing.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
 // Err says why nothing more will come; nil while it may.
@@ -318,9 +317,9 @@ func (c *Conn) Err() error {
 }
 
 // Fail tells the peer why this end gives up, unless that is the peer's own reason or the peer has
-// gone, and closes the conversation once the peer has acknowledged it or gone, which it awaits for
-// 2 seconds at most, and no longer than Config.Timeout. The peer's own reason, if it sent one, is
-// then in Err.
+// gone, and closes the conversation. Before it closes it waits until the peer has acknowledged the
+// reason or gone, at most 2 seconds and no longer than Config.Timeout. Err has the peer's own
+// reason then, if it sent one.
 func (c *Conn) Fail(why error) {
 	if why == nil {
 		why = errNoReason
@@ -361,7 +360,7 @@ func (c *Conn) lastWords(why error) {
 	}
 }
 
-// Close ends the conversation, and with it what Send and Receive wait for. It may be called again.
+// Close ends the conversation, and with it the waits of Send and Receive. You may call it again.
 func (c *Conn) Close() (err error) {
 	c.closed.Do(func() {
 		close(c.closing)

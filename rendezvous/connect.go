@@ -18,9 +18,8 @@ const (
 	kindBarrier   = "barrier"
 )
 
-// Endpoint is an end of a connection in the making, which shows its peer a card and connects to
-// that of the peer: *ibverbx.VirtualQP, *transport.Endpoint, *tagged.Endpoint. Cards travel as
-// JSON.
+// Endpoint is an end of a connection that shows its card and connects to the card of its peer:
+// *ibverbx.VirtualQP, *transport.Endpoint, *tagged.Endpoint. Cards travel as JSON.
 type Endpoint[Card any] interface {
 	Card() (Card, error)
 	Connect(peer Card) error
@@ -32,12 +31,12 @@ type cardBody struct {
 	Card json.RawMessage `json:"card"`
 }
 
-// Connect connects an endpoint with that of the peer, which does the same, and returns when both
-// are connected. What the peer may send at once needs receives that are posted before it knows:
-// post them after Connect, and then let both ends call [Conn.Barrier].
+// Connect connects e with the peer's endpoint, and returns when both are connected. The peer does
+// the same. If a message that the peer may send at once needs a receive, post the receive after
+// Connect, and then have both ends call [Conn.Barrier].
 //
-// An error, an [*OpError], ends the conversation, and the peer is told the reason; the endpoint may
-// be connected, or not: close or reset it.
+// An error, an [*OpError], ends the conversation and tells the peer the reason. The endpoint may
+// then be connected or not: close or reset it.
 func Connect[Card any](ctx context.Context, c *Conn, e Endpoint[Card]) error {
 	return c.step(ctx, "connect", func() error {
 		if v := reflect.ValueOf(e); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
@@ -79,9 +78,10 @@ func swapCards[Card any](ctx context.Context, c *Conn, mine Card) (theirs Card, 
 	return theirs, m.Decode(&theirs)
 }
 
-// Exchange sends the peer a value, as JSON, and returns the peer's, which does the same: where
-// memory is that the other may use (ibverbx.RemoteMR), bytes, or a struct with all there is to say.
-// An error, an [*OpError], ends the conversation, and the peer is told the reason.
+// Exchange sends the peer a value as JSON and returns the peer's value. The peer does the same. The
+// value may be the location of memory that the peer may use (ibverbx.RemoteMR), bytes, or a struct
+// with everything that the peer must know. An error, an [*OpError], ends the conversation and tells
+// the peer the reason.
 func Exchange[T any](ctx context.Context, c *Conn, mine T) (theirs T, err error) {
 	err = c.step(ctx, "exchange", func() error {
 		text, err := json.Marshal(mine)

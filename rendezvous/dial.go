@@ -11,7 +11,8 @@ import (
 )
 
 // Dial connects to a process that listens at addr, HOST:PORT, and begins a conversation. Errors are
-// an [*OpError], but for that of a Config, which names the field and is [verbs.ErrInvalid].
+// an [*OpError], except for an invalid Config: that error names the field and is
+// [verbs.ErrInvalid].
 func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 	cfg, err := cfg.withDefaults(false)
 	switch {

@@ -11,13 +11,13 @@ var (
 	ErrGone = errors.New("the peer has gone")
 	// ErrTimeout: the peer did not do its part in time.
 	ErrTimeout = errors.New("the peer does not answer")
-	// ErrProtocol: the peer sent what the protocol does not allow, or is no ibverbx at all.
+	// ErrProtocol: the peer sent what the protocol does not allow, or does not use this package.
 	ErrProtocol = errors.New("protocol error")
 	// ErrVersion: the peer speaks another version of this package's format, or another
 	// Config.Protocol.
 	ErrVersion = errors.New("version mismatch")
 	// ErrTLS: there is no TLS connection: one end has no TLS, or refuses the other's certificate.
-	// What crypto/tls and crypto/x509 say is within reach of errors.As.
+	// errors.As finds the errors of crypto/tls and crypto/x509.
 	ErrTLS = errors.New("no TLS connection")
 	// ErrClosed: this end has closed the conversation, or the listener.
 	ErrClosed = errors.New("conversation closed")
@@ -30,15 +30,14 @@ type PeerError struct{ Text string }
 // Error names the peer as the source of the text.
 func (e *PeerError) Error() string { return "peer: " + e.Text }
 
-// OpError is the error of a call that is a whole step: Listen, Accept, Dial, Connect, Exchange,
-// Barrier.
+// OpError is the error of a call that is a step: Listen, Accept, Dial, Connect, Exchange, Barrier.
 type OpError struct {
 	Op   string // "listen", "accept", "dial", "connect", "exchange", "barrier"
 	Addr string // of the peer, or of the listener
 	Err  error
 }
 
-// Error says what was tried with whom, and what came of it.
+// Error names the step, the peer and the reason.
 func (e *OpError) Error() string {
 	var netErr *net.OpError
 	if errors.As(e.Err, &netErr) && (netErr.Op == "dial" || netErr.Op == "listen") {
@@ -47,7 +46,7 @@ func (e *OpError) Error() string {
 	return "rendezvous: " + e.Op + " " + e.Addr + ": " + e.Err.Error()
 }
 
-// Unwrap returns what came of it.
+// Unwrap returns the reason.
 func (e *OpError) Unwrap() error { return e.Err }
 
 // maxReason is how long a reason may be that repeats what the peer has sent.

@@ -101,9 +101,9 @@ func looksLikePerftest(b []byte) bool {
 		len(bytes.Trim(major, digits)) == 0 && len(bytes.Trim(minor, digits)) == 0
 }
 
-// Start begins a conversation over a connection that exists, such as a unix socket or one end of a
-// net.Pipe; the other end does the same. TLS, if wanted, is part of that connection: Config.TLS has
-// no effect. Start owns the connection from then on: also where it fails, and then it is closed.
+// Start begins a conversation over an existing connection, such as a unix socket or one end of a
+// net.Pipe; the other end does the same. If you want TLS, it must be part of that connection:
+// Config.TLS has no effect. Start owns the connection from then on, and closes it if it fails.
 func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	cfg, err := cfg.withDefaults(false)
 	if err == nil && ctx == nil {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Listener greets all who connect, at the same time, and hands out the conversations. Its methods
-// may be called from any goroutine.
+// Listener greets all that connect, at the same time, and returns the conversations. You may call
+// its methods from any goroutine.
 type Listener struct {
 	nl     net.Listener
 	cfg    Config
@@ -47,9 +47,9 @@ var (
 	errEvicted = fmt.Errorf("%w: it began no conversation, and made room for others", ErrTimeout)
 )
 
-// Listen listens at addr, HOST:PORT: an empty host stands for all addresses, and port 0 for any
-// free one, which [Listener.Addr] tells. ctx ends a wait of Listen itself and not the listener.
-// Errors are an [*OpError], but for that of a Config, which names the field and is
+// Listen listens at addr, HOST:PORT. An empty host stands for all addresses, and port 0 for any
+// free one, which [Listener.Addr] returns. ctx limits Listen itself, not the listener. Errors are
+// an [*OpError], except for an invalid Config: that error names the field and is
 // [verbs.ErrInvalid].
 func Listen(ctx context.Context, addr string, cfg Config) (*Listener, error) {
 	cfg, err := cfg.withDefaults(true)
@@ -79,11 +79,12 @@ func serve(nl net.Listener, cfg Config) *Listener {
 	return l
 }
 
-// Addr is where it listens.
+// Addr is the address at which the listener listens.
 func (l *Listener) Addr() net.Addr { return l.nl.Addr() }
 
-// Accept waits for the next conversation, until ctx ends. Errors are an [*OpError]; that of a
-// closed listener is [ErrClosed], and another than that and the context's means that no more come.
+// Accept waits for the next conversation until ctx ends. Errors are an [*OpError]. The error of a
+// closed listener is ErrClosed; any other error, except the context's, means that no more
+// conversations come.
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	c, err := l.next(ctx)
 	if err != nil {
@@ -144,7 +145,8 @@ func (l *Listener) wake() {
 	}
 }
 
-// Close ends it. Conversations that nobody has accepted are told so; the others go on.
+// Close ends the listener. Conversations that nobody has accepted end with a message; the others go
+// on.
 func (l *Listener) Close() error {
 	l.cancel(errStopped)
 	err := l.nl.Close()
