@@ -237,7 +237,7 @@ func (q *VirtualQP) Card() (BusinessCard, error) {
 
 func (h *handshake) card() (BusinessCard, error) {
 	card := BusinessCard{RDAtomic: h.maxRDAtomic(), ImmLittleEndian: h.cfg.Conn.ImmLittleEndian,
-		Failover: h.offersFailover()}
+		Failover: h.offered != nil}
 	if h.pass == nil { // a single queue pair speaks plain verbs
 		card.Scheme, card.RawImm = h.cfg.Scheme.String(), h.cfg.Scheme == DQPLB
 	}

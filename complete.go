@@ -1,6 +1,7 @@
 package ibverbx
 
 import (
+	"ibverbx/internal/failover"
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
@@ -14,7 +15,7 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 		q.stale++
 		return
 	}
-	if q.failover != nil && (rl.down || wc.Status != verbs.StatusSuccess) && q.lostRail(rl, wc) {
+	if q.failover != nil && (rl.down || wc.Status != verbs.StatusSuccess) && q.handleLostRail(rl, wc) {
 		return
 	}
 	n, known := uint64(0), false
@@ -55,7 +56,7 @@ func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r := s.win.At(n)
-	if r.left == 0 || rl.role != roleData || !rl.onNIC() || s.logs && !rl.log.complete(wc.ID) {
+	if r.left == 0 || rl.role != failover.Data || !rl.onNIC() || s.logs && !rl.log.Complete(wc.ID) {
 		return 0
 	}
 	r.left--
@@ -80,7 +81,7 @@ func (s *sender) finalCompleted(rl *rail, wc *verbs.WC) uint64 {
 	}
 	r := s.win.At(n)
 	if r.final != finalPosted || rl != s.carrier(r) || !rl.onNIC() ||
-		s.logs && !rl.log.complete(wc.ID) {
+		s.logs && !rl.log.Complete(wc.ID) {
 		return 0
 	}
 	r.final = finalDone
@@ -97,7 +98,7 @@ func (s *sender) messageCompleted(rl *rail, wc *verbs.WC) uint64 {
 	}
 	r := s.win.At(n)
 	if r.plan != planMessage || r.left == 0 || rl != s.rails.sendRail || !rl.onNIC() ||
-		s.logs && !rl.log.complete(wc.ID) {
+		s.logs && !rl.log.Complete(wc.ID) {
 		return 0
 	}
 	r.left = 0

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/failover"
 	"ibverbx/verbs"
 )
 
@@ -59,12 +60,6 @@ type handshake struct {
 
 func newHandshake(q *VirtualQP) *handshake {
 	return &handshake{VirtualQP: q, ports: localPorts{conn: &q.cfg.Conn}}
-}
-
-// connectStep is one transition on the way to RTS.
-type connectStep struct {
-	attr verbs.QPAttr
-	mask verbs.QPAttrMask
 }
 
 // steps are the transitions to INIT, RTR and RTS.
@@ -145,8 +140,8 @@ func (h *handshake) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 		if mask&verbs.QPAttrSQPSN != 0 {
 			r.lastPSN = attrs[i].SQPSN
 		}
-		if r.recovery != nil {
-			r.recovery.note(&attrs[i], mask)
+		if r.back != nil {
+			r.back.note(&attrs[i], mask)
 		}
 	}
 	if mask&verbs.QPAttrState == 0 {
@@ -169,15 +164,15 @@ func (q *VirtualQP) connecting(peer *BusinessCard) []*rail {
 
 // failsOver reports whether both ends offer failover.
 func (q *VirtualQP) failsOver(peer *BusinessCard) bool {
-	return q.offersFailover() && peer.Failover && len(peer.Rails) != 0
+	return q.offered != nil && peer.Failover && len(peer.Rails) != 0
 }
 
 // reached records the state that all queue pairs have come to.
 func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	q.line.state = state
 	if state == verbs.StateRTS && q.failover != nil {
-		q.lookAtPorts() // what they reported before, nobody may have heard
-		q.cq.touch(q)   // what was heard is judged now
+		q.failover.checkPorts() // nobody may have listened to what they reported before
+		q.cq.touch(q)
 	}
 	if state != verbs.StateRTR {
 		return nil
@@ -210,24 +205,26 @@ func (q *VirtualQP) adopt(peer *BusinessCard) error {
 	if q.pass != nil {
 		return nil
 	}
+	leader := false
 	if q.failsOver(peer) {
 		card, err := newHandshake(q).card()
 		if err != nil {
 			return err
 		}
-		q.failover, q.send.logs = &failover{leads: leads(&card, peer)}, true
-		q.cq.watchPorts()
-		for _, r := range rails.all {
-			r.log.fit(r.slots + controlSlots)
-		}
+		leader = leads(&card, peer)
+		q.failover = q.offered
+		q.cq.ports.begin(q.cq.Devices(), q.cq.channel)
 	}
 	rails.assignSends(q.cfg.Scheme, peer.isPlain(), q.failover != nil)
+	if q.failover != nil {
+		q.failover.begin(leader)
+	}
 	if q.cfg.Scheme != DQPLB {
 		return nil
 	}
 	switch {
 	case peer.Credits > 0 && q.failover != nil:
-		rails.limitTo(max(1, peer.Credits-controlSlots))
+		rails.limitTo(max(1, peer.Credits-failover.ControlSlots))
 	case peer.Credits > 0:
 		rails.limitTo(peer.Credits)
 	}
@@ -304,7 +301,7 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("both ends offer failover, the peer with %d "+
 			"spare queue pairs, this end with %d: give both as many NICs, or leave Config.Failover off",
 			len(peer.SpareQPNums), len(q.send.rails.spares)))
-	case q.offersFailover() && !q.failsOver(peer) && q.cfg.Scheme == Spray && q.line.state < verbs.StateRTR &&
+	case q.offered != nil && !q.failsOver(peer) && q.cfg.Scheme == Spray && q.line.state < verbs.StateRTR &&
 		q.send.rails.sendRail != q.send.rails.data[0] && q.recv.live(q.recv.win.Head, true):
 		return q.connectError(verbs.ErrInvalid, "the peer does not offer failover, so SENDs travel on queue "+
 			"pair 0: post receives with memory after Connect")

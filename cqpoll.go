@@ -133,7 +133,7 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 		}
 	}
 	if len(c.ports.events) != 0 {
-		c.hear()
+		c.takePortEvents()
 	}
 	if len(c.later.list) != 0 {
 		c.touchDue()
@@ -184,4 +184,30 @@ func (c *VirtualCQ) progress(out *sink) {
 		q.progress(out)
 	}
 	c.touched = c.touched[:copy(c.touched, c.touched[n:])]
+}
+
+// takePortEvents handles what the NICs have reported of their ports. A CQ or a NIC that is dead is
+// noticed by polling, and a queue pair that has failed by its completions.
+func (c *VirtualCQ) takePortEvents() {
+	anyLost := false
+	for len(c.ports.events) != 0 {
+		e, lost := c.ports.next()
+		anyLost = anyLost || lost
+		if e.Type != verbs.EventPortErr && e.Type != verbs.EventPortActive {
+			continue
+		}
+		c.ports.forget()
+		for _, q := range c.vqps {
+			if q.failover != nil {
+				q.failover.handlePortEvent(e)
+				c.touch(q)
+			}
+		}
+	}
+	for _, q := range c.vqps {
+		if anyLost && q.failover != nil {
+			q.failover.checkPorts()
+			c.touch(q)
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/failover"
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
@@ -11,6 +12,9 @@ import (
 // creditBatch: a rail's credits are posted again when one in creditBatch has been used up. A post
 // costs a crossing into the driver, and the credits not yet posted again are few.
 const creditBatch = 8
+
+// controlBytes marks a control message in an inbox: no message is so long.
+const controlBytes = 1<<32 - 1
 
 // postCredits posts the rails' own receives that are to be posted, where enough have come together
 // or, with all set, wherever there are any.
@@ -82,7 +86,7 @@ func (q *VirtualQP) arrived(rl *rail, imm, bytes uint32) {
 		return
 	}
 	if bytes == controlBytes {
-		q.controlArrived(rl, imm)
+		q.raise(q.failover.handleControl(rl, imm))
 		return
 	}
 	if err := q.recv.arrived(rl, imm, bytes); err != nil {
@@ -94,9 +98,9 @@ func (q *VirtualQP) arrived(rl *rail, imm, bytes uint32) {
 // rail; in Spray a watch on each but the one that carries SENDs. No message ever takes a watch. It
 // is flushed when the queue pair fails, as after a remote access error of the peer, and without it
 // a receiver would not learn of that. With failover control messages take them, on every data rail.
-func (s *receiver) begin(rails *railSet, scheme Scheme, failover bool) {
+func (s *receiver) begin(rails *railSet, scheme Scheme, recovers bool) {
 	own := rails.data
-	if scheme == Spray && !failover {
+	if scheme == Spray && !recovers {
 		own = own[1:]
 	}
 	for _, r := range own {
@@ -120,8 +124,8 @@ func (s *receiver) dropCredits(rl *rail) {
 
 // creditUsed counts a credit that a message used up.
 func (s *receiver) creditUsed(rl *rail) {
-	if rl.role != roleData {
-		return // it was for GO: see VirtualQP.postOwn
+	if rl.role != failover.Data {
+		return // it was for GO: see recovery.postOwn
 	}
 	rl.recvsToPost++
 	s.recvsToPost++
@@ -152,8 +156,8 @@ func (s *receiver) postCredits(rl *rail) error {
 		s.recvsToPost -= n
 		rl.recvs += n
 		rl.creditsPosted += uint64(n)
-		if rl.recovery != nil {
-			rl.recovery.posted += uint16(n)
+		if rl.state != nil {
+			rl.state.Posted(n)
 		}
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package ibverbx
 
 import (
+	"ibverbx/internal/failover"
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
@@ -106,7 +107,7 @@ func (s *sender) dispatchEvery(n uint64, r *sendReq) bool {
 	for int(r.fragments) < len(s.rails.data) {
 		rl := s.rails.data[r.fragments]
 		if rl.down {
-			rl = s.rails.firstLive(roleData)
+			rl = s.rails.firstLive(failover.Data)
 		}
 		if !rl.hasRoom() {
 			return false
@@ -161,17 +162,6 @@ func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 	return true
 }
 
-// nextForAtomics is the live rail that takes over the atomics: on the same NIC of the peer, if
-// there is one, which may have atomics of others to the same memory.
-func (s *railSet) nextForAtomics() *rail {
-	for _, rl := range s.data {
-		if !rl.down && rl.peerDev == s.data[0].peerDev {
-			return rl
-		}
-	}
-	return s.firstLive(roleData)
-}
-
 // stageFragment stages the next piece of a request's data, at most limit bytes, on a rail that has
 // room.
 func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit uint64) *verbs.SendWR {
@@ -196,7 +186,7 @@ func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit 
 	}
 	wr.RemoteAddr = r.remoteAddr + r.offset
 	if s.logs {
-		rl.log.push(id)
+		rl.log.Push(id)
 	}
 	r.offset += size
 	r.fragments++
@@ -221,7 +211,7 @@ func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.
 	wr.Flags = verbs.SendSignaled
 	wr.RKey = r.remoteKeys.at(rl.peerDev)
 	if s.logs {
-		rl.log.pushMessage(id)
+		rl.log.PushMessage(id)
 	}
 	return wr
 }
@@ -305,7 +295,7 @@ func (s *sender) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
 	wr.Imm = r.imm
 	rl.stats.messages++
 	if s.logs {
-		rl.log.pushMessage(id)
+		rl.log.PushMessage(id)
 	}
 	return wr
 }

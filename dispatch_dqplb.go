@@ -50,7 +50,7 @@ func (s *sender) stageNumbered(rl *rail, n uint64, r *sendReq) {
 	}
 	wr.Imm = dqplb.Swap(imm)
 	rl.dirty = false
-	rl.log.messages++ // stageFragment has logged it
+	rl.log.CountMessage() // stageFragment has logged it
 }
 
 func (s *sender) number(r *sendReq) uint32 {

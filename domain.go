@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"ibverbx/internal/failover"
 	"ibverbx/verbs"
 )
 
@@ -212,7 +213,7 @@ func (d *Domain) layout(cfg *Config) layout {
 	l := layout{depths: make([]int, len(d.devices))}
 	sends, watches := cfg.MaxMsgCntPerQP, 1
 	if cfg.Failover && total > 1 {
-		sends, watches = sends+controlSlots, controlRecvs
+		sends, watches = sends+failover.ControlSlots, controlRecvs
 	}
 	plan := func(device, recvs int) plannedQP {
 		l.depths[device] += sends + recvs
@@ -306,6 +307,9 @@ func (d *Domain) newQP(cq *VirtualCQ, cfg Config, l layout) (*VirtualQP, error) 
 		return undo(err)
 	}
 	q.dom = d
+	if q.offered != nil {
+		q.offered.lacking = &d.lacking
+	}
 	return q, nil
 }
 

@@ -1,44 +1,16 @@
 package ibverbx
 
 import (
-	"math/rand/v2"
-	"slices"
 	"time"
 
+	"ibverbx/internal/failover"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
-// This file brings rails back that were lost and are settled. Their queue pairs are reset, which
-// both ends may do by then: neither end's NIC holds anything of the old connection of the rail. One
-// end leads:
-//
-//	leader                                       follower
-//	settled; asks after a pause      UP    →
-//	                                       ←     READY     resets its queue pair, to RTS
-//	resets its queue pair, to RTS
-//	proves the path by                GO   →               over the rail itself: it is live
-//	GO is acknowledged: it is live
-//
-// The connection of a rail has an epoch, which all words about it name; so a word that comes late
-// means nothing. UP and READY carry the packet sequence numbers.
-//
-// The leader also says which rail serves when the one that carries SENDs, or notifications, is
-// lost, since the two ends may not see the same rails live at the moment:
-//
-//	both ends have settled it; has
-//	its receives on another        SERVE   →               posts its receives there
-//	                                       ←     SERVED
-//
-// and only then is anything sent there.
-
-const (
-	// maxPauses is how often the pause before a rail is brought back is doubled: a rail that flaps
-	// is held back.
-	maxPauses = 6
-	// firstLimit is how much a rail that has come back is given at first, in work requests. It
-	// doubles as that is carried.
-	firstLimit = 4
-)
+// firstLimit is how much a rail that has come back is given at first, in work requests. It doubles
+// as that is carried.
+const firstLimit = 4
 
 // leads reports whether this end leads: a choice that both make alike.
 func leads(own, peer *BusinessCard) bool {
@@ -50,286 +22,174 @@ func leads(own, peer *BusinessCard) bool {
 	}
 }
 
-// pause is how long a rail waits until it is brought back.
-func (q *VirtualQP) pause(v *recovery) time.Duration {
-	v.pauses = min(v.pauses+1, maxPauses+1)
-	return q.cfg.Failback << (v.pauses - 1)
-}
-
-// bringBack asks for the rails whose pause is over, if this end leads. While a port is down no
-// queue pair is connected over it: on the way to RTR the kernel looks for the peer's Ethernet
-// address, and the caller stands still until it gives up, a second or more for each queue pair.
-func (q *VirtualQP) bringBack() {
-	f := q.failover
-	if !f.leads || q.cfg.Failback < 0 || q.ending() || q.unheard() {
-		return // a word that comes an age late must not be taken for one of a later epoch
+// bringBack asks for the rails whose pause is over, if this end leads. It returns when to look
+// again, or zero, and the time. While a port is down no queue pair is connected over it: on the way
+// to RTR the kernel looks for the peer's Ethernet address, and the caller stands still until it
+// gives up, a second or more for each queue pair.
+func (x *recovery) bringBack() (next, now time.Time) {
+	if !x.protocol.MayAsk() {
+		return next, now
 	}
-	var now, next time.Time
-	for _, rl := range q.send.rails.all {
-		v := rl.recovery
-		if v.stage != railSettled || !rl.returns() {
+	for _, rl := range x.rails.all {
+		if !rl.down {
 			continue
 		}
 		if now.IsZero() {
-			now = q.line.clock()
+			now = x.line.clock()
 		}
-		if v.due.IsZero() {
-			v.due = now.Add(q.pause(v))
-		}
+		due, at := x.protocol.Due(rl.state, now)
 		switch {
-		case now.Before(v.due):
-		case !q.mayReturn(rl):
-			v.due = now.Add(q.cfg.Failback)
+		case !due:
+		case x.mayReturn(rl):
+			at = x.protocol.Ask(rl.state, now, rl.drawPSN())
 		default:
-			v.due = now.Add(q.pause(v))
-			if v.ownPSN == 0 {
-				v.ownPSN = rl.drawPSN()
-			}
-			q.tellAll(word{controlUp, rl.index(), v.epoch + 1, v.ownPSN})
+			at = x.protocol.Postpone(rl.state, now)
 		}
-		if next.IsZero() || v.due.Before(next) {
-			next = v.due
+		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
+			next = at
 		}
 	}
-	if !next.IsZero() {
-		q.cq.touchAt(q, next, now) // nothing else may lead here by then
-	}
+	return next, now
 }
 
 // mayReturn reports whether the NIC of a lost rail may have it back: its port is up, and it has all
 // memory that requests may name.
-func (q *VirtualQP) mayReturn(rl *rail) bool {
-	return q.portActive(rl.qp.Device()) && (q.dom == nil || q.dom.lacking[rl.device].Load() == 0)
+func (x *recovery) mayReturn(rl *rail) bool {
+	return x.portActive(rl.qp.Device()) && (x.lacking == nil || x.lacking[rl.device].Load() == 0)
 }
 
-// drawPSN draws the upper 16 bits of a packet sequence number, which travel in a word: never 0, and
-// ahead of the rail's last connection like that of newConn.
-func (r *rail) drawPSN() uint16 {
-	return max(1, uint16(r.lastPSN>>8+1<<14+rand.Uint32N(1<<14)))
-}
-
-// askedUp handles the leader's wish to bring a rail back.
-func (q *VirtualQP) askedUp(rl *rail, w word) {
-	v := rl.recovery
-	switch {
-	case q.failover.leads || q.ending() || q.cfg.Failback < 0 || !rl.returns():
-	case w.epoch == v.epoch&epochMask && v.stage == railReady:
-		q.tellAll(word{controlReady, rl.index(), v.epoch, v.ownPSN})
-	case q.unheard():
-	case !q.mayReturn(rl): // the leader asks again
-	case w.epoch == (v.epoch+1)&epochMask && v.stage == railSettled:
-		v.ownPSN = rl.drawPSN()
-		if q.resume(rl, v.ownPSN, w.count) == nil {
-			v.stage = railReady
-			q.tellAll(word{controlReady, rl.index(), v.epoch, v.ownPSN})
+// connect takes the queue pair of a settled rail from ERR to RTS again, in the next epoch, with its
+// receives posted. The rail carries nothing yet. One that refuses stays lost, and is tried again.
+func (x *recovery) connect(rl *rail, a failover.Action) {
+	psn := a.OwnPSN
+	if psn == 0 {
+		if !x.mayReturn(rl) {
+			return // the leader asks again
 		}
+		psn = rl.drawPSN()
 	}
-}
-
-// peerReady handles the follower's word that its queue pair of a rail waits.
-func (q *VirtualQP) peerReady(rl *rail, w word) {
-	v := rl.recovery
-	if !q.failover.leads || q.ending() || v.stage != railSettled || v.ownPSN == 0 ||
-		w.epoch != (v.epoch+1)&epochMask {
+	if x.reconnect(rl, psn, a.PeerPSN) != nil {
+		_ = rl.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState) // it is tried again
+		x.recv.dropCredits(rl)
+		rl.recvs = 0
 		return
 	}
-	if q.resume(rl, v.ownPSN, w.count) == nil {
-		v.stage, v.ownPSN = railProbing, 0
-		v.say(word{controlGo, rl.index(), v.epoch, 0})
-	}
+	x.protocol.Connected(rl.state, psn)
 }
 
-// resume takes the queue pair of a settled rail from ERR to RTS again, in the next epoch, with its
-// receives posted. The rail carries nothing yet. One that refuses stays lost, and is tried again.
-func (q *VirtualQP) resume(rl *rail, ownPSN, peerPSN uint16) error {
-	err := q.reconnect(rl, ownPSN, peerPSN)
-	if err != nil {
-		_ = rl.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState) // it is tried again
-		q.recv.dropCredits(rl)
-		rl.recvs = 0
-	}
-	return err
-}
-
-func (q *VirtualQP) reconnect(rl *rail, ownPSN, peerPSN uint16) error {
-	v := rl.recovery
+func (x *recovery) reconnect(rl *rail, ownPSN, peerPSN uint16) error {
 	if err := rl.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState); err != nil {
 		return err
 	}
 	rl.inbox.Restart(rl.creditsPosted)
-	rl.log.clear()
-	v.posted, v.unanswered, v.peerDown, v.emptied = 0, 0, false, false
-	v.words = v.words[:0]
-	v.setup[stepRTR].attr.RQPSN, v.setup[stepRTS].attr.SQPSN = uint32(peerPSN)<<8, uint32(ownPSN)<<8
-	for i := range v.setup {
-		if err := rl.qp.Modify(&v.setup[i].attr, v.setup[i].mask); err != nil {
+	rl.log.Clear()
+	rl.state.Reset()
+	rl.back.emptied = false
+	setup := &rl.back.setup
+	setup[stepRTR].attr.RQPSN, setup[stepRTS].attr.SQPSN = uint32(peerPSN)<<8, uint32(ownPSN)<<8
+	for i := range setup {
+		if err := rl.qp.Modify(&setup[i].attr, setup[i].mask); err != nil {
 			return err
 		}
 		if i == stepRTR {
-			if err := q.postOwn(rl); err != nil {
+			if err := x.postOwn(rl); err != nil {
 				return err
 			}
 		}
 	}
-	rl.lastPSN = v.setup[stepRTS].attr.SQPSN
-	v.epoch++
-	v.due = time.Time{}
+	rl.lastPSN = setup[stepRTS].attr.SQPSN
 	return nil
 }
 
 // postOwn posts the receives of its own that a rail has at the beginning; one that carries no data
 // has one at the follower, for GO.
-func (q *VirtualQP) postOwn(rl *rail) error {
+func (x *recovery) postOwn(rl *rail) error {
 	switch {
-	case rl.role != roleData && q.failover.leads:
+	case rl.role != failover.Data && x.protocol.Leader():
 		return nil
-	case rl.role != roleData:
+	case rl.role != failover.Data:
 		rl.recvsToPost = 1
 	default:
 		rl.recvsToPost = rl.own
 	}
-	q.recv.recvsToPost += rl.recvsToPost
-	return q.recv.postCredits(rl)
+	x.recv.recvsToPost += rl.recvsToPost
+	return x.recv.postCredits(rl)
 }
 
 // goLive puts a rail back into service.
-func (q *VirtualQP) goLive(rl *rail) {
-	v := rl.recovery
-	v.stage, v.cause = railLive, nil
+func (x *recovery) goLive(rl *rail) {
 	rl.down, rl.recvsRefused = false, false
-	rl.limit = min(v.limit, firstLimit)
-	v.grow = rl.log.head + uint64(rl.limit)
-	if rl.role == roleData {
-		q.send.rails.free += rl.limit
+	rl.limit = min(rl.back.limit, firstLimit)
+	rl.back.grow = rl.log.Completed() + uint64(rl.limit)
+	if rl.role == failover.Data {
+		x.rails.free += rl.limit
 	}
 	if rl.ability != nil {
 		rl.ability.restart()
-		q.send.rails.compare()
+		x.rails.compare()
 	}
-	q.railsBack++
-	if rl.role == roleData {
-		q.tellAgain(rl)
-	}
-	q.cq.touch(q)
-	q.announce(rl, nil)
-}
-
-// tellAgain says over a rail that has come back what the peer may not have heard: the rails over
-// which it was said may be lost by now.
-func (q *VirtualQP) tellAgain(on *rail) {
-	tell := on.recovery.say
-	for _, rl := range q.send.rails.all {
-		if v := rl.recovery; v.stage == railFlushed || v.stage == railSettled {
-			tell(word{controlDown, rl.index(), v.epoch, v.arrived()})
-		}
-	}
-	for role, old := range q.failover.awaits {
-		if old != nil {
-			next := *q.send.rails.serving(railRole(role))
-			tell(word{controlServe, old.index(), q.failover.awaited[role], uint16(next.index())})
-		}
-	}
+	x.railsBack++
+	x.protocol.WentLive(rl.state)
+	x.announce(rl, nil)
 }
 
 // growLimits gives rails that have come back more to carry as they have carried what they had.
-func (q *VirtualQP) growLimits() {
-	for _, rl := range q.send.rails.all {
-		v := rl.recovery
-		if v.grow == 0 || rl.log.head < v.grow {
+func (x *recovery) growLimits() {
+	for _, rl := range x.rails.all {
+		b := rl.back
+		if b.grow == 0 || rl.log.Completed() < b.grow {
 			continue
 		}
-		more := min(rl.limit, v.limit-rl.limit)
+		more := min(rl.limit, b.limit-rl.limit)
 		rl.limit += more
-		v.grow = rl.log.head + uint64(rl.limit)
-		if rl.role == roleData {
-			q.send.rails.free += more
+		b.grow = rl.log.Completed() + uint64(rl.limit)
+		if rl.role == failover.Data {
+			x.rails.free += more
 		}
-		if rl.limit == v.limit {
-			v.pauses, v.grow = 0, 0 // it has proved itself
+		if rl.limit == b.limit {
+			b.grow = 0
+			rl.state.Proved()
 		}
 	}
 }
 
-// chooseService has another rail serve where the one in service is lost and settled, if this end
-// leads. The receives are posted there before the peer hears of it.
-func (q *VirtualQP) chooseService() {
-	f, rails := q.failover, &q.send.rails
-	for _, role := range []railRole{roleSends, roleFinals} {
-		old := *rails.serving(role)
-		if !f.leads || old == nil || !old.down || f.awaits[role] != nil || old.recovery.stage < railSettled {
-			continue
-		}
-		next := rails.firstLive(role)
-		if next == nil {
-			continue
-		}
-		*rails.serving(role) = next
-		f.awaits[role], f.awaited[role] = old, old.recovery.epoch
-		q.dispatchRecvs()
-		q.tellAll(word{controlServe, old.index(), old.recovery.epoch, uint16(next.index())})
-	}
-}
-
-// serve handles the leader's choice of the rail that takes over from one that was lost.
-func (q *VirtualQP) serve(old *rail, w word) error {
-	rails := &q.send.rails
-	if int(w.count) >= len(rails.all) || rails.all[w.count].role != old.role || old.role == roleData {
-		return errNoControl
-	}
-	next := rails.all[w.count]
-	switch serving := *rails.serving(old.role); {
-	case q.failover.leads || q.ending():
-		return nil
-	case serving == next && next != old:
-		q.failover.willAnswer(word{controlServed, old.index(), w.epoch, 0}) // perhaps it was not heard
-		return nil
-	case serving != old || w.epoch != old.recovery.epoch&epochMask:
-		return nil
-	}
-	if next.recovery.stage == railReady {
-		q.goLive(next)
-	}
-	*rails.serving(old.role) = next
-	q.failover.willAnswer(word{controlServed, old.index(), w.epoch, 0})
-	return nil
-}
-
-// willAnswer notes an answer that must wait. A peer may ask many times.
-func (f *failover) willAnswer(w word) {
-	if !slices.Contains(f.answers, w) {
-		f.answers = append(f.answers, w)
-	}
-}
-
-// answer says SERVED. While a rail is dying no receives are posted, so it must wait.
-func (q *VirtualQP) answer() {
-	f := q.failover
-	if len(f.answers) == 0 || f.unflushed != 0 {
+// repost stages lost work again, as far as there is room. Every rail that is lost is settled.
+func (x *recovery) repost() {
+	if !x.send.finishImm() {
 		return
 	}
-	q.dispatchRecvs()
-	for _, w := range f.answers {
-		q.tellAll(w)
+	for role := range failover.Roles {
+		w := x.protocol.Work(role)
+		if !w.Any() {
+			continue
+		}
+		if w.On() < 0 {
+			on := x.rails.nextForAtomics()
+			if role != failover.Data {
+				on = *x.rails.serving(role)
+			}
+			w.Begin(on.state)
+		}
+		x.repostOn(x.rails.all[w.On()], w)
 	}
-	f.answers = f.answers[:0]
 }
 
-// served handles the follower's word that it has its receives where the leader wants them.
-func (q *VirtualQP) served(old *rail, w word) {
-	f := q.failover
-	if f.awaits[old.role] == old && w.epoch == f.awaited[old.role]&epochMask {
-		f.awaits[old.role] = nil
-		q.cq.touch(q)
+// repostOn stages lost work on a rail, as far as that has room.
+func (x *recovery) repostOn(rl *rail, w *failover.Work) {
+	for w.Any() && rl.hasRoom() {
+		e := w.Next()
+		if wrid.Kind(e.ID) == wrid.Imm {
+			if last := x.send.lastBefore(&e); !w.Follows(last.ID) {
+				// The fragment that announces the user's immediate has arrived, but without that it
+				// has not counted: it goes out again.
+				n, _ := x.send.resolve(e.ID)
+				x.send.win.At(n).left++
+				w.Precede(last)
+				continue
+			}
+		}
+		x.send.stageAgain(rl, &e)
+		x.reposted++
+		w.Posted()
 	}
 }
-
-// serving is which rail of a role without data is in service; nil for none.
-func (s *railSet) serving(role railRole) **rail {
-	if role == roleSends {
-		return &s.sendRail
-	}
-	return &s.finalRail
-}
-
-// returns reports whether the rail's queue pair can be connected anew.
-func (r *rail) returns() bool { return !r.closed && r.recovery.setup[stepRTS].mask != 0 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/internal/failover"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -39,7 +40,7 @@ func receivesStay(t *testing.T, cfg Config) {
 	if err := errors.Join(errA, errB, leader.Connect(cardB), follower.Connect(cardA)); err != nil {
 		t.Fatal(err)
 	}
-	if follower.failover.leads {
+	if follower.failover.protocol.Leader() {
 		leader, follower = follower, leader
 	}
 	from, errA := leader.Domain().Register(make([]byte, 64), verbs.AccessAll)
@@ -56,7 +57,7 @@ func receivesStay(t *testing.T, cfg Config) {
 	if err := old.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); old.recovery.stage != railReady; {
+	for deadline := time.Now().Add(10 * time.Second); old.state.Stage() != failover.Ready; {
 		wr := SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: from.Slice(0, 8),
 			Remote: into.Remote().At(0)}
 		if _, err := leader.PostSend(wr); err != nil {

@@ -4,330 +4,417 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
+	"ibverbx/internal/failover"
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
-// failover takes rails that fail out of a connection whose ends both offer that. It is nil where it
-// is not in force. docs/FAILOVER.md says why what it does is safe.
+// recovery takes rails that fail out of a connection whose ends both offer that, and brings them
+// back. What the ends agree on, and when, is decided by internal/failover; recovery carries it out
+// on the queue pairs. docs/FAILOVER.md says why that is safe.
 //
-// While a rail is not settled no new request is handed to any rail, nor until what was lost has
-// been posted again: so no number is given, and no marker judged, while plain data is on no rail.
-//
-// Invariant: unflushed counts the rails that are dying, unsettled those that are dying or flushed.
-type failover struct {
-	unflushed, unsettled int
-	degraded             bool      // not every rail is in full service
-	since                time.Time // when the last of them was lost
-	leads                bool      // this end brings rails back, and chooses those in service
-	// awaits is the rail that was in service, by role, when the peer has not said yet that its
-	// receives are posted on the next one, and awaited its epoch.
-	awaits  [roles]*rail
-	awaited [roles]uint8
-	answers []word // SERVED, to be said once receives can be posted
-	// portsDown are the devices whose ports may be down.
-	portsDown []suspect
-	// What is to be posted again, by what carries it: a data rail, the rail of SENDs, that of
-	// notifications.
-	data, sends, finals lostWork
+// Like the other components it does not call up: what ends the connection is returned, and
+// failure.go raises it. Whoever has called touches the virtual queue pair, so that
+// VirtualQP.continueFailover follows.
+type recovery struct {
+	protocol *failover.Protocol
+	send     *sender
+	recv     *receiver
+	rails    *railSet
+	line     *line
+	ports    *portWatch // the virtual CQ's
+	cfg      *Config
+	num      uint32 // of the virtual queue pair
+	// lacking counts, by device, the memory that its NIC does not have; nil where nobody knows.
+	lacking *[verbs.MaxDevices]atomic.Int64
+
+	degraded bool // not every rail is in full service
+	again    bool // continueFailover has something to do though nothing completes
+	suspects []suspect
+
+	railsLost, railsBack, reposted uint64 // ever
 }
 
-// paused reports whether new requests must wait.
-func (q *VirtualQP) paused() bool {
-	f := q.failover
-	return q.waits() || f.data.any() || f.sends.any() || f.finals.any()
+// newRecovery makes what a virtual queue pair that offers failover needs when rails fail.
+func newRecovery(q *VirtualQP) *recovery {
+	return &recovery{protocol: q.send.rails.protocol, send: &q.send, recv: &q.recv, rails: &q.send.rails,
+		line: &q.line, ports: &q.cq.ports, cfg: &q.cfg, num: q.num}
 }
 
-// waits reports whether something is to be agreed with the peer about rails that are lost, or no
-// data rail is in service until the leader says that one is.
-func (q *VirtualQP) waits() bool {
-	f, s := q.failover, &q.send.rails
-	return f.unsettled != 0 || f.awaits != [roles]*rail{} || s.sendRail != nil && s.sendRail.down ||
-		s.finalRail != nil && s.finalRail.down || s.firstLive(roleData) == nil
-}
-
-// restart begins a connection.
-func (f *failover) restart() { *f = failover{leads: f.leads} }
-
-// offersFailover reports whether the card may offer failover.
-func (q *VirtualQP) offersFailover() bool { return q.pass == nil && q.cfg.Failover }
-
-// survives reports whether the connection can do without a rail.
-func (q *VirtualQP) survives(rl *rail) bool {
-	if q.failover == nil || q.ending() || q.line.state != verbs.StateRTS {
-		return false
-	}
-	return q.send.rails.other(rl) != nil
-}
-
-// other is a live rail that may take over from rl; nil if there is none.
-func (s *railSet) other(rl *rail) *rail {
-	for _, r := range s.group(rl.role) {
-		if r != rl && (!r.down || r.recovery.stage == railReady) {
-			return r
+// begin begins a connection with failover in force.
+func (x *recovery) begin(leader bool) {
+	x.restart()
+	config := failover.Config{Leader: leader, Failback: x.cfg.Failback, Timeout: x.cfg.FailoverTimeout}
+	for role := range failover.Roles {
+		config.Serving[role] = -1
+		if rl := *x.rails.serving(role); rl != nil && role != failover.Data {
+			config.Serving[role] = rl.index()
 		}
 	}
-	return nil
+	x.protocol.Begin(config)
+	x.send.logs = true
+	for _, rl := range x.rails.all {
+		rl.log.Fit(rl.slots + failover.ControlSlots)
+	}
 }
 
-// checkFailover says why rails cannot stand in for each other.
-func (q *VirtualQP) checkFailover(rails *railSet) error {
-	if !q.cfg.Failover || len(rails.data) == 1 {
-		return nil
-	}
-	if q.cfg.Scheme == Spray && len(rails.spares) == 0 {
-		return fmt.Errorf("ibverbx: new virtual qp: %w: Failover in spray has SENDs on a queue pair of "+
-			"their own: take Domain.NewQP, or dqplb", verbs.ErrInvalid)
-	}
-	least := rails.all[0]
-	for _, rl := range rails.all {
-		if rl.maxSGE != least.maxSGE {
-			return fmt.Errorf("ibverbx: new virtual qp: %w: Failover, and a queue pair of %s takes %d "+
-				"pieces of memory, one of %s %d: make them alike", verbs.ErrInvalid,
-				rl.qp.Device().Name(), rl.maxSGE, least.qp.Device().Name(), least.maxSGE)
-		}
-		if rl.maxMessage < least.maxMessage {
-			least = rl
-		}
-	}
-	for _, rl := range rails.all {
-		rl.maxMessage = least.maxMessage
-	}
-	return nil
-}
-
-// lost counts the rails that are out of service.
-func (s *railSet) lost() (n int) {
-	for _, rl := range s.all {
-		if rl.down {
-			n++
-		}
-	}
-	return n
-}
+// restart forgets the connection.
+func (x *recovery) restart() { x.degraded, x.again, x.suspects = false, false, nil }
 
 // refusalLosesRail reports whether a refusal is the fault of the queue pair or its NIC.
 func refusalLosesRail(err error) bool {
 	return errors.Is(err, verbs.ErrState) || errors.Is(err, verbs.ErrDeviceGone)
 }
 
-// lostRail handles a completion that says that its rail is lost, or is of a rail that is. It
-// reports false for any other.
-func (q *VirtualQP) lostRail(rl *rail, wc *verbs.WC) bool {
-	if rl.works() {
-		// A control message that finds no receive, where the peer may retry no longer, is no fault
-		// of a request either.
-		lost := losesRail(wc.Status) || wrid.Kind(wc.ID) == wrid.Control && wc.Status != verbs.StatusSuccess
-		if !lost || !q.survives(rl) || !q.outstanding(rl, wc.ID) {
-			return false
-		}
-		q.loseRail(rl, wc.Status)
-	}
-	if !q.returned(rl, wc) {
-		q.stale++
-		return true
-	}
-	q.cq.touch(q)
-	return true
+// failedRail is why a connection must end, and the rail concerned.
+type failedRail struct {
+	rail *rail
+	f    *FailedError
+}
+
+// canLose reports whether the connection can do without a rail. x may be nil.
+func (x *recovery) canLose(rl *rail) bool {
+	return x != nil && !x.line.ending() && x.line.state == verbs.StateRTS && x.protocol.CanLose(rl.state)
 }
 
 // outstanding reports whether the rail has the work request of a completion outstanding.
-func (q *VirtualQP) outstanding(rl *rail, id uint64) bool {
+func (x *recovery) outstanding(rl *rail, id uint64) bool {
 	switch wrid.Kind(id) {
 	case wrid.Recv:
-		n, ok := q.recv.win.Resolve(wrid.Number(id), wrid.NumberMask)
-		return ok && rl.recvs != 0 && q.recv.postedOn(rl, n)
+		n, ok := x.recv.win.Resolve(wrid.Number(id), wrid.NumberMask)
+		return ok && rl.recvs != 0 && x.recv.postedOn(rl, n)
 	case wrid.Credit:
 		_, ok := rl.inbox.Resolve(wrid.Number(id), wrid.NumberMask, rl.creditsPosted)
 		return ok && rl.recvs != 0
 	}
-	if rl.recovery.stage == railDying {
-		return rl.recovery.find(id) != nil
+	if rl.state.Stage() == failover.Dying {
+		return rl.state.Outstanding(id)
 	}
-	return rl.log.find(id) != rl.log.tail
+	return rl.log.Has(id)
 }
 
-// loseRail takes a rail out, for which another one can stand in.
-func (q *VirtualQP) loseRail(rl *rail, cause error) {
-	v, f := rl.recovery, q.failover
-	if v.stage == railLive {
-		v.limit = max(v.limit, rl.limit)
-		rl.stats.errors++
-		q.railsLost++
-		q.announce(rl, q.withPort(rl, cause))
-	}
-	f.degraded = true
-	v.stage, v.cause = railDying, cause
-	f.since = q.line.clock()
-	f.unflushed++
-	f.unsettled++
-	staged := rl.staged()
-	q.send.takeLog(rl, staged)
-	if rl.batch != nil {
-		rl.batch.clear() // it stays listed until the next post
-	}
-	v.held = rl.inUse - staged + v.controls
-	v.controls, v.tell, v.grow = 0, v.tell[:0], 0
-	q.recv.dropCredits(rl)
-	q.send.rails.takeOut(rl)
-	rl.toError()
-	q.cq.touch(q)
-}
-
-// withPort adds to the cause of a loss what the port says, where it is down: a queue pair that was
-// flushed does not tell why.
-func (q *VirtualQP) withPort(rl *rail, cause error) error {
-	var status verbs.Status
-	if q.cfg.OnRail != nil && errors.As(cause, &status) {
-		if down := q.portDown(rl.qp.Device()); down != nil {
-			return fmt.Errorf("%w: %w", down, cause)
-		}
-	}
-	return cause
-}
-
-// loseRailsOf takes the rails of a device out whose CQ has died: no more completions will come. It
-// reports false, and changes nothing, where the connection cannot do without them.
-func (q *VirtualQP) loseRailsOf(device uint8, cause error) bool {
-	if !q.survivesDevice(device, nil) {
+// losesRail handles a completion of a rail that works: if it says that the rail is lost, and the
+// connection can do without, the rail is taken out.
+func (x *recovery) losesRail(rl *rail, wc *verbs.WC) bool {
+	// A control message that finds no receive, where the peer may retry no longer, is no fault of a
+	// request either.
+	lost := failover.LosesRail(wc.Status) ||
+		wrid.Kind(wc.ID) == wrid.Control && wc.Status != verbs.StatusSuccess
+	if !lost || !x.canLose(rl) || !x.outstanding(rl, wc.ID) {
 		return false
 	}
-	for _, rl := range q.send.rails.all {
-		v := rl.recovery
-		if rl.device != device {
-			continue
-		}
-		if v.stage == railFlushed || v.stage == railSettled {
-			rl.closed = rl.closed || rl.qp.Close() == nil // it will not come back
-			v.setup = [setupSteps]connectStep{}
-			continue
-		}
-		if v.stage != railDying {
-			q.loseRail(rl, cause)
-		}
-		v.silent = true
-	}
-	q.cq.touch(q)
+	x.loseRail(rl, wc.Status)
 	return true
 }
 
-// silence ends what a rail without a CQ has outstanding: it is destroyed, after which its NIC holds
-// nothing. What has arrived there without a completion is not known, and so has not arrived.
-func (q *VirtualQP) silence(rl *rail) {
+// loseRail takes a rail out of service, for which another one can stand in.
+func (x *recovery) loseRail(rl *rail, cause error) {
+	if rl.state.Stage() == failover.Live {
+		rl.back.limit = max(rl.back.limit, rl.limit)
+		rl.stats.errors++
+		x.railsLost++
+		x.announce(rl, x.withPort(rl, cause))
+	}
+	x.degraded = true
+	messages, entries := rl.log.Messages(), x.send.takeLog(rl)
+	if rl.batch != nil {
+		rl.batch.clear() // it stays listed until the next post
+	}
+	x.protocol.Lose(rl.state, x.line.clock(), cause, entries, messages)
+	rl.back.grow = 0
+	x.recv.dropCredits(rl)
+	x.rails.takeOut(rl)
+	rl.toError()
+}
+
+// sendReturned handles a send that the NIC of a lost rail gives back. It reports whether the rail
+// had it outstanding, and whether it has failed by its own fault.
+func (x *recovery) sendReturned(rl *rail, wc *verbs.WC) (known, failed bool) {
+	known, over := x.protocol.Returned(rl.state, wc.ID, wc.Status)
+	if over {
+		x.send.acknowledge(wc.ID)
+	}
+	return known, over && wc.Status != verbs.StatusSuccess
+}
+
+// recvReturned handles a receive that the NIC of a lost rail gives back without a message.
+func (x *recovery) recvReturned(rl *rail, id uint64) {
+	rl.recvs--
+	rl.state.Unanswered(1)
+	if wrid.Kind(id) == wrid.Recv {
+		rl.back.emptied = true
+		return
+	}
+	c, _ := rl.inbox.Resolve(wrid.Number(id), wrid.NumberMask, rl.creditsPosted)
+	rl.inbox.Fail(c)
+}
+
+// continueLost tries again what a queue pair that is lost has refused, and goes on with the rail
+// when everything has come back.
+func (x *recovery) continueLost(rl *rail) *failedRail {
+	if rl.state.Stage() != failover.Dying {
+		return nil
+	}
+	if rl.stopErr != nil {
+		rl.toError()
+	}
+	if rl.state.Abandoned() {
+		x.abandonRail(rl)
+	}
+	return x.handleFlushed(rl)
+}
+
+// abandonRail ends what a rail without a CQ has outstanding: it is destroyed, after which its NIC
+// holds nothing. What has arrived there without a completion is not known, and so has not arrived.
+func (x *recovery) abandonRail(rl *rail) {
 	if !rl.closed && rl.qp.Close() != nil {
 		return // the next progress tries again
 	}
 	rl.closed = true
-	v := rl.recovery
-	v.unanswered += uint16(rl.recvs)
+	rl.state.Unanswered(rl.recvs)
 	// A rail that is connected anew, and not in service, has no receive but its own.
-	v.emptied = v.emptied || rl.recvs != 0 && rl == *q.send.rails.serving(rl.role)
-	v.held, rl.recvs = 0, 0
+	rl.back.emptied = rl.back.emptied || rl.recvs != 0 && rl == *x.rails.serving(rl.role)
+	rl.state.NothingReturns()
+	rl.recvs = 0
 }
 
-// takeOut ends the service of a rail: it has no room any more, and what it had is the business of
-// its recovery.
-func (s *railSet) takeOut(rl *rail) {
-	if rl.role == roleData {
-		s.free -= rl.limit - rl.inUse
+// handleFlushed goes on with a lost rail when all that it held has come back: it is certain now
+// what has arrived here.
+func (x *recovery) handleFlushed(rl *rail) *failedRail {
+	v := rl.state
+	if v.Stage() != failover.Dying || !v.AllReturned() || rl.recvs != 0 || rl.stopErr != nil {
+		return nil
 	}
-	rl.down, rl.dirty, rl.recvsRefused = true, false, true
-	rl.limit, rl.inUse = 0, 0
-	if rl.ability != nil {
-		rl.ability.abandon()
-		s.compare()
+	if rl.inbox.DropPending() {
+		v.Unanswered(1) // the peer sends the message again, with the user's immediate
 	}
-	if s.lastFreed == rl {
-		s.lastFreed = nil
+	x.recv.dropCredits(rl)
+	switch {
+	case !rl.back.emptied: // the receives are on another rail, or nowhere yet
+	case rl.role == failover.Sends:
+		x.recv.rewind(true, &x.recv.nextMessage)
+	case rl.role == failover.Notifications:
+		x.recv.rewind(false, &x.recv.nextBare)
 	}
+	if x.line.dead {
+		x.recv.flushWaiting() // the receives that have just come back
+	}
+	return x.do(x.protocol.Flushed(v, x.line.ending()))
 }
 
-// continueFailover does what failover has to do beside the completions.
-func (q *VirtualQP) continueFailover() {
-	f := q.failover
-	if !f.degraded && !q.untold() {
-		return
-	}
-	for _, rl := range q.send.rails.all {
-		if rl.recovery.stage == railDying {
-			if rl.stopErr != nil {
-				rl.toError()
+var (
+	errPeerLost     = errors.New("the peer has lost it")
+	errPeerLostLast = errors.New("the peer has lost it, and it was the last one that could carry this")
+)
+
+// do carries out what the protocol has decided.
+func (x *recovery) do(actions []failover.Action) (failed *failedRail) {
+	for _, a := range actions {
+		rl := x.rails.all[a.Rail]
+		switch a.Kind {
+		case failover.Lose:
+			if !x.canLose(rl) {
+				return &failedRail{rl, noRequest(errPeerLostLast)}
 			}
-			if rl.recovery.silent {
-				q.silence(rl)
-			}
-			q.flushedIfAll(rl)
+			x.loseRail(rl, errPeerLost)
+			failed = x.handleFlushed(rl)
+		case failover.Settle:
+			failed = x.settle(rl)
+		case failover.Connect:
+			x.connect(rl, a)
+		case failover.GoLive:
+			x.goLive(rl)
+		case failover.Serve:
+			*x.rails.serving(rl.role) = rl
+		}
+		if failed != nil {
+			return failed
 		}
 	}
-	switch {
-	case q.line.err != nil:
-		q.dropLost()
-		return
-	case q.ending():
-		return
-	}
-	q.judgePorts()
-	q.answer()
-	if f.unsettled == 0 {
-		q.chooseService()
-		q.bringBack()
-		q.growLimits()
-	}
-	q.sendControls()
-	switch {
-	case q.ending(): // a refusal has ended it
-	case q.waits():
-		q.judgePeer()
-	default:
-		q.repost()
-	}
-	f.degraded = q.paused() || len(f.answers) != 0 || len(f.portsDown) != 0 ||
-		slices.ContainsFunc(q.send.rails.all, func(rl *rail) bool {
-			return rl.down || rl.recovery.grow != 0
-		})
-	if q.paused() || q.untold() {
-		q.cq.touch(q) // perhaps no completion comes that leads here again
-	}
+	return nil
 }
 
-// ending reports whether the connection has failed, or nothing is sent any more on purpose: then
-// rails that are lost are not settled.
-func (q *VirtualQP) ending() bool { return q.line.err != nil || q.line.phase >= drainRecvs }
-
-// judgePeer ends the connection when the peer does not answer.
-func (q *VirtualQP) judgePeer() {
-	if q.line.clock().Sub(q.failover.since) <= q.cfg.FailoverTimeout {
-		return
+// settle ends what has arrived of a lost rail's work. The rest will be posted again on another one,
+// in its order.
+func (x *recovery) settle(rl *rail) *failedRail {
+	arrived, unknown, err := x.protocol.Settle(rl.state, x.send.immOf(rl))
+	if err != nil {
+		return &failedRail{rl, noRequest(err)}
 	}
-	for _, rl := range q.send.rails.all {
-		if cause := rl.recovery.cause; cause != nil {
-			q.recvFailed(rl, noRequest(fmt.Errorf("the rail is lost (%w), and within %v the peer has not "+
-				"said what has arrived there: it must poll, and take what was sent to it",
-				cause, q.cfg.FailoverTimeout)))
-			return
+	for i := range arrived {
+		x.send.acknowledge(arrived[i].ID)
+	}
+	for i := range unknown {
+		x.send.failAtomic(&unknown[i])
+	}
+	x.send.advanceDataDone()
+	return nil
+}
+
+// dropLost ends what lost rails had outstanding, after the connection has failed. It returns the
+// first request concerned, or never.
+func (x *recovery) dropLost() (first uint64) {
+	first = never
+	for _, e := range x.protocol.Drop() {
+		if n, ok := x.send.resolve(e.ID); ok {
+			x.send.win.At(n).flushUnlessFailed()
+			x.send.acknowledge(e.ID)
+			first = min(first, n)
 		}
 	}
+	return first
 }
+
+// overdue is why the connection must end where the peer does not answer; otherwise nil.
+func (x *recovery) overdue() *failedRail {
+	rail, err := x.protocol.Overdue(x.line.clock())
+	if err == nil {
+		return nil
+	}
+	return &failedRail{x.rails.all[rail], noRequest(err)}
+}
+
+// agree settles with the peer what can be settled without waiting: ports that are down, the rails
+// that serve, those that come back. It returns when to look at the latter again, or zero, and the
+// time.
+func (x *recovery) agree() (next, now time.Time) {
+	x.checkSuspects()
+	x.protocol.Answer()
+	if x.protocol.Unsettled() {
+		return next, now
+	}
+	_ = x.do(x.protocol.Choose()) // to serve cannot fail
+	next, now = x.bringBack()
+	x.growLimits()
+	return next, now
+}
+
+// sendControls posts the control messages that wait, as the rails have room.
+func (x *recovery) sendControls() *failedRail {
+	for _, rl := range x.rails.all {
+		if failed := x.sendControlsOn(rl); failed != nil {
+			return failed
+		}
+	}
+	return nil
+}
+
+// sendControlsOn posts a rail's control messages. They are not staged: they go past the rail's
+// limit. What is staged has been logged ahead of them, so it must be out first.
+func (x *recovery) sendControlsOn(rl *rail) *failedRail {
+	for rl.staged() == 0 {
+		bits, ok := rl.state.NextControl()
+		if !ok {
+			return nil
+		}
+		id := wrid.New(wrid.Control, rl.idBits, 0, rl.log.Pushed())
+		wr := [1]verbs.SendWR{{ID: id, Opcode: verbs.OpSendWithImm, Flags: verbs.SendSignaled, Imm: bits}}
+		_, err := rl.qp.PostSend(wr[:])
+		switch {
+		case err == nil:
+			rl.state.ControlPosted(rl.log.Messages())
+			rl.log.PushMessage(id)
+			continue
+		case verbs.IsTransient(err):
+			rl.stats.refused++
+			return nil
+		}
+		rl.stats.refused++
+		if refusalLosesRail(err) && x.canLose(rl) {
+			x.loseRail(rl, err)
+			return nil
+		}
+		return &failedRail{rl, noRequest(fmt.Errorf("control message: %w", err))}
+	}
+	return nil
+}
+
+// controlCompleted handles the completion of a control message on a rail that works. It reports
+// false when there is none.
+func (x *recovery) controlCompleted(rl *rail, wc *verbs.WC) (known bool, failed *failedRail) {
+	if !rl.state.HasControls() || !rl.log.Complete(wc.ID) {
+		return false, nil
+	}
+	ok := wc.Status == verbs.StatusSuccess
+	failed = x.do(x.protocol.ControlCompleted(rl.state, ok))
+	if !ok && !x.line.flushAsked(wc.Status) {
+		f := noRequest(fmt.Errorf("control message: %w", wc.Status))
+		f.VendorErr = wc.VendorErr
+		return true, &failedRail{rl, f}
+	}
+	return true, failed
+}
+
+// handleControl handles a control message of the peer.
+func (x *recovery) handleControl(on *rail, bits uint32) *failedRail {
+	actions, err := x.protocol.HandleControl(on.state, bits, x.line.ending())
+	if err != nil {
+		return &failedRail{on, violation(fmt.Errorf("0x%08x: %w", bits, err))}
+	}
+	return x.do(actions)
+}
+
+// finish reports whether anything is left to do though nothing completes, once the connection has
+// gone on.
+func (x *recovery) finish() (again bool) {
+	paused := x.protocol.Paused()
+	x.degraded = paused || len(x.suspects) != 0 || slices.ContainsFunc(x.rails.all, func(rl *rail) bool {
+		return rl.down || rl.back.grow != 0
+	})
+	again = x.again || paused || x.protocol.ControlsQueued()
+	x.again = false
+	return again
+}
+
+// idle reports whether continueFailover has nothing to do.
+func (x *recovery) idle() bool { return !x.degraded && !x.protocol.ControlsQueued() }
+
+// paused reports whether new requests must wait.
+func (x *recovery) paused() bool { return x.degraded && x.protocol.Paused() }
 
 // check panics where the invariant does not hold.
-func (f *failover) check(rails *railSet) {
-	unflushed, unsettled := 0, 0
-	for _, rl := range rails.all {
-		switch rl.recovery.stage {
-		case railDying:
-			unflushed++
-			unsettled++
-		case railFlushed:
-			unsettled++
-		}
-		if live := rl.recovery.stage == railLive; live == rl.down {
-			broken("failover: rail %d is at stage %d, down %v", rl.index(), rl.recovery.stage, rl.down)
+func (x *recovery) check() {
+	if err := x.protocol.Check(); err != nil {
+		broken("failover: %v", err)
+	}
+	for _, rl := range x.rails.all {
+		if live := rl.state.Stage() == failover.Live; live == rl.down {
+			broken("failover: rail %d is at stage %d, down %v", rl.index(), rl.state.Stage(), rl.down)
 		}
 	}
-	if unflushed != f.unflushed || unsettled != f.unsettled {
-		broken("failover: %d and %d rails are to be settled, counted %d and %d", unflushed, unsettled,
-			f.unflushed, f.unsettled)
+	for _, role := range []failover.Role{failover.Sends, failover.Notifications} {
+		if i := x.protocol.Serving(role); i >= 0 && *x.rails.serving(role) != x.rails.all[i] {
+			broken("failover: rail %d serves, and another one carries", i)
+		}
+	}
+}
+
+// RailEvent says that a queue pair was taken out of service, or has come back.
+type RailEvent struct {
+	VirtualQP uint32 // [VirtualQP.Num]
+	Rail      int    // as in [Stats].Rails
+	Device    string
+	QPNum     uint32
+	Down      bool
+	Cause     error // why it was taken out
+}
+
+// String is a line for a log.
+func (e RailEvent) String() string {
+	s := fmt.Sprintf("virtual qp %d: rail %d (%s qp %d) ", e.VirtualQP, e.Rail, e.Device, e.QPNum)
+	if !e.Down {
+		return s + "is back in service"
+	}
+	return s + fmt.Sprintf("is out of service: %v", e.Cause)
+}
+
+// announce tells the user of a rail that is lost, or back.
+func (x *recovery) announce(rl *rail, cause error) {
+	if x.cfg.OnRail != nil {
+		x.cfg.OnRail(RailEvent{VirtualQP: x.num, Rail: rl.index(), Device: rl.qp.Device().Name(),
+			QPNum: rl.num, Down: cause != nil, Cause: cause})
 	}
 }

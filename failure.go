@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"ibverbx/internal/failover"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -28,8 +30,9 @@ func (q *VirtualQP) sendFailed(rl *rail, n uint64, wc *verbs.WC) {
 
 // postFailed handles the permanent refusal of a rail's batch: what was staged there never goes out.
 func (q *VirtualQP) postFailed(rl *rail, err error) {
-	if refusalLosesRail(err) && q.survives(rl) {
-		q.loseRail(rl, err)
+	q.cq.touch(q)
+	if refusalLosesRail(err) && q.failover.canLose(rl) {
+		q.failover.loseRail(rl, err)
 		return
 	}
 	refused := rl.batch.wrs[rl.batch.head].ID
@@ -41,7 +44,6 @@ func (q *VirtualQP) postFailed(rl *rail, err error) {
 	rl.stats.errors++
 	q.fail(rl, n, q.send.describe(r, refused, err))
 	q.stopFrom(min(n, q.send.firstBehindImm(rl)))
-	q.cq.touch(q)
 }
 
 // refusalStatus is the status with which a request completes whose post was refused permanently.
@@ -72,14 +74,14 @@ func (q *VirtualQP) fail(rl *rail, req uint64, f *FailedError) {
 // question.
 func (q *VirtualQP) noFailover(rl *rail, err error) string {
 	var status verbs.Status
-	losesIt := refusalLosesRail(err) || errors.As(err, &status) && losesRail(status)
-	if !losesIt || !q.offersFailover() || q.ending() {
+	losesIt := refusalLosesRail(err) || errors.As(err, &status) && failover.LosesRail(status)
+	if !losesIt || q.offered == nil || q.line.ending() {
 		return ""
 	}
-	switch lost := q.send.rails.lost(); {
+	switch lost := q.send.rails.downRails(); {
 	case q.failover == nil:
 		return "nothing goes on: the peer does not offer failover"
-	case q.survives(rl):
+	case q.failover.canLose(rl):
 		return ""
 	case lost == 0:
 		return "no other queue pair can go on for it"
@@ -216,8 +218,8 @@ func (q *VirtualQP) recvRefused(r *recvRefusal) {
 	q.cq.touch(q)
 	switch {
 	case verbs.IsTransient(r.err): // the next progress tries again
-	case refusalLosesRail(r.err) && q.survives(r.rail):
-		q.loseRail(r.rail, r.err)
+	case refusalLosesRail(r.err) && q.failover.canLose(r.rail):
+		q.failover.loseRail(r.rail, r.err)
 	case q.line.err != nil:
 		// The rail that has failed refuses what follows. That is no reason to flush requests that
 		// may still succeed on the others.
@@ -229,8 +231,60 @@ func (q *VirtualQP) recvRefused(r *recvRefusal) {
 }
 
 // violation ends the virtual queue pair because the peer sent something impossible.
-func (q *VirtualQP) violation(rl *rail, what error) {
-	q.recvFailed(rl, recvDirection(PartUnknown, fmt.Errorf("%w: %w", ErrProtocol, what)))
+func (q *VirtualQP) violation(rl *rail, what error) { q.recvFailed(rl, violation(what)) }
+
+// raise ends the virtual queue pair where failover found that it must.
+func (q *VirtualQP) raise(failed *failedRail) {
+	if failed != nil {
+		q.recvFailed(failed.rail, failed.f)
+	}
+}
+
+// handleLostRail handles a completion that says that its rail is lost, or is of a rail that is. It
+// reports false for any other.
+func (q *VirtualQP) handleLostRail(rl *rail, wc *verbs.WC) bool {
+	x := q.failover
+	if rl.works() && !x.losesRail(rl, wc) {
+		return false
+	}
+	known := false
+	switch kind := wrid.Kind(wc.ID); {
+	case rl.state.Stage() != failover.Dying || !x.outstanding(rl, wc.ID):
+	case kind != wrid.Recv && kind != wrid.Credit:
+		var failed bool
+		if known, failed = x.sendReturned(rl, wc); failed {
+			n, _ := q.send.resolve(wc.ID)
+			q.sendFailed(rl, n, wc)
+		}
+	case failover.LosesRail(wc.Status):
+		x.recvReturned(rl, wc.ID)
+		known = true
+	case kind == wrid.Credit:
+		known = q.creditCompleted(rl, wc)
+	default:
+		r := q.recv.completed(&q.send.rails, rl, wc)
+		if known = r != nil; known && r.status != verbs.StatusSuccess {
+			q.recvEnded(rl, wc, r)
+		}
+	}
+	if !known {
+		q.stale++
+		return true
+	}
+	q.raise(x.handleFlushed(rl))
+	q.cq.touch(q)
+	return true
+}
+
+// controlCompleted handles the completion of a control message on a rail that works. It reports
+// false when there is none.
+func (q *VirtualQP) controlCompleted(rl *rail, wc *verbs.WC) (known bool) {
+	if q.failover == nil {
+		return false
+	}
+	known, failed := q.failover.controlCompleted(rl, wc)
+	q.raise(failed)
+	return known
 }
 
 // abandon ends everything that is outstanding, as flushed. The rails' queue pairs have been closed

@@ -1,6 +1,8 @@
 package ibverbx
 
 import (
+	"fmt"
+
 	"ibverbx/internal/dqplb"
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
@@ -16,6 +18,11 @@ func recvDirection(part FailedPart, err error) *FailedError {
 	f := noRequest(err)
 	f.Recv, f.Part = true, part
 	return f
+}
+
+// violation is the failure of a connection whose peer sent something impossible.
+func violation(what error) *FailedError {
+	return recvDirection(PartUnknown, fmt.Errorf("%w: %w", ErrProtocol, what))
 }
 
 // describeRecv says which receive of the user failed.

@@ -4,8 +4,10 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -78,4 +80,96 @@ func receiver(e ast.Expr) string {
 		return e.Name
 	}
 	return "?"
+}
+
+// docPages name functions of the module, with their types or packages, or files of the root.
+var docPages = []string{"docs/ARCHITECTURE.md", "docs/FAILOVER.md"}
+
+// docName is `Type.method`, `package.Name`, `package.Type.method`, or `file.go`.
+var docName = regexp.MustCompile("`(?:([a-z][a-z0-9]*)\\.)?([A-Za-z][A-Za-z0-9]*)\\.([A-Za-z][A-Za-z0-9]*)`")
+
+// What the pages name is there.
+func TestDocsNameWhatIsThere(t *testing.T) {
+	names := declared(t)
+	for _, page := range docPages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			for _, m := range docName.FindAllStringSubmatch(line, -1) {
+				pkg, typ, name := m[1], m[2], m[3]
+				if name == "go" {
+					if !names[typ+".go"] {
+						t.Errorf("%s:%d: there is no file %s", page, i+1, m[0])
+					}
+					continue
+				}
+				if known := names[typ]; known && !names[typ+"."+name] || pkg != "" && !names[pkg] {
+					t.Errorf("%s:%d: there is no %s", page, i+1, m[0])
+				}
+			}
+		}
+	}
+}
+
+// declared returns the packages, types and file names of the module, and "package.Name",
+// "Type.method" and "Type.field" of each.
+func declared(t *testing.T) map[string]bool {
+	names := map[string]bool{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "testdata" || path != "." && strings.HasPrefix(d.Name(), ".")):
+			return fs.SkipDir
+		case d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		pkg := file.Name.Name
+		names[pkg], names[d.Name()] = true, true
+		for _, decl := range file.Decls {
+			switch decl := decl.(type) {
+			case *ast.FuncDecl:
+				if decl.Recv == nil {
+					names[pkg+"."+decl.Name.Name] = true
+					continue
+				}
+				names[receiver(decl.Recv.List[0].Type)+"."+decl.Name.Name] = true
+			case *ast.GenDecl:
+				for _, spec := range decl.Specs {
+					declareSpec(names, pkg, spec)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// declareSpec adds the names of a type and its fields, or of constants and variables.
+func declareSpec(names map[string]bool, pkg string, spec ast.Spec) {
+	switch spec := spec.(type) {
+	case *ast.ValueSpec:
+		for _, n := range spec.Names {
+			names[pkg+"."+n.Name] = true
+		}
+	case *ast.TypeSpec:
+		names[spec.Name.Name], names[pkg+"."+spec.Name.Name] = true, true
+		ast.Inspect(spec.Type, func(n ast.Node) bool {
+			if field, ok := n.(*ast.Field); ok {
+				for _, name := range field.Names {
+					names[spec.Name.Name+"."+name.Name] = true
+				}
+			}
+			return true
+		})
+	}
 }

@@ -14,7 +14,7 @@ func (q *VirtualQP) checkInvariants() {
 	q.send.check()
 	q.recv.check(&q.send.rails)
 	if q.failover != nil {
-		q.failover.check(&q.send.rails)
+		q.failover.check()
 	}
 }
 

@@ -155,6 +155,10 @@ func (l *line) sendReported(status verbs.Status) {
 	l.reported = l.reported || status != verbs.StatusWRFlushErr
 }
 
+// ending reports whether the connection has failed, or nothing is sent any more on purpose: then
+// rails that are lost are not settled.
+func (l *line) ending() bool { return l.err != nil || l.phase >= drainRecvs }
+
 // withholds reports whether the completion of a failed receive must wait: a program that sees it
 // asks Err, which does not know the cause yet.
 func (l *line) withholds() bool { return l.suspect != nil && l.err == nil && !l.dead }

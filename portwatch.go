@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"ibverbx/internal/failover"
 	"ibverbx/verbs"
 )
 
@@ -37,27 +38,26 @@ const (
 	portStateFor = time.Millisecond
 )
 
-// watchPorts begins to listen to the NICs.
-func (c *VirtualCQ) watchPorts() {
-	w := &c.ports
+// begin listens to the NICs of a virtual CQ, whose channel may be nil.
+func (w *portWatch) begin(devices []verbs.Device, channel *verbs.CompChannel) {
 	if w.events != nil {
 		return
 	}
-	w.events = make(chan verbs.Event, portEvents*len(c.cqs))
-	for i := range c.cqs {
-		w.stops = append(w.stops, c.cqs[i].cq.Device().Watch(w.events))
+	w.events = make(chan verbs.Event, portEvents*len(devices))
+	for _, dev := range devices {
+		w.stops = append(w.stops, dev.Watch(w.events))
 	}
-	if c.channel == nil {
+	if channel == nil {
 		return
 	}
 	w.wake, w.awake = make(chan verbs.Event, 2), make(chan struct{})
-	for i := range c.cqs {
-		w.stops = append(w.stops, c.cqs[i].cq.Device().Watch(w.wake))
+	for _, dev := range devices {
+		w.stops = append(w.stops, dev.Watch(w.wake))
 	}
 	go func() {
 		defer close(w.awake)
 		for range w.wake {
-			c.channel.Signal()
+			channel.Signal()
 		}
 	}()
 }
@@ -74,42 +74,18 @@ func (w *portWatch) end() {
 	*w = portWatch{}
 }
 
-// hear handles what the NICs have reported.
-func (c *VirtualCQ) hear() {
-	lost := false
-	for len(c.ports.events) != 0 {
-		c.heard(<-c.ports.events)
-		// It was full before, or nearly: the last place is kept for a NIC's death.
-		lost = lost || len(c.ports.events) >= cap(c.ports.events)-2
-	}
-	if lost {
-		for _, q := range c.vqps {
-			q.lookAtPorts()
-		}
-	}
+// next takes the next event that the NICs have reported. lost says that the channel was full, so
+// events may be lost; its last slot is reserved for the death of a NIC.
+func (w *portWatch) next() (e verbs.Event, lost bool) {
+	e = <-w.events
+	return e, len(w.events) >= cap(w.events)-2
 }
 
-// heard handles one event. A CQ or a NIC that is dead says so when it is polled, and a queue pair
-// that has failed by its completions.
-func (c *VirtualCQ) heard(e verbs.Event) {
-	if e.Type != verbs.EventPortErr && e.Type != verbs.EventPortActive {
-		return
-	}
-	c.ports.states = c.ports.states[:0]
-	for _, q := range c.vqps {
-		switch {
-		case e.Port != int(q.cfg.Conn.port(e.Device)):
-		case e.Type == verbs.EventPortErr:
-			q.suspectPort(uint8(e.Device.ID()))
-		default:
-			q.clearPort(uint8(e.Device.ID()))
-		}
-	}
-}
+// forget forgets what the ports have answered.
+func (w *portWatch) forget() { w.states = w.states[:0] }
 
-// portDown is why a port is not active; nil if it is.
-func (c *VirtualCQ) portDown(dev verbs.Device, port int, now time.Time) error {
-	w := &c.ports
+// down is why a port is not active; nil if it is.
+func (w *portWatch) down(dev verbs.Device, port int, now time.Time) error {
 	w.states = slices.DeleteFunc(w.states, func(s portState) bool {
 		return s.at.After(now) || now.Sub(s.at) >= portStateFor
 	})
@@ -131,21 +107,6 @@ func (c *VirtualCQ) portDown(dev verbs.Device, port int, now time.Time) error {
 	return err
 }
 
-// portDown is why the port of a device is not active; nil if it is.
-func (q *VirtualQP) portDown(dev verbs.Device) error {
-	return q.cq.portDown(dev, int(q.cfg.Conn.port(dev)), q.line.clock())
-}
-
-// portActive reports whether the port of a device is active; then nothing speaks against it any
-// more.
-func (q *VirtualQP) portActive(dev verbs.Device) bool {
-	if q.portDown(dev) != nil {
-		return false
-	}
-	q.clearPort(uint8(dev.ID()))
-	return true
-}
-
 // suspect is a device whose port was reported to be down, and not to be up again.
 type suspect struct {
 	device uint8
@@ -153,103 +114,158 @@ type suspect struct {
 	down   error // what the port has said after PortTimeout; nil before
 }
 
-// lookAtPorts asks all ports, where a report was lost or came too early to be heard.
-func (q *VirtualQP) lookAtPorts() {
-	for i := range q.cq.cqs {
-		dev := q.cq.cqs[i].cq.Device()
-		if q.watchesPort(uint8(dev.ID())) && !q.portActive(dev) {
-			q.suspectPort(uint8(dev.ID()))
+// portDown is why the port of a device is not active; nil if it is.
+func (x *recovery) portDown(dev verbs.Device) error {
+	return x.ports.down(dev, int(x.cfg.Conn.port(dev)), x.line.clock())
+}
+
+// portActive reports whether the port of a device is active, and if so stops suspecting it.
+func (x *recovery) portActive(dev verbs.Device) bool {
+	if x.portDown(dev) != nil {
+		return false
+	}
+	x.clearPort(uint8(dev.ID()))
+	return true
+}
+
+// withPort adds to the cause of a loss what the port says, where it is down: a queue pair that was
+// flushed does not tell why.
+func (x *recovery) withPort(rl *rail, cause error) error {
+	var status verbs.Status
+	if x.cfg.OnRail != nil && errors.As(cause, &status) {
+		if down := x.portDown(rl.qp.Device()); down != nil {
+			return fmt.Errorf("%w: %w", down, cause)
 		}
+	}
+	return cause
+}
+
+// checkPorts asks all ports, where a report was lost or came before anybody listened.
+func (x *recovery) checkPorts() {
+	asked := uint64(0)
+	for _, rl := range x.rails.all {
+		if asked&(1<<rl.device) != 0 {
+			continue
+		}
+		asked |= 1 << rl.device
+		if dev := rl.qp.Device(); x.watchesPort(rl.device) && !x.portActive(dev) {
+			x.suspectPort(rl.device)
+		}
+	}
+}
+
+// handlePortEvent handles the event that the port of a device has gone down, or come up.
+func (x *recovery) handlePortEvent(e verbs.Event) {
+	switch {
+	case e.Port != int(x.cfg.Conn.port(e.Device)):
+	case e.Type == verbs.EventPortErr:
+		x.suspectPort(uint8(e.Device.ID()))
+	default:
+		x.clearPort(uint8(e.Device.ID()))
 	}
 }
 
 // watchesPort reports whether it matters that the port of a device is down.
-func (q *VirtualQP) watchesPort(device uint8) bool {
-	return q.failover != nil && q.cfg.PortTimeout >= 0 && q.send.rails.localDevs&(1<<device) != 0
+func (x *recovery) watchesPort(device uint8) bool {
+	return x.cfg.PortTimeout >= 0 && x.rails.localDevs&(1<<device) != 0
 }
 
 // suspectPort notes that the port of a device may be down.
-func (q *VirtualQP) suspectPort(device uint8) {
-	if !q.watchesPort(device) || q.failover.suspects(device) {
+func (x *recovery) suspectPort(device uint8) {
+	if !x.watchesPort(device) || x.suspected(device) {
 		return
 	}
-	f := q.failover
-	f.portsDown = append(f.portsDown, suspect{device: device, since: q.line.clock()})
-	f.degraded = true
-	q.cq.touch(q)
+	x.suspects = append(x.suspects, suspect{device: device, since: x.line.clock()})
+	x.degraded = true
 }
 
-// clearPort forgets that the port of a device was down. Others are judged again: it can stand in.
-func (q *VirtualQP) clearPort(device uint8) {
-	if f := q.failover; f != nil && f.suspects(device) {
-		f.portsDown = slices.DeleteFunc(f.portsDown, func(s suspect) bool { return s.device == device })
-		q.cq.touch(q)
+// clearPort forgets that the port of a device was down. The others are looked at again: it can
+// stand in for them.
+func (x *recovery) clearPort(device uint8) {
+	if x.suspected(device) {
+		x.suspects = slices.DeleteFunc(x.suspects, func(s suspect) bool { return s.device == device })
+		x.again = true
 	}
 }
 
-// suspects reports whether the port of a device may be down.
-func (f *failover) suspects(device uint8) bool {
-	return slices.ContainsFunc(f.portsDown, func(s suspect) bool { return s.device == device })
+// suspected reports whether the port of a device may be down.
+func (x *recovery) suspected(device uint8) bool {
+	return slices.ContainsFunc(x.suspects, func(s suspect) bool { return s.device == device })
 }
 
-// judgePorts takes the rails of devices out whose ports have been down for too long, where others
-// can stand in. Where none can, the retries go on: the link may come back before they are up. A
-// port stays suspected until it is up, so that it stands in for no other.
-func (q *VirtualQP) judgePorts() {
-	f := q.failover
-	if len(f.portsDown) == 0 {
+// checkSuspects takes the rails of devices out whose ports have been down for too long, where
+// others can stand in. Where none can, the retries go on: the link may come back before they are
+// used up. A port stays suspected until it is up, and until then its rails stand in for no others.
+func (x *recovery) checkSuspects() {
+	if len(x.suspects) == 0 {
 		return
 	}
-	now := q.line.clock()
-	for i := 0; i < len(f.portsDown); i++ {
-		s := &f.portsDown[i]
+	now := x.line.clock()
+	for i := 0; i < len(x.suspects); i++ {
+		s := &x.suspects[i]
 		switch {
 		case s.down != nil:
-		case now.Sub(s.since) < q.cfg.PortTimeout:
-			q.cq.touch(q) // time passes without completions
+		case now.Sub(s.since) < x.cfg.PortTimeout:
+			x.again = true // time passes without completions
 		default:
-			if s.down = q.portDown(q.cq.physical(verbs.DeviceID(s.device)).cq.Device()); s.down == nil {
-				f.portsDown = slices.Delete(f.portsDown, i, i+1)
+			if s.down = x.portDown(x.rails.onDevice(s.device).qp.Device()); s.down == nil {
+				x.suspects = slices.Delete(x.suspects, i, i+1)
 				i--
 			}
 		}
 	}
-	for _, s := range f.portsDown {
-		if s.down != nil && q.survivesDevice(s.device, f.portsDown) {
-			q.losePort(s)
+	for _, s := range x.suspects {
+		if s.down != nil && x.canLoseDevice(s.device, x.suspects) {
+			x.loseRailsAt(s)
 		}
 	}
 }
 
-// losePort takes the rails of a device out whose port is down.
-func (q *VirtualQP) losePort(s suspect) {
-	for _, rl := range q.send.rails.all {
+// loseRailsAt takes the rails of a device out whose port is down.
+func (x *recovery) loseRailsAt(s suspect) {
+	for _, rl := range x.rails.all {
 		if rl.device == s.device && rl.works() {
-			q.loseRail(rl, s.down)
+			x.loseRail(rl, s.down)
 		}
 	}
 }
 
-// survivesDevice reports whether the connection can do without the rails of a device, and without
+// canLoseDevice reports whether the connection can do without the rails of a device, and without
 // those of suspects.
-func (q *VirtualQP) survivesDevice(device uint8, suspects []suspect) bool {
-	if q.failover == nil {
-		return false
-	}
-	left := [roles]int{}
-	for _, rl := range q.send.rails.all {
+func (x *recovery) canLoseDevice(device uint8, suspects []suspect) bool {
+	left := [failover.Roles]int{}
+	for _, rl := range x.rails.all {
 		suspected := slices.ContainsFunc(suspects, func(s suspect) bool { return s.device == rl.device })
 		if !rl.down && rl.device != device && !suspected {
 			left[rl.role]++
 		}
 	}
-	for _, rl := range q.send.rails.all {
-		if rl.device == device && (!q.survives(rl) && !rl.down || left[rl.role] == 0) {
+	for _, rl := range x.rails.all {
+		if rl.device == device && (!x.canLose(rl) && !rl.down || left[rl.role] == 0) {
 			return false
 		}
 	}
 	return true
 }
 
-// works reports whether a rail carries work, or waits for its peer to carry some.
-func (r *rail) works() bool { return !r.down || r.recovery.stage >= railReady }
+// loseDevice takes the rails of a device out whose CQ has died: no more completions will come. It
+// reports false, and changes nothing, where the connection cannot do without them. x may be nil.
+func (x *recovery) loseDevice(device uint8, cause error) bool {
+	if x == nil || !x.canLoseDevice(device, nil) {
+		return false
+	}
+	for _, rl := range x.rails.all {
+		if rl.device != device {
+			continue
+		}
+		switch rl.state.Stage() {
+		case failover.Flushed, failover.Settled:
+			rl.closed = rl.closed || rl.qp.Close() == nil
+		case failover.Dying:
+		default:
+			x.loseRail(rl, cause)
+		}
+		rl.state.Abandon()
+	}
+	return true
+}

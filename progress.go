@@ -19,7 +19,7 @@ func (q *VirtualQP) progress(out *sink) {
 		q.continueFailover()
 	}
 	if q.line.err != nil {
-		if q.failover != nil && q.paused() {
+		if q.failover != nil && q.failover.paused() {
 			q.stopUnposted() // an earlier message may be lost with its rail
 		}
 		q.send.dispatchDue()
@@ -40,6 +40,44 @@ func (q *VirtualQP) progress(out *sink) {
 	}
 }
 
+// continueFailover does what failover has to do beside the completions.
+func (q *VirtualQP) continueFailover() {
+	x := q.failover
+	if x.idle() {
+		return
+	}
+	for _, rl := range q.send.rails.all {
+		q.raise(x.continueLost(rl))
+	}
+	switch {
+	case q.line.err != nil:
+		if first := x.dropLost(); first != never {
+			q.stopFrom(first)
+		}
+		return
+	case q.line.ending():
+		return
+	}
+	if next, now := x.agree(); !next.IsZero() {
+		q.cq.touchAt(q, next, now) // nothing else may lead here by then
+	}
+	q.dispatchRecvs() // ahead of the control messages that say so
+	if !q.line.ending() {
+		q.raise(x.sendControls())
+	}
+	switch {
+	case q.line.ending(): // a refusal has ended it
+	case x.protocol.Waits():
+		q.raise(x.overdue())
+	default:
+		x.repost()
+		q.postStaged()
+	}
+	if x.finish() {
+		q.cq.touch(q) // perhaps no completion comes that leads here again
+	}
+}
+
 // stopAgain moves the queue pairs to ERR that have refused, and reports whether all are there now.
 // If not, the next progress tries again.
 func (q *VirtualQP) stopAgain() (stopped bool) {
@@ -51,7 +89,7 @@ func (q *VirtualQP) stopAgain() (stopped bool) {
 
 // dispatch stages what can go out, and posts it.
 func (q *VirtualQP) dispatch() {
-	if q.failover == nil || !q.failover.degraded || !q.paused() {
+	if q.failover == nil || !q.failover.paused() {
 		q.send.dispatch()
 	}
 	q.postStaged()
@@ -80,7 +118,7 @@ func (q *VirtualQP) dispatchRecvs() {
 	}
 	s := &q.recv
 	// Receives that come back from a lost rail go ahead of later ones.
-	held := q.failover != nil && q.failover.unflushed != 0
+	held := q.failover != nil && q.failover.protocol.Unflushed()
 	if s.nextMessage != s.win.Tail && !held {
 		if refused := s.postWaiting(q.send.rails.sendRail, true, &s.nextMessage); refused != nil {
 			q.recvRefused(refused)

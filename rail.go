@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/failover"
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
@@ -30,16 +31,19 @@ type rail struct {
 	num    uint32 // of qp
 	device uint8  // the local DeviceID: picks local keys
 	closed bool   // qp was destroyed
-	role   railRole
+	role   failover.Role
 	// lastPSN is the first packet sequence number of the last connection in which the queue pair
 	// could send.
 	lastPSN uint32
 	railConn
 	stats railCounters
-	log   railLog // what is outstanding, where failover is in force
+	log   failover.Log // what is outstanding, where failover is in force
 
-	ability  *ability  // of a data rail, where fragments are shared by it; otherwise nil
-	recovery *recovery // where failover is offered; otherwise nil
+	ability *ability // of a data rail, where fragments are shared by it; otherwise nil
+	// state is how far the rail is lost, and back what it takes to bring it back, where failover is
+	// offered; otherwise nil.
+	state *failover.Rail
+	back  *comeback
 
 	maxSGE int // pieces of memory that one fragment may have
 	// maxMessage is how many bytes one message may have: what the port says, at most 2 GiB.
@@ -117,29 +121,69 @@ func newRail(q *VirtualQP, qp verbs.QP, index int) *rail {
 
 // recover makes the rail one that is logged, and that others can stand in for. Its queue has room
 // for control messages beyond its slots.
-func (r *rail) recover() {
-	r.recovery = &recovery{}
-	r.slots = max(1, min(r.slots, r.qp.Cap().MaxSendWR-controlSlots, maxFailoverWindow))
-	r.limit, r.recvLimit = r.slots, min(r.recvLimit, maxFailoverWindow)
+func (r *rail) recover(state *failover.Rail) {
+	r.state, r.back = state, &comeback{}
+	r.slots = max(1, min(r.slots, r.qp.Cap().MaxSendWR-failover.ControlSlots, failover.MaxOutstanding))
+	r.limit, r.recvLimit = r.slots, min(r.recvLimit, failover.MaxOutstanding)
+}
+
+// works reports whether the rail carries work, or waits for its peer to carry some.
+func (r *rail) works() bool { return r.state.Works() }
+
+// drawPSN draws the upper 16 bits of a packet sequence number, which travel in a control message:
+// never 0, and ahead of the rail's last connection like that of newConn.
+func (r *rail) drawPSN() uint16 {
+	return max(1, uint16(r.lastPSN>>8+1<<14+rand.Uint32N(1<<14)))
+}
+
+// controlRecvs is how many receives a data rail of Spray keeps posted for control messages.
+const controlRecvs = 32
+
+// comeback is what it takes to bring a rail back.
+type comeback struct {
+	setup [setupSteps]connectStep // how the queue pair was connected
+	limit int                     // rail.limit in full service
+	grow  uint64                  // how much the rail must have carried for more; 0 in full service
+	// emptied says that receives of the user came back without a message, to be posted elsewhere.
+	emptied bool
+}
+
+// The steps in which a queue pair is connected.
+const (
+	stepInit = iota
+	stepRTR
+	stepRTS
+	setupSteps
+)
+
+// connectStep is one transition on the way to RTS.
+type connectStep struct {
+	attr verbs.QPAttr
+	mask verbs.QPAttrMask
+}
+
+// note keeps how the queue pair was connected.
+func (b *comeback) note(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
+	if mask&verbs.QPAttrState == 0 {
+		return
+	}
+	switch attr.State {
+	case verbs.StateInit:
+		b.setup[stepInit] = connectStep{*attr, mask}
+	case verbs.StateRTR:
+		b.setup[stepRTR] = connectStep{*attr, mask}
+	case verbs.StateRTS:
+		b.setup[stepRTS] = connectStep{*attr, mask}
+	}
 }
 
 // completions is how many the rail may have outstanding.
 func (r *rail) completions() int {
-	if r.recovery != nil {
-		return r.slots + r.recvLimit + controlSlots
+	if r.state != nil {
+		return r.slots + r.recvLimit + failover.ControlSlots
 	}
 	return r.slots + r.recvLimit
 }
-
-// railRole is what a rail carries.
-type railRole uint8
-
-const (
-	roleData   railRole = iota // data; without failover perhaps SENDs too
-	roleSends                  // SENDs
-	roleFinals                 // notifications of Spray
-	roles                      // how many there are
-)
 
 func (r *rail) index() int { return wrid.Rail(r.idBits) }
 

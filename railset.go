@@ -1,11 +1,13 @@
 package ibverbx
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"time"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/failover"
 	"ibverbx/verbs"
 )
 
@@ -22,7 +24,8 @@ type railSet struct {
 
 	// abilities is how the rails' abilities compare; nil: rails take turns, and have none.
 	abilities  *abilities
-	atomicRail *rail // carries atomics: the first data rail, while that has never been lost
+	protocol   *failover.Protocol // where failover is offered; otherwise nil
+	atomicRail *rail              // carries atomics: the first data rail, while that has never been lost
 
 	localDevs, peerDevs uint64 // devices whose keys a request must have, as bits
 	maxFragment         uint32 // bytes of a fragment
@@ -39,7 +42,7 @@ type railSet struct {
 	all      []*rail // the data rails, then the notify QP, then the spares
 	// services are the rails that carry no data, by role, of which the first live one serves. Where
 	// failover is not offered they are the notify QP.
-	services  [roles][]*rail
+	services  [failover.Roles][]*rail
 	spares    []*rail
 	sendDevs  uint64 // devices whose keys the memory of a SEND must have, as bits
 	maxInline int    // bytes of an inline request: the least of all rails
@@ -69,12 +72,12 @@ func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP, spares []verbs.QP
 }
 
 // assignRoles decides what each of several rails carries, and makes their inboxes.
-func (s *railSet) assignRoles(scheme Scheme, credits int, failover bool) {
+func (s *railSet) assignRoles(scheme Scheme, credits int, recovers bool) {
 	s.assignServices(scheme)
-	s.assignSends(scheme, false, failover)
+	s.assignSends(scheme, false, recovers)
 	s.noNotify = scheme == Spray && s.notify == nil
 	watches := 1 // see receiver.begin
-	if failover {
+	if recovers {
 		watches = controlRecvs
 	}
 	for i, r := range s.data {
@@ -89,9 +92,14 @@ func (s *railSet) assignRoles(scheme Scheme, credits int, failover bool) {
 			r.inbox = dqplb.NewInbox(min(watches, r.recvLimit))
 		}
 	}
-	if failover {
+	if recovers {
+		var roles []failover.Role
 		for _, r := range s.all {
-			r.recover()
+			roles = append(roles, r.role)
+		}
+		s.protocol = failover.New(roles)
+		for i, r := range s.all {
+			r.recover(s.protocol.Rail(i))
 		}
 	}
 	s.recount()
@@ -109,26 +117,36 @@ func (s *railSet) measure(clock func() time.Time) {
 // assignServices says which rails carry no data, and what instead. There are spares where failover
 // is offered: in DQPLB for SENDs, in Spray first for these and then for notifications.
 func (s *railSet) assignServices(scheme Scheme) {
-	spares, first := s.spares, roleSends
+	spares, first := s.spares, failover.Sends
 	if s.notify != nil {
 		if scheme == Spray {
-			first = roleFinals
+			first = failover.Notifications
 			spares = s.spares[:(len(s.spares)+1)/2]
 		}
 		s.services[first] = []*rail{s.notify}
 	}
-	s.services[roleSends] = append(s.services[roleSends], spares...)
-	s.services[roleFinals] = append(s.services[roleFinals], s.spares[len(spares):]...)
+	s.services[failover.Sends] = append(s.services[failover.Sends], spares...)
+	s.services[failover.Notifications] = append(s.services[failover.Notifications], s.spares[len(spares):]...)
 	for role, rails := range s.services {
 		for _, r := range rails {
-			r.role = railRole(role)
+			r.role = failover.Role(role)
 		}
 	}
 }
 
+// onDevice is a rail of a device that has one.
+func (s *railSet) onDevice(device uint8) *rail {
+	for _, rl := range s.all {
+		if rl.device == device {
+			return rl
+		}
+	}
+	return nil
+}
+
 // group is the rails of a role.
-func (s *railSet) group(role railRole) []*rail {
-	if role == roleData {
+func (s *railSet) group(role failover.Role) []*rail {
+	if role == failover.Data {
 		return s.data
 	}
 	return s.services[role]
@@ -138,13 +156,13 @@ func (s *railSet) group(role railRole) []*rail {
 // it is data rail 0, but with failover one of its own. In DQPLB it is the notify QP, because the
 // receive queues of the data rails hold only credits, which a SEND would consume; but a plain peer,
 // whose card says no more than one of the C++ original, has SENDs on data rail 0 in either scheme.
-func (s *railSet) assignSends(scheme Scheme, plainPeer, failover bool) {
+func (s *railSet) assignSends(scheme Scheme, plainPeer, recovers bool) {
 	s.sendRail, s.finalRail, s.atomicRail = s.data[0], nil, s.data[0]
 	if scheme == Spray {
 		s.finalRail = s.notify
 	}
-	switch sends := s.services[roleSends]; {
-	case failover && len(sends) != 0:
+	switch sends := s.services[failover.Sends]; {
+	case recovers && len(sends) != 0:
 		s.sendRail = sends[0]
 	case scheme == DQPLB && !plainPeer:
 		s.sendRail = s.notify
@@ -154,8 +172,8 @@ func (s *railSet) assignSends(scheme Scheme, plainPeer, failover bool) {
 		return
 	}
 	s.sendDevs = 1 << s.sendRail.device
-	if failover {
-		for _, r := range s.services[roleSends] {
+	if recovers {
+		for _, r := range s.services[failover.Sends] {
 			s.sendDevs |= 1 << r.device
 		}
 	}
@@ -186,7 +204,7 @@ func (s *railSet) limitTo(credits int) {
 
 // take counts a slot of a rail that has room as in use.
 func (s *railSet) take(rl *rail) {
-	if rl.role != roleData {
+	if rl.role != failover.Data {
 		rl.inUse++
 		return
 	}
@@ -204,7 +222,7 @@ func (s *railSet) takeData(rl *rail) {
 
 // give counts a slot as free. waiting says that there are requests whose data waits for one.
 func (s *railSet) give(rl *rail, waiting bool) {
-	if rl.role != roleData {
+	if rl.role != failover.Data {
 		rl.inUse--
 		return
 	}
@@ -225,6 +243,89 @@ func (s *railSet) giveData(rl *rail, waiting, ok bool) {
 	case rl.ability.done(s.abilities.clock):
 		s.compare()
 	}
+}
+
+// firstLive is the first live rail of a role.
+func (s *railSet) firstLive(role failover.Role) *rail {
+	for _, rl := range s.group(role) {
+		if !rl.down {
+			return rl
+		}
+	}
+	return nil
+}
+
+// nextForAtomics is the live rail that takes over the atomics: on the same NIC of the peer, if
+// there is one, which may have atomics of others to the same memory.
+func (s *railSet) nextForAtomics() *rail {
+	for _, rl := range s.data {
+		if !rl.down && rl.peerDev == s.data[0].peerDev {
+			return rl
+		}
+	}
+	return s.firstLive(failover.Data)
+}
+
+// serving is which rail of a role without data is in service; nil for none.
+func (s *railSet) serving(role failover.Role) **rail {
+	if role == failover.Sends {
+		return &s.sendRail
+	}
+	return &s.finalRail
+}
+
+// downRails counts the rails that are out of service.
+func (s *railSet) downRails() (n int) {
+	for _, rl := range s.all {
+		if rl.down {
+			n++
+		}
+	}
+	return n
+}
+
+// takeOut ends the service of a rail: it has no room any more, and what it had is the business of
+// failover's protocol.
+func (s *railSet) takeOut(rl *rail) {
+	if rl.role == failover.Data {
+		s.free -= rl.limit - rl.inUse
+	}
+	rl.down, rl.dirty, rl.recvsRefused = true, false, true
+	rl.limit, rl.inUse = 0, 0
+	if rl.ability != nil {
+		rl.ability.abandon()
+		s.compare()
+	}
+	if s.lastFreed == rl {
+		s.lastFreed = nil
+	}
+}
+
+// fitFailover says why rails cannot stand in for each other, and makes them carry equally long
+// messages.
+func (s *railSet) fitFailover(scheme Scheme) error {
+	if len(s.data) == 1 {
+		return nil
+	}
+	if scheme == Spray && len(s.spares) == 0 {
+		return fmt.Errorf("ibverbx: new virtual qp: %w: Failover in spray has SENDs on a queue pair of "+
+			"their own: take Domain.NewQP, or dqplb", verbs.ErrInvalid)
+	}
+	least := s.all[0]
+	for _, rl := range s.all {
+		if rl.maxSGE != least.maxSGE {
+			return fmt.Errorf("ibverbx: new virtual qp: %w: Failover, and a queue pair of %s takes %d "+
+				"pieces of memory, one of %s %d: make them alike", verbs.ErrInvalid,
+				rl.qp.Device().Name(), rl.maxSGE, least.qp.Device().Name(), least.maxSGE)
+		}
+		if rl.maxMessage < least.maxMessage {
+			least = rl
+		}
+	}
+	for _, rl := range s.all {
+		rl.maxMessage = least.maxMessage
+	}
+	return nil
 }
 
 // pick chooses the data rail for the next fragment: first the one that just freed a slot while
@@ -293,13 +394,13 @@ func (s *railSet) abandon() {
 		if rl.batch != nil {
 			rl.batch.clear()
 		}
-		if rl.recovery != nil {
-			rl.recovery.restart()
-			rl.log.clear()
-			if rl.down {
-				rl.recovery.stage = railSettled
-			}
+		if rl.state != nil {
+			*rl.back = comeback{}
+			rl.log.Clear()
 		}
+	}
+	if s.protocol != nil {
+		s.protocol.Abandon()
 	}
 	s.recount()
 }
@@ -311,10 +412,13 @@ func (s *railSet) restart() {
 		if r.ability != nil {
 			r.ability.restart()
 		}
-		if r.recovery != nil {
-			r.recovery.restart()
-			r.log.clear()
+		if r.state != nil {
+			*r.back = comeback{}
+			r.log.Clear()
 		}
+	}
+	if s.protocol != nil {
+		s.protocol.Restart()
 	}
 	if s.abilities != nil {
 		s.compare()

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/failover"
 	"ibverbx/internal/ring"
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
@@ -124,8 +125,8 @@ func (s *receiver) postWaiting(rl *rail, message bool, next *uint64) *recvRefusa
 		}
 		accepted, err := rl.qp.PostRecv(batch)
 		rl.recvs += accepted
-		if rl.recovery != nil {
-			rl.recovery.posted += uint16(accepted)
+		if rl.state != nil {
+			rl.state.Posted(accepted)
 		}
 		if err != nil {
 			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads
@@ -140,9 +141,9 @@ func (s *receiver) postWaiting(rl *rail, message bool, next *uint64) *recvRefusa
 
 // postedOn reports whether receive n was posted on a rail, or on one of the same role.
 func (s *receiver) postedOn(rl *rail, n uint64) bool {
-	r, role, next := s.win.At(n), roleFinals, s.nextBare
+	r, role, next := s.win.At(n), failover.Notifications, s.nextBare
 	if r.message {
-		role, next = roleSends, s.nextMessage
+		role, next = failover.Sends, s.nextMessage
 	}
 	return !r.done && rl.role == role && n < next
 }

@@ -66,8 +66,10 @@ type RailStats struct {
 func (q *VirtualQP) Stats() Stats {
 	q.enter()
 	defer q.exit()
-	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale, Failover: q.failover != nil,
-		RailsLost: q.railsLost, RailsBack: q.railsBack, Reposted: q.reposted}
+	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale, Failover: q.failover != nil}
+	if x := q.offered; x != nil {
+		s.RailsLost, s.RailsBack, s.Reposted = x.railsLost, x.railsBack, x.reposted
+	}
 	if p := q.pass; p != nil {
 		s.Sends, s.SendsCompleted, s.Recvs, s.RecvsCompleted = p.sends, p.sendsDone, p.recvs, p.recvsDone
 	} else {

@@ -201,8 +201,9 @@ func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) (survived bool) {
 		if q.send.rails.localDevs&(1<<dev) == 0 {
 			continue
 		}
-		if q.loseRailsOf(uint8(dev), err) {
+		if q.failover.loseDevice(uint8(dev), err) {
 			survived = true
+			c.touch(q)
 			continue
 		}
 		failed++

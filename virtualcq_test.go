@@ -91,12 +91,12 @@ func (d *askedDevice) QueryPort(int) (verbs.PortAttr, error) {
 // The answer of a port counts for a moment, unless it reports something: each of a thousand virtual
 // queue pairs asks.
 func TestPortsAreAskedOnce(t *testing.T) {
-	var c VirtualCQ
+	var w portWatch
 	d, now := &askedDevice{state: verbs.PortDown}, time.Unix(0, 0)
 	expect := func(asked int, says string) {
 		t.Helper()
 		said := ""
-		if err := c.portDown(d, 1, now); err != nil {
+		if err := w.down(d, 1, now); err != nil {
 			said = err.Error()
 		}
 		if d.asked != asked || said != says {
@@ -109,10 +109,10 @@ func TestPortsAreAskedOnce(t *testing.T) {
 	expect(2, "")
 	now = now.Add(portStateFor - 1)
 	expect(2, "")
-	c.heard(verbs.Event{Type: verbs.EventPortErr, Device: d, Port: 1})
+	w.forget()
 	d.err = errors.New("no answer")
 	expect(3, "nic port 1 does not say whether it is up: no answer")
-	if err := c.portDown(d, 2, now); err == nil || d.asked != 4 {
+	if err := w.down(d, 2, now); err == nil || d.asked != 4 {
 		t.Error("another port has not been asked")
 	}
 	now, d.err = now.Add(portStateFor), fmt.Errorf("query port: %w", verbs.ErrDeviceGone)

@@ -36,9 +36,8 @@ type VirtualQP struct {
 	ownsCQ, ownsDomain bool    // closed together with it
 	stale              uint64  // completions that fitted nothing, and were dropped
 
-	failover             *failover // where it is in force; otherwise nil
-	railsLost, railsBack uint64
-	reposted             uint64
+	failover *recovery // where failover is in force; otherwise nil
+	offered  *recovery // where this end offers it; otherwise nil
 
 	due time.Time // when the CQ touches it; zero while it is not in the CQ's list of those
 }
@@ -74,8 +73,10 @@ func newVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, spares []verbs
 		return nil, err
 	}
 	rails.maxFragment = q.cfg.FragmentSize
-	if err := q.checkFailover(&rails); err != nil {
-		return nil, err
+	if cfg.Failover {
+		if err := rails.fitFailover(cfg.Scheme); err != nil {
+			return nil, err
+		}
 	}
 	cq.fit(&rails)
 	if len(qps) == 1 {
@@ -92,8 +93,11 @@ func newVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, spares []verbs
 	if err := cq.attach(q); err != nil {
 		return nil, err
 	}
-	if q.pass != nil {
+	switch {
+	case q.pass != nil:
 		q.pass.qpNum = q.num
+	case cfg.Failover:
+		q.offered = newRecovery(q)
 	}
 	return q, nil
 }

@@ -60,5 +60,6 @@ func Aux(id uint64) uint32 { return uint32(id >> numberBits & AuxMask) }
 // Number returns the low bits of the request's number.
 func Number(id uint64) uint64 { return id & NumberMask }
 
-// OnNoRail returns an ID without its rail: work that is posted again on another rail keeps the rest.
+// OnNoRail returns an ID without its rail. Work that is posted again on another rail keeps the
+// rest.
 func OnNoRail(id uint64) uint64 { return id &^ railBits }

@@ -1,4 +1,4 @@
-package ibverbx
+package failover
 
 import (
 	"math/rand/v2"
@@ -10,23 +10,23 @@ import (
 
 // A log keeps the order of what is outstanding, in whatever order that is acknowledged, and however
 // far behind the oldest is.
-func TestRailLogKeepsTheOrder(t *testing.T) {
+func TestLogKeepsTheOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	l, want, next := railLog{}, []uint64{}, uint64(0)
-	l.fit(40)
+	l, want, next := Log{}, []uint64{}, uint64(0)
+	l.Fit(40)
 	for range 20_000 {
 		if len(want) == 0 || rng.IntN(2) == 0 && len(want) < 40 {
 			id := wrid.New(wrid.Data+next%2, 0, 0, next)
 			if next++; wrid.Kind(id) == wrid.Data {
-				l.push(id)
+				l.Push(id)
 			} else {
-				l.pushMessage(id)
+				l.PushMessage(id)
 			}
 			want = append(want, id)
 			continue
 		}
 		i := rng.IntN(len(want)) * rng.IntN(2)
-		if !l.complete(want[i]) || len(want) > 1 && l.complete(want[i]) {
+		if !l.Complete(want[i]) || len(want) > 1 && l.Complete(want[i]) {
 			t.Fatalf("entry %d of %d is not in the log, or twice", i, len(want))
 		}
 		want = slices.Delete(want, i, i+1)
@@ -40,8 +40,8 @@ func TestRailLogKeepsTheOrder(t *testing.T) {
 			t.Fatalf("the log has %x, want %x", got, want)
 		}
 	}
-	l.push(wrid.New(wrid.Data, 0, 0, next+1))
-	if l.complete(wrid.New(wrid.Data, 0, 0, next)) {
+	l.Push(wrid.New(wrid.Data, 0, 0, next+1))
+	if l.Complete(wrid.New(wrid.Data, 0, 0, next)) {
 		t.Error("what was never logged is complete")
 	}
 	if l.messages != next/2 {

@@ -1,0 +1,127 @@
+package failover
+
+import "time"
+
+// Rails come back when they are settled. Their queue pairs are reset, which both ends may do by
+// then: neither NIC holds anything of the old connection of the rail. One end leads:
+//
+//	leader                                       follower
+//	settled; asks after a pause      UP    →
+//	                                       ←     READY     resets its queue pair, to RTS
+//	resets its queue pair, to RTS
+//	proves the path by                GO   →               over the rail itself: it is live
+//	GO is acknowledged: it is live
+//
+// The connection of a rail has an epoch, which every control about it names; so one that comes late
+// means nothing. UP and READY carry the packet sequence numbers.
+
+// maxPauses is how often the pause before a rail is brought back is doubled: a rail that flaps is
+// held back.
+const maxPauses = 6
+
+// pause returns how long a rail waits until it is brought back.
+func (p *Protocol) pause(r *Rail) time.Duration {
+	r.pauses = min(r.pauses+1, maxPauses+1)
+	return p.config.Failback << (r.pauses - 1)
+}
+
+// MayAsk reports whether this end may ask for lost rails now. Epochs have few bits: none begins
+// while a control message is outstanding, so that a late one matches no later epoch.
+func (p *Protocol) MayAsk() bool {
+	return p.config.Leader && p.config.Failback >= 0 && p.unsettled == 0 && !p.controlsOutstanding()
+}
+
+// Due reports whether the pause of a rail that is to be brought back is over, and when it is over
+// or has to be looked at again. at is zero for a rail that is not to be brought back.
+func (p *Protocol) Due(r *Rail, now time.Time) (due bool, at time.Time) {
+	if r.stage != Settled || r.gone {
+		return false, time.Time{}
+	}
+	if r.due.IsZero() {
+		r.due = now.Add(p.pause(r))
+	}
+	return !now.Before(r.due), r.due
+}
+
+// Ask asks the follower for a rail that is due. psn is what the caller has drawn for it, which
+// counts unless one was drawn for it before. It returns when to ask again.
+func (p *Protocol) Ask(r *Rail, now time.Time, psn uint16) (again time.Time) {
+	r.due = now.Add(p.pause(r))
+	if r.psn == 0 {
+		r.psn = psn
+	}
+	p.broadcast(control{controlUp, r.index, r.epoch + 1, r.psn})
+	return r.due
+}
+
+// Postpone leaves a rail that is due for later: its NIC may not have it back yet. It returns when
+// to look again.
+func (p *Protocol) Postpone(r *Rail, now time.Time) (again time.Time) {
+	r.due = now.Add(p.config.Failback)
+	return r.due
+}
+
+// handleUp handles the leader's wish to bring a rail back.
+func (p *Protocol) handleUp(r *Rail, c control) []Action {
+	switch {
+	case p.config.Leader || p.config.Failback < 0 || r.gone:
+	case c.epoch == r.epoch&epochMask && r.stage == Ready:
+		p.broadcast(control{controlReady, r.index, r.epoch, r.psn})
+	case p.controlsOutstanding(): // the leader asks again
+	case c.epoch == (r.epoch+1)&epochMask && r.stage == Settled:
+		return []Action{{Kind: Connect, Rail: r.index, PeerPSN: c.count}}
+	}
+	return nil
+}
+
+// handleReady handles the follower's report that its queue pair of a rail waits.
+func (p *Protocol) handleReady(r *Rail, c control) []Action {
+	if !p.config.Leader || r.stage != Settled || r.psn == 0 || c.epoch != (r.epoch+1)&epochMask {
+		return nil
+	}
+	return []Action{{Kind: Connect, Rail: r.index, OwnPSN: r.psn, PeerPSN: c.count}}
+}
+
+// Reset forgets what a settled rail knows of its last connection: its queue pair was reset. The
+// receives that are posted from here on are those of the next.
+func (r *Rail) Reset() {
+	r.posted, r.unanswered, r.peerDown = 0, 0, false
+	r.places = r.places[:0]
+}
+
+// Connected handles the end of a Connect that has succeeded, with the PSN of this end: the rail is
+// in its next epoch, and carries nothing yet.
+func (p *Protocol) Connected(r *Rail, ownPSN uint16) {
+	r.epoch++
+	r.due = time.Time{}
+	if p.config.Leader {
+		r.stage, r.psn = Probing, 0
+		r.enqueue(control{controlGo, r.index, r.epoch, 0})
+		return
+	}
+	r.stage, r.psn = Ready, ownPSN
+	p.broadcast(control{controlReady, r.index, r.epoch, r.psn})
+}
+
+// WentLive handles the return of a rail into service.
+func (p *Protocol) WentLive(r *Rail) {
+	r.stage, r.cause = Live, nil
+	if r.role == Data {
+		p.repeatControls(r)
+	}
+}
+
+// repeatControls queues on a rail that has come back what the peer may not have received: the rails
+// over which it was sent may be lost by now.
+func (p *Protocol) repeatControls(on *Rail) {
+	for _, r := range p.rails {
+		if r.stage == Flushed || r.stage == Settled {
+			on.enqueue(control{controlDown, r.index, r.epoch, r.arrived()})
+		}
+	}
+	for role, old := range p.unconfirmed {
+		if old != nil {
+			on.enqueue(control{controlServe, old.index, p.unconfirmedEpoch[role], uint16(p.serving[role])})
+		}
+	}
+}

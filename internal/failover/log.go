@@ -1,0 +1,145 @@
+package failover
+
+import (
+	"math/bits"
+
+	"ibverbx/internal/wrid"
+)
+
+// Log lists what is outstanding on a rail, by work-request ID, in the order in which it is or will
+// be on the wire. Flush completions alone do not tell: where a CQ dies there are none.
+//
+// Invariant: len(ids) is a power of two or zero; most are outstanding at a time, and there is room
+// for as many behind those that are logged.
+type Log struct {
+	ids        []uint64
+	mask       uint64 // len(ids)-1
+	head, tail uint64
+	most       int
+	messages   uint64 // that were ever logged and use up a receive of the peer
+}
+
+// What stands for a work request that was acknowledged while an older one was not.
+const (
+	doneData    = 1
+	doneMessage = 2
+)
+
+// Fit makes room for so many work requests at a time. The log is empty.
+func (l *Log) Fit(most int) {
+	l.most = most
+	if len(l.ids) < most {
+		l.ids = make([]uint64, 1<<bits.Len(uint(most-1)))
+		l.mask = uint64(len(l.ids) - 1)
+	}
+	l.Clear()
+}
+
+// Push logs a work request.
+func (l *Log) Push(id uint64) {
+	l.ids[l.tail&l.mask] = id
+	l.tail++
+}
+
+// PushMessage logs a work request that uses up a receive of the peer.
+func (l *Log) PushMessage(id uint64) {
+	l.Push(id)
+	l.messages++
+}
+
+// Complete takes an acknowledged work request out of the log, and reports whether it was there. It
+// usually is the oldest. The caller has seen that something is outstanding, so the log is not
+// empty.
+func (l *Log) Complete(id uint64) bool {
+	if l.ids[l.head&l.mask] != id {
+		return l.completeLate(id)
+	}
+	l.head++
+	return true
+}
+
+// completeLate is Complete where not all is acknowledged in order: then the log is longer than what
+// is outstanding.
+//
+//go:noinline
+func (l *Log) completeLate(id uint64) bool {
+	l.trim()
+	i := l.find(id)
+	if i == l.tail {
+		return false
+	}
+	*l.at(i) = doneData
+	if wrid.Kind(id) != wrid.Data {
+		*l.at(i) = doneMessage
+	}
+	l.trim()
+	if l.tail-l.head+uint64(l.most) > uint64(len(l.ids)) {
+		l.grow()
+	}
+	return true
+}
+
+// trim takes the oldest out that are done.
+func (l *Log) trim() {
+	for l.head != l.tail && *l.at(l.head) <= doneMessage {
+		l.head++
+	}
+}
+
+// grow doubles the log.
+func (l *Log) grow() {
+	old := *l
+	l.ids = make([]uint64, 2*len(old.ids))
+	l.mask = uint64(len(l.ids) - 1)
+	for i := old.head; i != old.tail; i++ {
+		*l.at(i) = *old.at(i)
+	}
+}
+
+func (l *Log) at(i uint64) *uint64 { return &l.ids[i&l.mask] }
+
+// find returns where a work request is, or tail.
+func (l *Log) find(id uint64) uint64 {
+	i := l.head
+	for i != l.tail && *l.at(i) != id {
+		i++
+	}
+	return i
+}
+
+// Clear forgets all.
+func (l *Log) Clear() { *l = Log{ids: l.ids, mask: l.mask, most: l.most} }
+
+// Messages returns how many messages were ever logged. A message uses up a receive of the peer.
+func (l *Log) Messages() uint64 { return l.messages }
+
+// CountMessage counts the newest work request, which Push has logged, as a message.
+func (l *Log) CountMessage() { l.messages++ }
+
+// Pushed returns how many work requests were ever logged.
+func (l *Log) Pushed() uint64 { return l.tail }
+
+// Completed returns how many of them were acknowledged, from the oldest on.
+func (l *Log) Completed() uint64 { return l.head }
+
+// Has reports whether a work request is outstanding.
+func (l *Log) Has(id uint64) bool { return l.find(id) != l.tail }
+
+// Take empties the log. It returns what was outstanding, in order; the newest ones, so many as are
+// staged, the NIC never had. The caller adds what it takes to post them again, but to those that
+// are Done.
+func (l *Log) Take(staged int) []Entry {
+	entries := make([]Entry, 0, l.tail-l.head)
+	for i := l.head; i != l.tail; i++ {
+		e := Entry{ID: *l.at(i)}
+		switch {
+		case e.ID <= doneMessage:
+			e.State = Done
+		case i >= l.tail-uint64(staged):
+			e.State = Unposted
+		}
+		entries = append(entries, e)
+	}
+	l.Clear()
+	return entries
+}

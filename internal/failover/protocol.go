@@ -1,0 +1,335 @@
+package failover
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// Protocol is one end of a connection whose ends both offer failover.
+//
+// While a rail is not settled no new request is handed to any rail, nor until what was lost has
+// been posted again: so no number is given, and no marker judged necessary or not, while plain data
+// is on no rail.
+//
+// Invariant: unflushed counts the rails that are dying, unsettled those that are dying or flushed.
+type Protocol struct {
+	rails                []*Rail
+	config               Config
+	unflushed, unsettled int
+	since                time.Time // when the last rail was lost
+
+	// serving is, by role, the index of the rail that carries its messages; -1 for none.
+	serving [Roles]int
+	// unconfirmed is, by role, the rail that was in service while the peer has not confirmed that
+	// its receives are posted on the next one, and unconfirmedEpoch its epoch.
+	unconfirmed      [Roles]*Rail
+	unconfirmedEpoch [Roles]uint8
+	heldAnswers      []control // SERVED, held back until receives can be posted
+	work             [Roles]Work
+}
+
+// Config is how an end takes part in a connection.
+type Config struct {
+	// Leader says that this end brings rails back, and chooses those that serve. The other end
+	// follows.
+	Leader bool
+	// Failback is how long a rail waits at first until it is brought back; negative: for ever.
+	Failback time.Duration
+	// Timeout is how long the peer may take to report what has arrived on a lost rail.
+	Timeout time.Duration
+	// Serving is, by role, the index of the rail that carries its messages at first; -1 for none.
+	Serving [Roles]int
+}
+
+// New returns an end whose rails have these roles.
+func New(roles []Role) *Protocol {
+	p := &Protocol{}
+	for i, role := range roles {
+		p.rails = append(p.rails, &Rail{index: i, role: role})
+	}
+	return p
+}
+
+// Begin begins a connection. Receives that were posted before count.
+func (p *Protocol) Begin(c Config) {
+	*p = Protocol{rails: p.rails, config: c, serving: c.Serving}
+}
+
+// Restart forgets the connection: the queue pairs were reset.
+func (p *Protocol) Restart() {
+	for _, r := range p.rails {
+		r.restart()
+	}
+	p.Begin(p.config)
+}
+
+// Abandon forgets everything but which rails are out of service: the connection is over.
+func (p *Protocol) Abandon() {
+	for _, r := range p.rails {
+		out := r.stage != Live
+		if r.restart(); out {
+			r.stage = Settled
+		}
+	}
+	serving := p.serving
+	p.Begin(p.config)
+	p.serving = serving
+}
+
+// Rail returns the rail with an index.
+func (p *Protocol) Rail(i int) *Rail { return p.rails[i] }
+
+// Leader reports whether this end leads.
+func (p *Protocol) Leader() bool { return p.config.Leader }
+
+// Serving returns the index of the rail that carries the messages of a role; -1 for none.
+func (p *Protocol) Serving(role Role) int { return p.serving[role] }
+
+// Work returns the lost work of a role.
+func (p *Protocol) Work(role Role) *Work { return &p.work[role] }
+
+// Paused reports whether new requests must wait.
+func (p *Protocol) Paused() bool {
+	if p.Waits() {
+		return true
+	}
+	for role := range p.work {
+		if p.work[role].Any() {
+			return true
+		}
+	}
+	return false
+}
+
+// Waits reports whether the ends have to agree on rails that are lost, or no data rail is in
+// service. Until then nothing is posted again.
+func (p *Protocol) Waits() bool {
+	if p.unsettled != 0 || p.unconfirmed != [Roles]*Rail{} || p.firstLive(Data) < 0 {
+		return true
+	}
+	for _, i := range p.serving {
+		if i >= 0 && p.rails[i].stage != Live {
+			return true
+		}
+	}
+	return false
+}
+
+// Unflushed reports whether a rail is dying. Until none is, receives of the user that come back
+// go ahead of later ones, and none is posted.
+func (p *Protocol) Unflushed() bool { return p.unflushed != 0 }
+
+// Unsettled reports whether a rail is dying or flushed.
+func (p *Protocol) Unsettled() bool { return p.unsettled != 0 }
+
+// firstLive returns the first live rail of a role; -1 if there is none.
+func (p *Protocol) firstLive(role Role) int {
+	for i, r := range p.rails {
+		if r.role == role && r.stage == Live {
+			return i
+		}
+	}
+	return -1
+}
+
+// CanLose reports whether another rail can stand in for one: one of its role that works.
+func (p *Protocol) CanLose(lost *Rail) bool {
+	for _, r := range p.rails {
+		if r.role == lost.role && r != lost && (r.stage == Live || r.stage == Ready) {
+			return true
+		}
+	}
+	return false
+}
+
+// Lose takes a rail out of service. entries is what its log had outstanding, of messages that were
+// ever logged.
+func (p *Protocol) Lose(r *Rail, now time.Time, cause error, entries []Entry, messages uint64) {
+	r.stage, r.cause = Dying, cause
+	r.entries, r.acked, r.hint, r.held = entries, messages, 0, 0
+	for i := range entries {
+		e := &entries[i]
+		if e.IsMessage() {
+			r.acked--
+		}
+		if e.State == Out {
+			r.held++
+		}
+	}
+	r.controls, r.queue = 0, r.queue[:0]
+	p.since = now
+	p.unflushed++
+	p.unsettled++
+}
+
+// Returned handles a send that the NIC of a dying rail gives back. It reports whether the rail had
+// it outstanding, and whether it was carried out, or failed by its own fault: then it is over.
+func (p *Protocol) Returned(r *Rail, id uint64, status verbs.Status) (known, over bool) {
+	e := r.find(id)
+	if e == nil || r.held == 0 {
+		return false, false
+	}
+	r.held--
+	e.State, e.Status = Returned, status
+	if e.isControl() || LosesRail(status) {
+		return true, false
+	}
+	e.State = Done
+	return true, true
+}
+
+// Flushed handles the return of the last work request of a dying rail: what has arrived here is
+// final now. ending is as in HandleControl.
+func (p *Protocol) Flushed(r *Rail, ending bool) []Action {
+	r.stage = Flushed
+	p.unflushed--
+	if ending {
+		return nil
+	}
+	p.broadcast(control{controlDown, r.index, r.epoch, r.arrived()})
+	if r.peerDown {
+		return []Action{{Kind: Settle, Rail: r.index}}
+	}
+	return nil
+}
+
+// handleDown handles the peer's report that it has lost a rail, and how many messages have arrived
+// there.
+func (p *Protocol) handleDown(r *Rail, c control) []Action {
+	switch {
+	case c.epoch == (r.epoch+1)&epochMask && r.stage == Settled && p.config.Leader:
+		// The follower has lost it again before this end had connected it: nothing was sent there.
+		r.epoch++
+		r.psn, r.posted, r.unanswered = 0, 0, 0
+		p.broadcast(control{controlDown, r.index, r.epoch, 0})
+		return nil
+	case r.peerDown || c.epoch != r.epoch&epochMask:
+		return nil // it travels on every live rail
+	}
+	r.peerDown, r.peerArrived = true, c.count
+	switch {
+	case r.Works():
+		return []Action{{Kind: Lose, Rail: r.index}}
+	case r.stage == Flushed:
+		return []Action{{Kind: Settle, Rail: r.index}}
+	}
+	return nil
+}
+
+// Settle sorts what a lost rail had outstanding, which neither end's NIC carries out any more.
+// arrived is what has arrived at the peer: it counts as acknowledged. unknown are atomics of which
+// nobody knows whether they were carried out. What is left is to be posted again (see Work). imm,
+// if it is not nil, is a user's immediate that was due on the rail and had found no room.
+func (p *Protocol) Settle(r *Rail, imm *Entry) (arrived, unknown []Entry, err error) {
+	p.settled(r)
+	covered, err := r.covered(imm != nil || p.work[Data].awaitsImm(r))
+	if err != nil {
+		if imm != nil {
+			r.entries = append(r.entries, *imm) // to be dropped with them
+		}
+		return nil, nil, err
+	}
+	var again []Entry
+	for i := range r.entries {
+		e := r.entries[i]
+		switch {
+		case e.State == Done || e.isControl():
+		case e.Atomic && e.State != Unposted:
+			unknown = append(unknown, e)
+		case i < covered && !e.Read:
+			arrived = append(arrived, e)
+		default:
+			again = append(again, e)
+		}
+	}
+	r.entries = nil
+	if imm != nil {
+		again = append(again, *imm)
+	}
+	p.work[r.role].add(r, again)
+	return arrived, unknown, nil
+}
+
+// settled counts a lost rail as settled.
+func (p *Protocol) settled(r *Rail) {
+	r.stage = Settled
+	p.unsettled--
+}
+
+// Drop gives up what flushed and settled rails had outstanding, and returns it: the connection has
+// failed.
+func (p *Protocol) Drop() (dropped []Entry) {
+	for _, r := range p.rails {
+		switch r.stage {
+		case Flushed:
+			p.settled(r)
+		case Settled:
+		default:
+			continue
+		}
+		dropped = append(dropped, r.entries...)
+		r.entries = nil
+	}
+	for role := range p.work {
+		dropped = append(dropped, p.work[role].entries...)
+		p.work[role].clear()
+	}
+	kept := dropped[:0]
+	for _, e := range dropped {
+		if e.State != Done && !e.isControl() {
+			kept = append(kept, e)
+		}
+	}
+	return kept
+}
+
+// Overdue returns why the connection must end, and the rail because of which: the peer has not
+// reported within Config.Timeout. err is nil while it has time.
+func (p *Protocol) Overdue(now time.Time) (rail int, err error) {
+	if now.Sub(p.since) <= p.config.Timeout {
+		return 0, nil
+	}
+	for i, r := range p.rails {
+		if r.cause != nil {
+			return i, fmt.Errorf("the rail is lost (%w), and within %v the peer has not said what has "+
+				"arrived there: it must poll, and take what was sent to it", r.cause, p.config.Timeout)
+		}
+	}
+	return 0, nil
+}
+
+// Check returns an error where an invariant does not hold.
+func (p *Protocol) Check() error {
+	unflushed, unsettled := 0, 0
+	for _, r := range p.rails {
+		out := 0
+		for i := range r.entries {
+			if r.entries[i].State == Out {
+				out++
+			}
+		}
+		switch r.stage {
+		case Dying:
+			unflushed++
+			unsettled++
+			if r.held != out && r.held != 0 {
+				return fmt.Errorf("rail %d: %d sends are on the NIC, counted %d", r.index, out, r.held)
+			}
+		case Flushed:
+			unsettled++
+		}
+	}
+	if unflushed != p.unflushed || unsettled != p.unsettled {
+		return fmt.Errorf("%d and %d rails are to be settled, counted %d and %d", unflushed, unsettled,
+			p.unflushed, p.unsettled)
+	}
+	for role, i := range p.serving {
+		if i >= 0 && p.rails[i].role != Role(role) && p.rails[i].role != Data {
+			return errors.New("a rail serves that has another role")
+		}
+	}
+	return nil
+}

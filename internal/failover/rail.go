@@ -1,0 +1,167 @@
+package failover
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Role is what a rail carries.
+type Role uint8
+
+const (
+	Data          Role = iota // data, and control messages
+	Sends                     // SENDs
+	Notifications             // the notifications of Spray
+	Roles                     // how many roles there are
+)
+
+// Stage is how far a rail that was lost is settled, or brought back.
+type Stage uint8
+
+const (
+	Live    Stage = iota // it is in service
+	Dying                // its queue pair is in ERR, or closed; not everything has come back
+	Flushed              // everything has come back; the peer is told
+	Settled              // the peer has reported, too: what was lost is known
+	Ready                // its queue pair is connected anew, and waits for the leader
+	Probing              // its queue pair is connected anew, and GO is on its way
+)
+
+// Rail is what an end knows of one rail beside its log.
+//
+// Invariant: held is the number of entries that are Out while the rail is dying, otherwise 0.
+type Rail struct {
+	index int
+	role  Role
+	stage Stage
+	epoch uint8 // counts the connections of the rail; only its low bits travel
+	cause error // why the rail was lost
+	gone  bool  // it never comes back
+
+	// entries is what was outstanding when the rail was lost, in order. acked counts the messages
+	// before them that were acknowledged. find looks first at hint.
+	entries []Entry
+	acked   uint64
+	hint    int
+	held    int // sends that the NIC has not given back
+
+	// posted counts the receives that were posted on this connection, unanswered those of them that
+	// came back without a message. Both are modulo 2^16.
+	posted, unanswered uint16
+
+	queue    []uint32 // control messages to be posted on this rail
+	controls int      // control messages that the NIC holds
+	places   []uint64 // the places of the latest control messages among all messages of the rail
+
+	peerDown    bool   // the peer has reported that the rail is lost,
+	peerArrived uint16 // and how many messages have arrived there
+
+	pauses int       // how often it has waited since it last carried its full share
+	due    time.Time // when the leader asks for it; zero before its pause has begun
+	psn    uint16    // the PSN with which this end would connect it, or has; 0 before one is drawn
+}
+
+// Stage returns how far the rail has come.
+func (r *Rail) Stage() Stage { return r.stage }
+
+// Works reports whether the rail carries work, or waits for its peer to carry some.
+func (r *Rail) Works() bool { return r.stage == Live || r.stage >= Ready }
+
+// Posted counts receives that were posted on the rail.
+func (r *Rail) Posted(n int) { r.posted += uint16(n) }
+
+// Unanswered counts receives that came back without a message.
+func (r *Rail) Unanswered(n int) { r.unanswered += uint16(n) }
+
+// AllReturned reports whether the NIC of a dying rail has given back all sends.
+func (r *Rail) AllReturned() bool { return r.held == 0 }
+
+// NothingReturns gives up the sends that the NIC of a dying rail holds: its CQ has died, and its
+// queue pair is destroyed.
+func (r *Rail) NothingReturns() { r.held = 0 }
+
+// Abandon says that the rail never comes back.
+func (r *Rail) Abandon() { r.gone = true }
+
+// Abandoned reports whether the rail never comes back.
+func (r *Rail) Abandoned() bool { return r.gone }
+
+// Proved says that the rail carries its full share again: the next pause is a short one.
+func (r *Rail) Proved() { r.pauses = 0 }
+
+// restart begins a connection, of which nothing is known.
+func (r *Rail) restart() { *r = Rail{index: r.index, role: r.role} }
+
+// arrived is how many messages of the peer have arrived, once all receives have come back.
+func (r *Rail) arrived() uint16 { return r.posted - r.unanswered }
+
+// Outstanding reports whether the NIC of a dying rail holds a work request.
+func (r *Rail) Outstanding(id uint64) bool { return r.find(id) != nil }
+
+// find returns the entry of a work request that the NIC holds, or nil. They come back in order, or
+// nearly.
+func (r *Rail) find(id uint64) *Entry {
+	for i := range r.entries {
+		at := r.hint + i
+		if at >= len(r.entries) {
+			at -= len(r.entries)
+		}
+		if e := &r.entries[at]; e.ID == id && e.State == Out {
+			r.hint = at
+			return e
+		}
+	}
+	return nil
+}
+
+// covered returns up to which entry of the log everything has arrived at the peer: the messages
+// that it has counted, and what was posted ahead of them. immDue says that a user's immediate was
+// to follow.
+//
+// A message that was acknowledged may not have arrived after all: its completion was lost with the
+// peer's CQ. It cannot be sent again, since its request may be over.
+func (r *Rail) covered(immDue bool) (end int, err error) {
+	messages, lost := int16(r.peerArrived-uint16(r.acked)), 0
+	for ; messages < 0; messages++ {
+		if !slices.Contains(r.places, r.acked+uint64(messages)) {
+			lost++ // a control that was lost with the CQ has travelled on other rails too
+		}
+	}
+	if lost > 1 || lost == 1 && !r.announces(-1, immDue) {
+		return 0, errLostThere(lost)
+	}
+	for i := 0; messages > 0; i++ {
+		if i == len(r.entries) {
+			return 0, fmt.Errorf("it counts %d messages more than were sent on a rail that is lost",
+				messages)
+		}
+		if e := &r.entries[i]; e.IsMessage() && e.State != Unposted {
+			messages--
+			end = i + 1
+		}
+	}
+	for i := end; i < len(r.entries); i++ {
+		e := &r.entries[i]
+		if e.State == Done && e.IsMessage() && !e.isControl() && !r.announces(i, immDue) {
+			return 0, errLostThere(1)
+		}
+	}
+	return end, nil
+}
+
+// errLostThere is the error of a connection whose peer has lost messages with a CQ.
+func errLostThere(messages int) error {
+	return fmt.Errorf("messages that its NIC had acknowledged are lost there: %d", messages)
+}
+
+// announces reports whether entry i, or with i = -1 what was acknowledged before the first, is a
+// last fragment whose immediate has not arrived: the peer counts it together with that.
+func (r *Rail) announces(i int, immDue bool) bool {
+	for i++; i < len(r.entries); i++ {
+		if e := &r.entries[i]; e.IsMessage() && !e.isControl() {
+			return e.isImm() && e.State != Done
+		}
+	}
+	return immDue
+}

@@ -1,0 +1,85 @@
+package failover
+
+import "slices"
+
+// The leader chooses which rail serves when the one that carries SENDs, or notifications, is lost,
+// since the two ends may not see the same rails live at the moment:
+//
+//	both ends have settled it; has
+//	its receives on another        SERVE   →               posts its receives there
+//	                                       ←     SERVED
+//
+// and only then is anything sent there.
+
+// Choose has another rail serve where the one in service is lost and settled, if this end leads.
+func (p *Protocol) Choose() (actions []Action) {
+	if !p.config.Leader || p.unsettled != 0 {
+		return nil
+	}
+	for _, role := range []Role{Sends, Notifications} {
+		i := p.serving[role]
+		if i < 0 || p.rails[i].stage < Settled || p.unconfirmed[role] != nil {
+			continue
+		}
+		next := p.firstLive(role)
+		if next < 0 {
+			continue
+		}
+		old := p.rails[i]
+		p.serving[role] = next
+		p.unconfirmed[role], p.unconfirmedEpoch[role] = old, old.epoch
+		p.broadcast(control{controlServe, old.index, old.epoch, uint16(next)})
+		actions = append(actions, Action{Kind: Serve, Rail: next})
+	}
+	return actions
+}
+
+// handleServe handles the leader's choice of the rail that takes over from one that was lost.
+func (p *Protocol) handleServe(old *Rail, c control, ending bool) (actions []Action, err error) {
+	if int(c.count) >= len(p.rails) || p.rails[c.count].role != old.role || old.role == Data {
+		return nil, errNoControl
+	}
+	next := p.rails[c.count]
+	switch serving := p.serving[old.role]; {
+	case p.config.Leader || ending:
+		return nil, nil
+	case serving == next.index && next != old:
+		p.holdAnswer(control{controlServed, old.index, c.epoch, 0}) // perhaps it was not received
+		return nil, nil
+	case serving != old.index || c.epoch != old.epoch&epochMask:
+		return nil, nil
+	}
+	if next.stage == Ready {
+		actions = append(actions, Action{Kind: GoLive, Rail: next.index})
+	}
+	p.serving[old.role] = next.index
+	p.holdAnswer(control{controlServed, old.index, c.epoch, 0})
+	return append(actions, Action{Kind: Serve, Rail: next.index}), nil
+}
+
+// holdAnswer keeps an answer that must wait. A peer may ask many times.
+func (p *Protocol) holdAnswer(c control) {
+	if !slices.Contains(p.heldAnswers, c) {
+		p.heldAnswers = append(p.heldAnswers, c)
+	}
+}
+
+// Answer queues SERVED where that is due. While a rail is dying no receives are posted, so it must
+// wait. The receives of the rail that serves are posted before the next control message is.
+func (p *Protocol) Answer() {
+	if p.unflushed != 0 {
+		return
+	}
+	for _, c := range p.heldAnswers {
+		p.broadcast(c)
+	}
+	p.heldAnswers = p.heldAnswers[:0]
+}
+
+// handleServed handles the follower's confirmation that it has its receives where the leader wants
+// them.
+func (p *Protocol) handleServed(old *Rail, c control) {
+	if p.unconfirmed[old.role] == old && c.epoch == p.unconfirmedEpoch[old.role]&epochMask {
+		p.unconfirmed[old.role] = nil
+	}
+}

@@ -1,0 +1,209 @@
+package ibverbx
+
+import (
+	"ibverbx/internal/dqplb"
+	"ibverbx/internal/failover"
+	"ibverbx/internal/wrid"
+	"ibverbx/verbs"
+)
+
+// takeLog empties the log of a rail that is being lost, and returns what was outstanding there with
+// what it takes to post it again. Nothing of that is recorded before.
+func (s *sender) takeLog(rl *rail) []failover.Entry {
+	entries := rl.log.Take(rl.staged())
+	for i := range entries {
+		if e := &entries[i]; e.State != failover.Done {
+			s.describeEntry(e)
+		}
+	}
+	return entries
+}
+
+// describeEntry finds out what an outstanding work request carries, from its id and the request.
+func (s *sender) describeEntry(e *failover.Entry) {
+	n, _ := s.resolve(e.ID)
+	r := s.win.At(n)
+	switch wrid.Kind(e.ID) {
+	case wrid.Data:
+		e.Offset, e.Size = s.fragment(r, r.index(wrid.Aux(e.ID)))
+		e.Read, e.Atomic = r.opcode == verbs.OpRDMARead, r.plan == planAtomic
+	case wrid.Numbered:
+		e.Imm = wrid.Aux(e.ID)
+		if limit := uint64(s.rails.maxFragment); !r.isMarker(e.Imm, limit) {
+			e.Offset, e.Size = s.fragment(r, uint64(r.position(e.ID, limit)))
+			e.Imm |= s.marks(r, e.Offset+uint64(e.Size))
+		}
+	}
+}
+
+// index is a plain fragment's place among those of its request, of which the work-request id has
+// the low bits. Those outstanding are near the newest.
+func (r *sendReq) index(low uint32) uint64 {
+	newest := uint64(r.fragments) - 1
+	return newest - (newest-uint64(low))&wrid.AuxMask
+}
+
+// fragment is where a fragment of a request begins, and how many bytes it has.
+func (s *sender) fragment(r *sendReq, index uint64) (offset uint64, size uint32) {
+	limit := s.fragmentLimit(r)
+	switch width := s.rails.data[0].maxSGE; {
+	case r.plan == planAtomic:
+		return 0, 8
+	case r.scattered && r.length != 0:
+		f := FailedError{Fragment: int(index)}
+		r.cut(limit, width, &f)
+		return f.RemoteAddr - r.remoteAddr, uint32(f.Length)
+	}
+	offset = index * limit
+	return offset, uint32(min(limit, r.length-offset))
+}
+
+// marks are those of the immediate of a numbered fragment that ends at some offset.
+func (s *sender) marks(r *sendReq, end uint64) (marks uint32) {
+	if end == r.length {
+		marks = dqplb.Last
+		if s.rawImm && r.imm != 0 {
+			marks |= dqplb.Raw
+		}
+	}
+	return marks
+}
+
+// acknowledge ends a work request that has been carried out, whose rail is lost.
+func (s *sender) acknowledge(id uint64) {
+	n, ok := s.resolve(id)
+	if !ok || wrid.Kind(id) == wrid.Control {
+		return
+	}
+	r := s.win.At(n)
+	switch wrid.Kind(id) {
+	case wrid.Final:
+		r.final = finalDone
+		s.sprayed = s.sprayed || r.plan != planNone
+	case wrid.Numbered:
+		r.left--
+		s.numbers.Ack(wrid.Aux(id))
+	default:
+		r.left--
+	}
+	s.advanceDataDone()
+}
+
+// failAtomic ends an atomic whose answer is lost. Whether it was carried out cannot be known, so
+// the request fails; the connection goes on.
+func (s *sender) failAtomic(e *failover.Entry) {
+	n, _ := s.resolve(e.ID)
+	r := s.win.At(n)
+	r.left--
+	if r.status == verbs.StatusSuccess {
+		r.status = verbs.StatusWRFlushErr
+		if e.State == failover.Returned {
+			r.status = e.Status
+		}
+	}
+}
+
+// finishImm stages the user's immediate that is due behind a fragment which is out on a live rail:
+// nothing may come between the two. It reports false when there is no room.
+func (s *sender) finishImm() bool {
+	if s.next == s.win.Tail {
+		return true
+	}
+	r := s.win.At(s.next)
+	return !r.immDue || s.stageRawImm(s.next, r)
+}
+
+// lastBefore is the last fragment of a request, which announces the user's immediate e.
+func (s *sender) lastBefore(e *failover.Entry) failover.Entry {
+	n, _ := s.resolve(e.ID)
+	r := s.win.At(n)
+	newest := uint64(r.firstNum) + uint64(r.fragments) + uint64(r.markers) - 1
+	last := failover.Entry{ID: wrid.New(wrid.Numbered, 0, uint32(newest%dqplb.Mod), n)}
+	s.describeEntry(&last)
+	return last
+}
+
+// immOf is the user's immediate that was due behind the last fragment on a rail that is lost, and
+// had not found room; nil if there is none. It counts as staged from here on.
+func (s *sender) immOf(rl *rail) *failover.Entry {
+	if s.next == s.win.Tail {
+		return nil
+	}
+	r := s.win.At(s.next)
+	if !r.immDue || int(r.immRail) != rl.index() {
+		return nil
+	}
+	r.immDue = false
+	r.left++
+	return &failover.Entry{ID: wrid.New(wrid.Imm, 0, 0, s.next)}
+}
+
+// stageAgain stages a work request that was lost with its rail on another one that has room.
+func (s *sender) stageAgain(rl *rail, e *failover.Entry) {
+	n, _ := s.resolve(e.ID)
+	r := s.win.At(n)
+	if wrid.Kind(e.ID) == wrid.Final || wrid.Kind(e.ID) == wrid.Message {
+		wr := s.stageMessage(rl, r, wrid.New(wrid.Kind(e.ID), rl.idBits, 0, n))
+		if r.opcode.IsSend() {
+			s.fillMessage(rl, r, wr)
+		} else {
+			s.fillNotification(rl, r, wr)
+		}
+		return
+	}
+	id := wrid.New(wrid.Kind(e.ID), rl.idBits, wrid.Aux(e.ID), n)
+	s.rails.takeData(rl)
+	if c := s.rails.abilities; c != nil {
+		rl.ability.add(uint64(e.Size), c.clock)
+	}
+	if rl.batch == nil {
+		s.lendBatch(rl)
+	}
+	wr := rl.batch.add()
+	wr.ID, wr.Flags, wr.RKey = id, verbs.SendSignaled, r.remoteKeys.at(rl.peerDev)
+	wr.RemoteAddr = r.remoteAddr + e.Offset
+	r.payload(rl, wr, e.Offset, e.Size)
+	if e.IsMessage() {
+		rl.log.PushMessage(id)
+	} else {
+		rl.log.Push(id)
+	}
+	rl.stats.bytes += uint64(e.Size)
+	rl.stats.fragments++
+	switch wrid.Kind(e.ID) {
+	case wrid.Numbered:
+		wr.Opcode, wr.Imm = verbs.OpRDMAWriteWithImm, dqplb.Swap(e.Imm)
+		if e.Imm&dqplb.Last != 0 && r.solicited {
+			wr.Flags |= verbs.SendSolicited
+		}
+		rl.dirty = false
+	case wrid.Imm:
+		wr.Opcode, wr.Imm = verbs.OpRDMAWriteWithImm, r.imm
+		wr.RemoteAddr = r.remoteAddr
+		rl.batch.setSGL(wr, 0)
+	default:
+		wr.Opcode = r.fragmentOpcode()
+		if r.plan == planAtomic {
+			wr.CompareAdd, wr.Swap = r.ext.compareAdd, r.ext.swap
+			s.rails.atomicRail = rl // later ones stay behind it
+		}
+		rl.dirty = rl.dirty || wr.Opcode != verbs.OpRDMARead
+	}
+}
+
+// payload gives a work request the memory of a fragment.
+func (r *sendReq) payload(rl *rail, wr *verbs.SendWR, offset uint64, size uint32) {
+	switch {
+	case size == 0:
+		rl.batch.setSGL(wr, 0)
+	case r.inline:
+		wr.Flags |= verbs.SendInline
+		rl.batch.setInline(wr, r.ext.inline[offset:offset+uint64(size)])
+	case r.scattered:
+		sgl := rl.batch.list(rl.maxSGE)
+		rl.batch.setSGL(wr, r.ext.list.part(sgl, r.localKeys, rl.device, offset, uint64(size)))
+	default:
+		sgl := rl.batch.setSGL(wr, 1)
+		sgl[0] = verbs.SGE{Addr: r.localAddr + offset, Length: size, LKey: r.localKeys.at(rl.device)}
+	}
+}
