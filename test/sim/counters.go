@@ -36,6 +36,9 @@ func (e *end) checkCounters() {
 		e.w.Broken(ruleCounters, "%v: a ring of %d slots for %d requests at a time", e, st.SendRing, e.most)
 	}
 	e.checkLostRails()
+	if e.over {
+		e.checkTold()
+	}
 	var total, carried uint64
 	for _, s := range e.sends {
 		total += uint64(s.length)
@@ -68,6 +71,9 @@ func (e *end) look() {
 			e.w.Broken(ruleCounters, "%v: rail %d has %d requests on the NIC: %s", e, i, len(q.sends),
 				e.stats())
 		}
+	}
+	if open && e.over {
+		e.checkTold()
 	}
 	cq := e.cq.cq.Stats()
 	openEnds := 0

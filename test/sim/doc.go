@@ -37,11 +37,17 @@
 // that are certainly lost, once neither end's queue pair of the dead rail executes anything any
 // more, on another rail, unchanged and in order (part.go). The memory that a write has filled is
 // reused as soon as its request, or a notification behind it, is reported, so that a late copy is
-// detected.
+// detected. Config.OnRail reports each loss and each return once, in turns, and the counters and the
+// state of the rails match those events. A peer that breaks the rules also counts falsely what has
+// arrived.
 //
 // # Running it
 //
-//	go test ./test/sim                       2,000 worlds, some minutes with -args -mutate
+//	go test ./test/sim                       2,000 worlds, and 5,000 whose rails die
+//	go test ./test/sim -run Mutations -args -mutate
+//	                                         plants bugs: some minutes
+//	go test ./test/sim -run 'Replays$' -args -kit
+//	                                         tests of the simulation itself
 //	go test ./test/sim -run 'TestFailover$' -args -seeds 20000
 //	                                         worlds whose rails die
 //	make sim SEEDS=1000000                   more of them, with progress

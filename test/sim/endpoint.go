@@ -30,6 +30,8 @@ type end struct {
 	stale   bool   // completions were invented for it
 	over    bool   // failover is in force here
 	repeats uint64 // how many physical requests went out again
+	fell    uint64 // how many events have told of a rail that was lost
+	rose    uint64 // and how many of one that has come back
 	excused bool   // the completion under way is of an atomic that went with its rail
 	requests
 	session
@@ -57,6 +59,7 @@ type requests struct {
 // session is what the model knows of an end since it was last connected.
 type session struct {
 	sessionNo     int     // its number, as the connection counts them
+	down          uint64  // the rails that are out of service, by the events, as bits
 	firstErr      string  // what Err said first; "" while it is nil
 	firstFailed   *posted // the first physical send that has failed
 	firstFailedOn *wire   // on this queue pair

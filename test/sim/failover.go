@@ -83,6 +83,41 @@ func (e *end) needs(k wireKind) bool {
 	return false
 }
 
+// onRail checks what the program is told of a rail: it is lost and comes back in turns.
+func (e *end) onRail(told ibverbx.RailEvent) {
+	e.w.Logf("  %v is told: %v", e, told)
+	if uint(told.Rail) >= uint(len(e.wires)) || told.VirtualQP != e.vq.Num() {
+		e.w.Broken(ruleNoticed, "%v has no such rail: %v", e, told)
+	}
+	q, bit := e.wires[told.Rail], uint64(1)<<told.Rail
+	if told.QPNum != q.Num() || told.Device != q.NIC.Name() || told.Down != (told.Cause != nil) {
+		e.w.Broken(ruleNoticed, "%v: an event of %v says: %v", e, q, told)
+	}
+	if !e.over || told.Down == (e.down&bit != 0) {
+		e.w.Broken(ruleNoticed, "%v is told of what has not happened, or twice: %v", e, told)
+	}
+	e.down ^= bit
+	if told.Down {
+		e.fell++
+	} else {
+		e.rose++
+	}
+}
+
+// checkTold checks that the counters and the state of the rails are what the events have told.
+func (e *end) checkTold() {
+	st, down := e.vq.Stats(), uint64(0)
+	for i, r := range st.Rails {
+		if r.Down {
+			down |= 1 << i
+		}
+	}
+	if down != e.down || st.RailsLost != e.fell || st.RailsBack != e.rose {
+		e.w.Broken(ruleCounters, "%v was told of %d rails lost, %d back, and %b are down: %s", e, e.fell,
+			e.rose, e.down, e.stats())
+	}
+}
+
 // checkLostRails checks, when nothing moves any more, that both ends agree on which rails are out
 // of service, and that these are.
 func (e *end) checkLostRails() {

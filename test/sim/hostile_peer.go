@@ -25,6 +25,11 @@ func (w *world) breakRules(e *end) {
 	if w.Rng.IntN(3) == 0 {
 		w.Logf("  what %v sends on %v is altered", e, q)
 		flip := uint32(1) << w.Rng.IntN(32)
+		match := func(wr *verbs.SendWR) bool { return wr.Opcode.HasImm() }
+		if e.over && w.OneIn(2) { // a false count of what has arrived
+			flip = 1 << w.Rng.IntN(16)
+			match = func(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpSendWithImm && wr.Bytes() == 0 }
+		}
 		if w.plan.net != nil {
 			w.Alter("alter", &e.conn.Conn, &q.QP, w.Rng.IntN(3), w.Pick(1, 3),
 				func(wr *verbs.SendWR) { wr.Imm ^= flip })
@@ -32,7 +37,7 @@ func (w *world) breakRules(e *end) {
 		}
 		w.Inject("alter", &e.conn.Conn, &q.QP, soft.Fault{
 			Kind: soft.Rewrite, Count: w.Pick(1, 3), Skip: w.Rng.IntN(3),
-			Match:   func(wr *verbs.SendWR) bool { return wr.Opcode.HasImm() },
+			Match:   match,
 			Rewrite: func(wr *verbs.SendWR) { wr.Imm ^= flip },
 		})
 		return
