@@ -245,8 +245,8 @@ func (d *Device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	return verbs.GIDEntry{GID: d.gid, Type: verbs.GIDTypeRoCEv2, NetDev: d.netDev}, nil
 }
 
-// CheckPath is verbs.PathChecker: it says whether the host has a route from the NIC to an address.
-// Whether somebody is there only packets find out.
+// CheckPath is verbs.PathChecker: it reports whether the host has a route from the NIC to an
+// address. Only packets can show whether a peer is there.
 func (d *Device) CheckPath(port int, to verbs.GID) error {
 	const op = "check path"
 	d.mu.Lock()
@@ -291,8 +291,8 @@ func (d *Device) route(to verbs.GID) route {
 // Watch sends the NIC's events to c.
 func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.core.Watch(c) }
 
-// SetLink makes the NIC drop all packets, in both directions, or carry them again, as when a cable
-// is pulled and put back. It is for tests of programs.
+// SetLink(false) makes the NIC drop all packets, in both directions, as if the cable were pulled;
+// SetLink(true) makes it carry them again. It is for tests of programs.
 func (d *Device) SetLink(up bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -307,7 +307,7 @@ func (d *Device) SetLink(up bool) {
 	d.core.Publish(e)
 }
 
-// Counters counts what the NIC has done and dropped.
+// Counters returns what the NIC has done and dropped.
 func (d *Device) Counters() Counters {
 	socket := d.link.Stats()
 	d.mu.Lock()

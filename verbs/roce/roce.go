@@ -30,25 +30,27 @@ type Config struct {
 	// documentation). Any other port than 4791 must be the same at both ends where the addresses
 	// are of IPv6.
 	Port uint16
-	// Window is how many bytes a queue pair has under way to another end of this package, and how
-	// many it reads at a time from a foreign one; 0 means 1 MiB, or what the socket's receive
-	// buffer holds if that is less.
+	// Window is how many bytes a queue pair has in flight to another end of this package, and how
+	// many it reads at a time from a foreign one; 0 means 1 MiB, or the size of the socket's
+	// receive buffer if that is less.
 	Window int
 	// Rate bounds what each queue pair sends, in bytes of payload a second; 0 is no bound.
 	Rate float64
-	// TrafficClass is the DSCP and ECN byte of all packets. What a queue pair's address handle says
-	// of it, of the flow label, the hop limit and the service level has no effect: packets of all
-	// queue pairs leave by one socket.
+	// TrafficClass is the DSCP and ECN byte of all packets. The traffic class, flow label, hop
+	// limit and service level of a queue pair's address handle have no effect: packets of all queue
+	// pairs leave by one socket.
 	TrafficClass uint8
-	// Strict keeps to plain RoCEv2 whoever the peer is: it is not told that this is an end of this
-	// package, and not taken for one. See the package's documentation, under "Foreign peers".
+	// Strict keeps to plain RoCEv2 with every peer: this end does not reveal that it is an end of
+	// this package, and does not recognise others. See "Foreign peers" in the package comment.
 	Strict bool
-	// DisableGSO and DisableGRO turn off what lets the kernel move packets in bursts.
+	// DisableGSO and DisableGRO turn off bursts of packets in the kernel, for sending and
+	// receiving.
 	DisableGSO, DisableGRO bool
-	// ForeignGSO sends bursts over IPv4 to foreign peers too. Each packet's checksum covers its
-	// IPv4 identification, which whoever cuts the burst chooses: Linux counts from 0, and so do the
-	// checksums. Where a NIC cuts them and counts otherwise, a foreign peer drops all but the first
-	// packet of each. Over IPv6, where there is no identification, bursts go to everybody.
+	// ForeignGSO also sends bursts over IPv4 to foreign peers. Each packet's checksum covers its
+	// IPv4 identification, which the kernel or NIC that cuts the burst chooses: Linux counts from
+	// 0, and so do the checksums. If a NIC cuts them and counts otherwise, a foreign peer drops all
+	// packets of a burst but the first. IPv6 has no identification, so bursts go to every peer
+	// there.
 	ForeignGSO bool
 }
 
@@ -106,8 +108,8 @@ func Open(cfg Config) (*Provider, error) {
 	return p, nil
 }
 
-// Unopened says which of the host's addresses could not become NICs, and why; nil when all did. Of
-// addresses that were named, Open says it itself.
+// Unopened returns which of the host's addresses could not become NICs, and why; nil if all did. If
+// you named the addresses, Open returns such an error itself.
 func (p *Provider) Unopened() error { return p.unopened }
 
 func openError(detail string) error {
@@ -126,10 +128,10 @@ func (p *Provider) Devices() ([]verbs.Device, error) {
 	return list, nil
 }
 
-// Device is a NIC by its number, which must be below that of the addresses.
+// Device returns a NIC by its number, which must be below the number of addresses.
 func (p *Provider) Device(i int) *Device { return p.devices[i] }
 
-// Close gives the sockets back. It returns verbs.ErrBusy while objects of the NICs are open.
+// Close closes the sockets. It returns verbs.ErrBusy while objects of the NICs are open.
 func (p *Provider) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -167,9 +169,9 @@ func (p *Provider) closeDevices() (open []string) {
 	return open
 }
 
-// LocalAddresses are the addresses of this host that can be NICs, those that other hosts reach
-// first: of interfaces that are up, without link-local ones, IPv4 before IPv6, and loopback ones
-// last.
+// LocalAddresses returns the addresses of this host that can be NICs: those of interfaces that are
+// up, without link-local ones. The addresses that other hosts can reach come first, IPv4 before
+// IPv6, and loopback addresses last.
 func LocalAddresses() ([]netip.Addr, error) {
 	all, err := udp.LocalAddresses()
 	if err != nil {
