@@ -105,30 +105,30 @@ type Config struct {
 	Scheme Scheme
 	// Balance is which queue pair the next fragment goes to. [RoundRobin] by default.
 	Balance Balance
-	// Failover offers the peer to go on when a queue pair or a NIC fails, as long as another one is
-	// left at both ends. It is in force when both ends offer it, which their cards say, and there
-	// are several queue pairs; then Stats.Failover is true. See the package comment.
+	// Failover lets the connection continue when a queue pair or a NIC fails, as long as another
+	// one is left at both ends. It is in force if both ends set it, as their cards say, and there
+	// are several queue pairs; Stats.Failover is then true. See the package comment.
 	Failover bool
-	// FailoverTimeout is how long the peer may take to say what has arrived on a queue pair that
-	// has failed; then the connection fails. It must poll in that time. 0 means 10 seconds.
+	// FailoverTimeout is how long the peer may take to report what has arrived on a queue pair that
+	// has failed; after that the connection fails. The peer must poll in that time. 0 means 10
+	// seconds.
 	FailoverTimeout time.Duration
-	// PortTimeout is how long the port of a NIC of this end may be down, as the NIC reports it
-	// ([verbs.EventPortErr]), until its queue pairs are taken out of service, if Failover is in
-	// force and queue pairs elsewhere can stand in. 0 means 50 ms: a link that flaps for less costs
-	// none. While a port is down for less than that, Wait polls each millisecond. [None] means that
-	// reports decide nothing. Whatever else lies between the ends fails by retries: Conn.Timeout
+	// PortTimeout is how long the NIC may report the port of this end as down
+	// ([verbs.EventPortErr]) before its queue pairs are taken out of service, if Failover is in
+	// force and queue pairs elsewhere can replace them. 0 means 50 ms: a link that flaps for less
+	// time costs none. While a port is down for less than that, Wait polls each millisecond. [None]
+	// ignores the reports. Any other failure between the ends is noticed by retries: Conn.Timeout
 	// and Conn.RetryCount.
 	PortTimeout time.Duration
-	// Failback is how long a queue pair that has failed is left alone before it is connected anew
-	// and, if it works, gets work again; the pause doubles each time until it has proved itself, up
-	// to 64 times. The end that leads, by the cards, decides when. Both ends must poll, or sleep in
-	// Wait or on Events. None is tried while its port is down; where the port is up and the peer's
-	// address is not found, the kernel may hold up the call that tries for a second or more. 0
-	// means a second. If one of the ends says [None], none is tried.
+	// Failback is the pause after which a queue pair that has failed is connected anew. If it
+	// works, it gets work again; the pause doubles each time until it has proved itself, up to 64
+	// times. One of the ends, chosen by the cards, decides when. Both ends must poll, or sleep in
+	// Wait or on Events. No queue pair is tried while its port is down. If the port is up and the
+	// peer's address is not found, the kernel may hold up the call that tries for a second or more.
+	// 0 means a second. If one of the ends sets [None], none is tried.
 	Failback time.Duration
-	// OnRail is told, with Failover, when a queue pair is taken out of service or comes back; nil
-	// is for nobody. It is called from the methods of the virtual queue pair and its virtual CQ,
-	// and must not call them.
+	// OnRail, if set, is called when failover takes a queue pair out of service or puts it back.
+	// The methods of the virtual queue pair and its virtual CQ call it; it must not call them.
 	OnRail func(RailEvent)
 	// FragmentSize is the length in bytes of the pieces into which long messages are cut; 0 means
 	// 512 KiB: large enough that the cost of a work request vanishes, small enough that four queue
@@ -136,22 +136,22 @@ type Config struct {
 	// carries ([verbs.PortAttr].MaxMsgSize).
 	FragmentSize uint32
 	// MaxMsgCntPerQP is how many messages a physical queue pair carries at a time; 0 means 128, and
-	// at most 2^20. It is lowered to what the queue pair was created with. [None] is no limit, as
-	// -1 is in the C++ original; [Domain.NewQP] then creates queue pairs as deep as the NICs make
-	// them and the virtual CQ has room for, which is seldom worth its memory.
+	// at most 2^20. It is lowered to what the queue pair was created with. [None] is no limit, like
+	// -1 in the C++ original; [Domain.NewQP] then creates queue pairs as deep as the NICs and the
+	// room in the virtual CQ allow, which is seldom worth its memory.
 	MaxMsgCntPerQP int
 	// Credits is how many receives a DQPLB receiver keeps posted on each data queue pair; 0 means
 	// twice MaxMsgCntPerQP; at most 2^20. It is lowered to what the queue pair was created with.
-	// The peer may have more messages on the way than that; its NIC then retries (RNR) until there
+	// The peer may have more messages in flight than that; its NIC then retries (RNR) until there
 	// is room.
 	Credits int
-	// MaxBanked is how many notifications a DQPLB receiver keeps that no posted receive has
-	// claimed; 0 means 4096, and at most 2^27. At the limit it withholds credits, which slows the
-	// sender down and loses nothing.
+	// MaxBanked is how many notifications a DQPLB receiver keeps for receives that the program has
+	// not posted yet; 0 means 4096, and at most 2^27. At the limit it withholds credits, which
+	// slows the sender down and loses nothing.
 	MaxBanked int
-	// Linger is how long requests that were posted before one that failed may run on; then they are
-	// flushed, too. What holds them up may be a receive that the peer will never post, because it
-	// has failed as well. 0 means a second, and [None] no time at all.
+	// Linger is how long requests that were posted before a failed one may continue; after that
+	// they are flushed, too. They may be waiting for a receive that the peer will never post,
+	// because it has failed as well. 0 means a second, and [None] no time at all.
 	Linger time.Duration
 	// QPsPerDevice is how many data queue pairs [Domain.NewQP] creates on each NIC; 0 means 4.
 	QPsPerDevice int
@@ -160,7 +160,7 @@ type Config struct {
 	MaxSGE, MaxInline int
 	// MaxRecvSGE is how many pieces of memory one receive may have; 0 means as many as MaxSGE.
 	MaxRecvSGE int
-	// NoNotifyQP leaves the notify queue pair out. What needs it is refused: in Spray
+	// NoNotifyQP leaves the notify queue pair out. Requests that need it are refused: in Spray
 	// WRITE_WITH_IMM and receives without memory, in DQPLB SEND and receives with memory.
 	NoNotifyQP bool
 	// Conn holds the attributes of the connection.
@@ -197,8 +197,8 @@ type ConnConfig struct {
 	GIDIndex int
 	// MTU is the path MTU; 0 means the smaller of the two ends' active MTUs.
 	MTU verbs.MTU
-	// Patience is what Timeout and RetryCount are where they are 0. The default is half a second,
-	// which is for tests; take [PatienceFabric] on a real network.
+	// Patience gives Timeout and RetryCount where they are 0. The default is half a second, which
+	// is for tests; use [PatienceFabric] on a real network.
 	Patience Patience
 	// Timeout is the code of the acknowledgement timeout, 1 to 31, [verbs.AckTimeout]; 0 means that
 	// of Patience, and [None] no timeout: the NIC waits for ever.
@@ -222,19 +222,18 @@ type ConnConfig struct {
 	TrafficClass uint8
 	// SL is the service level.
 	SL uint8
-	// SpreadPaths gives each queue pair a flow label of its own, so that on RoCE v2, where the
-	// label makes the UDP source port, switches that choose a path by hashing send the rails of one
-	// NIC over different ones. Without it the kernel makes the port of the queue pairs' numbers,
-	// and two rails may share a path while others are idle. On InfiniBand the subnet manager
-	// chooses, and a NIC of package verbs/roce has one port for all queue pairs.
+	// SpreadPaths gives each queue pair its own flow label. On RoCE v2 the label determines the UDP
+	// source port, so switches that choose a path by hashing send the rails of one NIC over
+	// different paths. Without it the kernel derives the port from the queue pairs' numbers, and
+	// two rails may share a path while others are idle. On InfiniBand the subnet manager chooses,
+	// and a NIC of package verbs/roce has one port for all queue pairs.
 	SpreadPaths bool
-	// ImmLittleEndian says that immediates ([SendWR].Imm) travel with the least byte first, both
-	// ways. That is how they leave the C++ original, which stores them as its host has them, and
-	// how it reads them; verbs otherwise has them big-endian. Two ends of this package must agree,
-	// which their cards say.
+	// ImmLittleEndian sends and receives immediates ([SendWR].Imm) with the least significant byte
+	// first. The C++ original stores and reads them that way, as its host does; verbs otherwise has
+	// them big-endian. Two ends of this package must agree, which their cards ensure.
 	ImmLittleEndian bool
-	// PeerGIDs are the peer's GIDs, one for each local data queue pair and then the notify QP. They
-	// are only needed when the peer's business card has none.
+	// PeerGIDs are the peer's GIDs, one for each local data queue pair and then one for the notify
+	// QP. You need them only if the peer's business card has none.
 	PeerGIDs []verbs.GID
 }
 

@@ -11,8 +11,8 @@ import (
 )
 
 // Domain is a protection domain on every one of a list of NICs: it registers memory on all of them
-// in one call and creates virtual CQs and queue pairs over them. It is safe for concurrent use;
-// what it creates has rules of its own.
+// in one call and creates virtual CQs and queue pairs over them. It is safe for concurrent use; the
+// objects that it creates have their own rules.
 type Domain struct {
 	devices []verbs.Device
 	pds     []verbs.PD
@@ -332,9 +332,9 @@ func (d *Domain) createQP(cq *VirtualCQ, p plannedQP) (verbs.QP, error) {
 	return qp, nil
 }
 
-// Close gives the protection domains back as soon as the last memory region, virtual CQ and virtual
-// queue pair of the domain is closed, which may be now or later. Nothing new can be created from
-// then on.
+// Close frees the protection domains as soon as the last memory region, virtual CQ and virtual
+// queue pair of the domain is closed, which may be now or later. From then on you cannot create
+// anything in it.
 func (d *Domain) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

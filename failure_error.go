@@ -8,13 +8,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// FailedError says what stopped a virtual queue pair: the first error, which wins over all that
-// follow from it. [VirtualQP.Err] returns it; nobody changes it any more.
+// FailedError says what stopped a virtual queue pair: the first error, not those that follow from
+// it. [VirtualQP.Err] returns it. It does not change afterwards.
 //
-// Machines get it in fields: it is a slog.LogValuer and a json.Marshaler.
+// It is a [slog.LogValuer] and a [json.Marshaler], with a field for each fact.
 //
-// What is not known is not guessed: a single queue pair tracks nothing, so of a failed completion
-// it knows the ID only, and neither the operation nor whether it was a receive.
+// Unknown facts are not guessed: a single queue pair tracks nothing, so of a failed completion it
+// knows only the ID, and neither the operation nor whether it was a receive.
 type FailedError struct {
 	QPNum     uint32 // of the virtual queue pair
 	Rail      int    // which physical queue pair; the notify QP has the number after the last; -1 for none

@@ -11,19 +11,19 @@ import (
 	"ibverbx/verbs"
 )
 
-// Register registers buf on every NIC. The NICs may touch it until [MR.Close] has returned; until
-// then it must not be freed or moved (memory of the Go heap does not move).
+// Register registers buf on every NIC. The NICs may access it until [MR.Close] has returned; until
+// then do not free or move it (memory of the Go heap does not move).
 //
 // With [verbs.AccessRelaxedOrdering] some hosts are much faster. In DQPLB a notification still
-// means that everything before it is in memory: it rests on a completion of each rail that has
-// carried data. Spray keeps the limit that it has without. A program that polls on memory must keep
-// the words that it polls on in another region.
+// means that everything before it is in memory, because it depends on a completion of each rail
+// that has carried data. Spray keeps its usual limit. If your program polls memory, keep the words
+// that it polls in another region.
 //
-// Most of the time goes into pinning the pages, which the kernel does once for each NIC. From 1 MiB
-// on up to 16 NICs do it side by side, and likewise when the region is closed. If one of them
-// refuses, the memory is registered on none. A NIC that is gone is left out as long as another one
-// takes the memory, for connections that outlive it (Config.Failover). If it comes back, its queue
-// pairs stay out of service until that region is closed.
+// Most of the time is spent on pinning the pages, which the kernel does once per NIC. From 1 MiB on
+// up to 16 NICs do it in parallel, and likewise when the region is closed. If one of them refuses,
+// the memory is registered on none. A NIC that is gone is left out as long as another one takes the
+// memory, for connections that survive the loss ([Config].Failover). If it comes back, its queue
+// pairs stay out of service until you close that region.
 func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 	m := &MR{dom: d}
 	m.buf.Store(&buf)
@@ -38,11 +38,11 @@ func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 
 // RegisterDMABuf registers part of a dma-buf on every NIC: memory without an address in this
 // process, such as that of a GPU, by the file descriptor that its driver exports. The arguments,
-// and what the caller owes the exporter, are those of [verbs.DMABufRegistrar].
+// and your duties to the exporter, are those of [verbs.DMABufRegistrar].
 //
-// Pieces of the region are named by offset as those of any other, in every work request that is not
-// inline. Its [MR.Bytes] are nil: the processor does not access it. The error is
-// [verbs.ErrNotSupported] where one of the NICs has no dma-bufs.
+// Name pieces of the region by offset as for any other, in every work request that is not inline.
+// Its [MR.Bytes] are nil: the processor does not access it. The error is [verbs.ErrNotSupported] if
+// one of the NICs has no dma-bufs.
 func (d *Domain) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.AccessFlags) (*MR, error) {
 	m := &MR{dom: d}
 	err := checkDMABuf(fd, offset, length, iova)
