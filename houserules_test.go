@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -171,5 +172,51 @@ func declareSpec(names map[string]bool, pkg string, spec ast.Spec) {
 			}
 			return true
 		})
+	}
+}
+
+// camelCards are the files whose JSON names are camelCase: the business card has qpNums and
+// notifyQpNum from the C++ original.
+var camelCards = []string{"card.go"}
+
+// Names in JSON are snake_case, in what goes to a peer as in reports. Only the business card, whose
+// names the C++ original began, has them in camelCase.
+func TestNamesInJSON(t *testing.T) {
+	snake := regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
+	fset, seen := token.NewFileSet(), 0
+	err := filepath.WalkDir(".", func(path string, d os.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == ".git" || d.Name() == "testdata"):
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
+			slices.Contains(camelCards, path):
+			return nil
+		}
+		file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			field, ok := n.(*ast.Field)
+			if !ok || field.Tag == nil {
+				return true
+			}
+			tag, ok := reflect.StructTag(strings.Trim(field.Tag.Value, "`")).Lookup("json")
+			if name, _, _ := strings.Cut(tag, ","); ok && name != "" && name != "-" {
+				if seen++; !snake.MatchString(name) {
+					t.Errorf("%v: %q in JSON is not snake_case", fset.Position(field.Pos()), name)
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen < 100 {
+		t.Errorf("%d names in JSON found", seen)
 	}
 }

@@ -24,7 +24,7 @@ type rowHead struct {
 	Version  int              `json:"version"` // of rows, the heap's layout and the protocols in it
 	PE       int              `json:"pe"`
 	PEs      int              `json:"pes"`
-	HeapSize int              `json:"heapSize"`
+	HeapSize int              `json:"heap_size"`
 	Heap     ibverbx.RemoteMR `json:"heap"`
 }
 

@@ -55,7 +55,7 @@ func Connect(a, b *Endpoint) error {
 // Card is what an endpoint shows its peer, for the peer to connect. It travels as JSON.
 type Card struct {
 	Version       int            `json:"version"` // of the wire format: 1
-	MaxUnexpected int            `json:"maxUnexpected"`
+	MaxUnexpected int            `json:"max_unexpected"`
 	Transport     transport.Card `json:"transport"`
 }
 
@@ -81,10 +81,10 @@ func (c *Card) check() error {
 		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, c.Version,
 			wireVersion)
 	case c.MaxUnexpected < 1 || c.MaxUnexpected > maxWindow:
-		return fmt.Errorf("%w: card: maxUnexpected %d: must be 1 to %d", verbs.ErrInvalid, c.MaxUnexpected,
+		return fmt.Errorf("%w: card: max_unexpected %d: must be 1 to %d", verbs.ErrInvalid, c.MaxUnexpected,
 			maxWindow)
 	case c.Transport.BufferSize < leastBuffer:
-		return fmt.Errorf("%w: card: bufferSize %d: must be at least %d", verbs.ErrInvalid,
+		return fmt.Errorf("%w: card: buffer_size %d: must be at least %d", verbs.ErrInvalid,
 			c.Transport.BufferSize, leastBuffer)
 	}
 	for id := amEager; id <= amBatch; id++ {

@@ -59,7 +59,7 @@ func TestNamesInACard(t *testing.T) {
 	if err := json.Unmarshal(text, &fields); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"maxUnexpected", "transport", "version"}
+	want := []string{"max_unexpected", "transport", "version"}
 	if got := slices.Sorted(maps.Keys(fields)); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

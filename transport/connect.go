@@ -102,8 +102,8 @@ func Connect(a, b *Endpoint) error {
 type Card struct {
 	Version    int                  `json:"version"` // of the wire format: 2
 	QP         ibverbx.BusinessCard `json:"qp"`
-	AMBuffers  int                  `json:"amBuffers"`       // receive buffers for active messages
-	BufferSize int                  `json:"bufferSize"`      // of each, bytes
+	AMBuffers  int                  `json:"am_buffers"`      // receive buffers for active messages
+	BufferSize int                  `json:"buffer_size"`     // of each, bytes
 	Handlers   uint64               `json:"handlers,string"` // set of the ids that have a handler
 	Flush      ibverbx.RemoteMR     `json:"flush"`           // memory that a remote flush reads
 }
@@ -139,10 +139,10 @@ func (c *Card) check(rails int) error {
 		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, c.Version,
 			wireVersion)
 	case c.AMBuffers < 1 || c.AMBuffers > MaxAMBuffers:
-		return fmt.Errorf("%w: card: amBuffers %d: must be 1 to %d", verbs.ErrInvalid, c.AMBuffers,
+		return fmt.Errorf("%w: card: am_buffers %d: must be 1 to %d", verbs.ErrInvalid, c.AMBuffers,
 			MaxAMBuffers)
 	case c.BufferSize < wireHeader+MaxHeader || c.BufferSize > 1<<30:
-		return fmt.Errorf("%w: card: bufferSize %d: must be %d bytes to 1 GiB", verbs.ErrInvalid,
+		return fmt.Errorf("%w: card: buffer_size %d: must be %d bytes to 1 GiB", verbs.ErrInvalid,
 			c.BufferSize, wireHeader+MaxHeader)
 	case c.Flush.Len() < uint64(8*rails):
 		return fmt.Errorf("%w: card: flush area of %d bytes: %d queue pairs need %d", verbs.ErrInvalid,

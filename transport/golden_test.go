@@ -60,7 +60,7 @@ func TestNamesInACard(t *testing.T) {
 	if err := json.Unmarshal(text, &fields); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"amBuffers", "bufferSize", "flush", "handlers", "qp", "version"}
+	want := []string{"am_buffers", "buffer_size", "flush", "handlers", "qp", "version"}
 	if got := slices.Sorted(maps.Keys(fields)); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

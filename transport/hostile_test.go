@@ -251,10 +251,10 @@ func FuzzCard(f *testing.F) {
 	must(f, err)
 	f.Add(good)
 	for _, text := range []string{
-		`{}`, `null`, `{"version":2}`, `{"version":1,"amBuffers":4,"bufferSize":8192,"handlers":"3"}`,
-		`{"version":2,"amBuffers":-1,"bufferSize":1e99,"handlers":"-1"}`,
-		`{"version":2,"qp":{"qpNums":["0000000017"],"notifyQpNum":"0000000000"},"amBuffers":64,` +
-			`"bufferSize":8192,"handlers":"2","flush":{"addr":"4096","length":"1024","rkeys":{"0":7}}}`,
+		`{}`, `null`, `{"version":2}`, `{"version":1,"am_buffers":4,"buffer_size":8192,"handlers":"3"}`,
+		`{"version":2,"am_buffers":-1,"buffer_size":1e99,"handlers":"-1"}`,
+		`{"version":2,"qp":{"qpNums":["0000000017"],"notifyQpNum":"0000000000"},"am_buffers":64,` +
+			`"buffer_size":8192,"handlers":"2","flush":{"addr":"4096","length":"1024","rkeys":{"0":7}}}`,
 		`{"version":2,"flush":{"addr":"18446744073709551615","length":"2","rkeys":{}}}`,
 	} {
 		f.Add([]byte(text))

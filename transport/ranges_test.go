@@ -62,14 +62,14 @@ func TestRangesOfACard(t *testing.T) {
 		{func(c *transport.Card) {}, nil, ""},
 		{func(c *transport.Card) { c.Version++ }, verbs.ErrNotSupported, "version"},
 		{func(c *transport.Card) { c.AMBuffers = 1 }, nil, ""},
-		{func(c *transport.Card) { c.AMBuffers = 0 }, verbs.ErrInvalid, "amBuffers 0"},
+		{func(c *transport.Card) { c.AMBuffers = 0 }, verbs.ErrInvalid, "am_buffers 0"},
 		{func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers }, nil, ""},
 		{func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers + 1 }, verbs.ErrInvalid,
-			"amBuffers 4097"},
+			"am_buffers 4097"},
 		{func(c *transport.Card) { c.BufferSize = 72 }, nil, ""},
-		{func(c *transport.Card) { c.BufferSize = 71 }, verbs.ErrInvalid, "bufferSize 71"},
+		{func(c *transport.Card) { c.BufferSize = 71 }, verbs.ErrInvalid, "buffer_size 71"},
 		{func(c *transport.Card) { c.BufferSize = 1 << 30 }, nil, ""},
-		{func(c *transport.Card) { c.BufferSize = 1<<30 + 1 }, verbs.ErrInvalid, "bufferSize 1073741825"},
+		{func(c *transport.Card) { c.BufferSize = 1<<30 + 1 }, verbs.ErrInvalid, "buffer_size 1073741825"},
 	} {
 		l := newLink(t, shapes()[1])
 		x := newEndpoint(t, l.a.w, transport.EndpointConfig{})
