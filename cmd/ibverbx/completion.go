@@ -22,22 +22,14 @@ func completeShell(parser *kong.Kong) {
 
 // predictors are the words that flags take, by the name in the flag's tag.
 func predictors() map[string]complete.Predictor {
-	names, ops, kinds := []string{softNICs, realNICs, roceNICs}, map[string]bool{}, map[string]bool{}
+	names := []string{softNICs, realNICs, roceNICs}
 	for _, p := range providers {
 		names = append(names, p.Name)
 	}
-	all := map[string]bool{}
+	all, ops := map[string]bool{}, map[string]bool{}
 	for _, s := range layers.Shapes() {
 		all[string(s.Layer)], ops[string(s.Op)] = true, true
-		for _, k := range s.Kinds {
-			kinds[string(k)] = true
-		}
 	}
-	for _, op := range []bench.Op{bench.Write, bench.WriteImm, bench.Read, bench.Send, bench.FetchAdd,
-		bench.CmpSwap} {
-		ops[string(op)] = true
-	}
-	all[string(bench.QP)] = true
 	words := func(set map[string]bool) complete.Predictor {
 		return complete.PredictSet(slices.Sorted(maps.Keys(set))...)
 	}
@@ -50,8 +42,7 @@ func predictors() map[string]complete.Predictor {
 	}
 	return map[string]complete.Predictor{
 		"provider": complete.PredictSet(names...), "layer": words(all), "op": words(ops),
-		"kind":     words(kinds),
-		"mode":     complete.PredictSet(string(bench.Bandwidth), string(bench.Latency), string(bench.Rate)),
+		"mode":     complete.PredictSet(string(bench.Bandwidth), string(bench.Latency)),
 		"scheme":   complete.PredictSet(append(schemes, "all")...),
 		"balance":  complete.PredictSet(ibverbx.RoundRobin.String(), ibverbx.ByAbility.String()),
 		"perftest": complete.PredictSet(tests...),

@@ -1,14 +1,28 @@
 package main
 
 import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"text/tabwriter"
+	"unicode/utf8"
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
 
-// details writes what happened in a cell beyond its figures:
-// faults, failures, and what each rail carried.
+const (
+	// defaultWidth is what sentences are wrapped to where there is no terminal: a little wider than
+	// the table.
+	defaultWidth = 110
+	leastWidth   = 60
+	// labelWidth is how far sentences are indented behind their label.
+	labelWidth = 18
+)
+
+// details writes what happened in a cell beyond its figures: faults, what failover did, and what
+// each rail carried.
 func (t *perfTable) details(r *bench.Result) {
 	t.printf("\n  %s, %v: ", r.Scheme, r.Size)
 	if r.Failed {
@@ -17,24 +31,28 @@ func (t *perfTable) details(r *bench.Result) {
 		t.printf("%d messages, %s in %.3f s\n", r.Messages, bytesOf(r.Bytes), r.Seconds)
 	}
 	for _, f := range r.Faults {
-		t.fault(f)
+		text := f.Fault.String() + ": " + f.What
+		switch {
+		case f.Struck && f.Fault.At > 0:
+			text += fmt.Sprintf("; at %v of the column", f.Fault.At)
+		case f.Struck:
+			text += fmt.Sprintf("; after message %d of the column", f.Fault.Message)
+		}
+		t.say("fault", text)
 	}
 	t.failedOver(r)
 	if r.Timeline != nil {
 		t.timeline(r.Timeline)
 	}
 	if r.Failed {
-		t.causes(r)
+		label := "cause"
+		for line := range strings.SplitSeq(r.Error, "\n") {
+			t.say(label, line)
+			label = ""
+		}
 	}
-	if r.Timeline != nil && !t.verbose {
+	if t.p.Layered() || r.Timeline != nil && !t.verbose {
 		return // the time line has the rails
-	}
-	if s := r.Transport; s != nil {
-		t.transport("a", &s.A)
-		t.transport("b", &s.B)
-	}
-	if t.layer.layered {
-		return
 	}
 	t.rails("a", &r.Stats.A.Stats)
 	if t.p.Bidirectional || len(r.Stats.B.Rails) > 0 && r.Stats.B.Sends > 0 {
@@ -42,9 +60,70 @@ func (t *perfTable) details(r *bench.Result) {
 	}
 }
 
+// failedOver says which queue pairs each end has lost, and how much work others have repeated.
+func (t *perfTable) failedOver(r *bench.Result) {
+	label := "failover"
+	for i, of := range []*bench.QPStats{&r.Stats.A, &r.Stats.B} {
+		n, where := downRails(of)
+		lost, back := int(of.RailsLost), int(of.RailsBack)
+		if n+lost+back == 0 {
+			continue
+		}
+		text := fmt.Sprintf("end %c lost %s, %d came back, and %s posted again on others", 'a'+i,
+			count(lost, "queue pair"), back, count(int(of.Reposted), "work request"))
+		switch {
+		case lost+back == 0:
+			text = fmt.Sprintf("end %c still misses queue pairs that it lost before: %s", 'a'+i, where)
+		case n > 0:
+			text += "; out of service: " + where
+		}
+		t.say(label, text)
+		label = ""
+	}
+	for i := range r.Losses {
+		l := &r.Losses[i]
+		t.say("", fmt.Sprintf("%s lost by end %s, %d ×: %s", l.Device, l.End, l.Times, l.Cause))
+	}
+	if label == "" && !r.Failed {
+		t.say("", "no request failed")
+	}
+}
+
+// downRails says how many rails of an end are out of service, and which, by their NIC.
+func downRails(s *bench.QPStats) (n int, where string) {
+	var nics []string
+	rails := map[string][]string{}
+	for k := range s.Rails {
+		rail := &s.Rails[k]
+		if !rail.Down {
+			continue
+		}
+		n++
+		if !slices.Contains(nics, rail.Device) {
+			nics = append(nics, rail.Device)
+		}
+		rails[rail.Device] = append(rails[rail.Device], nameOf(k, rail))
+	}
+	for i, nic := range nics {
+		nics[i] = nic + ": " + strings.Join(rails[nic], ", ")
+	}
+	return n, strings.Join(nics, "; ")
+}
+
+// nameOf is what rail k is called.
+func nameOf(k int, r *ibverbx.RailStats) string {
+	switch {
+	case r.Notify:
+		return "notify"
+	case r.Spare:
+		return "spare"
+	}
+	return strconv.Itoa(k)
+}
+
 // rails writes what each queue pair of an end carried.
 func (t *perfTable) rails(end string, s *ibverbx.Stats) {
-	total := uint64(0)
+	total := uint64(1)
 	for i := range s.Rails {
 		total += s.Rails[i].Bytes
 	}
@@ -57,17 +136,44 @@ func (t *perfTable) rails(end string, s *ibverbx.Stats) {
 			if r.Down {
 				name += ", down"
 			}
-			share := 0.0
-			if total > 0 {
-				share = 100 * float64(r.Bytes) / float64(total)
-			}
 			w.printf("\t%s\t%s\t%d\t%s\t%.1f%%\t%d\t%d\t%d\t%d\t\n", name, r.Device, r.QPNum,
-				bytesOf(r.Bytes), share,
-				r.Fragments, r.Notifications, r.Errors, r.Refused)
+				bytesOf(r.Bytes), 100*float64(r.Bytes)/float64(total), r.Fragments, r.Notifications, r.Errors,
+				r.Refused)
 		}
 	})
 	if s.Markers > 0 || s.BankedTotal > 0 || s.StaleEvents > 0 {
 		t.printf("    markers %d, notifications banked %d, stale completions %d\n", s.Markers, s.BankedTotal,
 			s.StaleEvents)
 	}
+}
+
+// say writes a sentence behind its label, wrapped and indented.
+func (t *perfTable) say(label, text string) {
+	for i, line := range wrap(text, max(t.width, leastWidth)-4-labelWidth) {
+		if i > 0 {
+			label = ""
+		}
+		t.printf("    %-*s%s\n", labelWidth, label, line)
+	}
+}
+
+// wrap breaks text at spaces into lines of at most width runes, where words allow. Control
+// characters of external text are escaped.
+func wrap(text string, width int) (lines []string) {
+	line := ""
+	for _, word := range strings.Fields(text) {
+		word = harmless(word)
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	if line != "" {
+		lines = append(lines, line)
+	}
+	return lines
 }

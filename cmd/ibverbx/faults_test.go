@@ -101,10 +101,4 @@ func TestWrap(t *testing.T) {
 	if want := `one two|three|four|aVeryLongWordIndeed|\x1b[2J`; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567",
-		-1000: "-1,000", -100: "-100"} {
-		if got := thousands(n); got != want {
-			t.Errorf("%d is %s, want %s", n, got, want)
-		}
-	}
 }

@@ -29,11 +29,7 @@ func perfFlagHelp() map[string]string {
 		"op": "Operation. qp: write, write-imm, read, send, fetch-add, cmp-swap. Others: see below. [the " +
 			"layer's first]",
 		"mode": "bw: bandwidth and message rate. lat: time of one message at a time, half of a ping-pong " +
-			"where the target sees it. rate: of small messages, through layers above qp. [${default}]",
-		"kind": "How a layer moves the bytes. transport: short, bcopy, zcopy. tagged: eager, rendezvous. " +
-			"[auto, by the size]",
-		"endpoints": "Endpoints of transport or tagged on one worker, served round robin, compared with " +
-			"one of them. [1]",
+			"where the target sees it. [${default}]",
 		"bidirectional": "Both ends send at the same time; the figures are the sum.",
 		"size":          "One message size: 4096, 64K, 1M, 1MiB.",
 		"sizes": "Several sizes: 4K..16M in steps of two, 4K..16M/4 in steps of four, 4K,1M. [bw: " +
@@ -47,9 +43,8 @@ func perfFlagHelp() map[string]string {
 		"run-infinitely": "Measure again and again, a row each time, until Ctrl-C, which is no error then.",
 		"inline-size": "Send or write messages of up to so many bytes inline, from the request itself, " +
 			"where the NICs take that. [0]",
-		"tx-depth": "Messages outstanding, over all queue pairs; through a layer, on each endpoint. " +
-			"[${default}]",
-		"events": "Sleep until a completion event comes, in place of polling.",
+		"tx-depth": "Messages outstanding, over all queue pairs. [${default}]",
+		"events":   "Sleep until a completion event comes, in place of polling.",
 		"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs sleeps until an " +
 			"event comes, for software NICs need the core.",
 		"no-verify": "Do not compare what arrived.",

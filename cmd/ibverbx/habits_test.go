@@ -147,7 +147,7 @@ func TestCompletion(t *testing.T) {
 		"ibverbx perf --tx":              {"--tx-depth"},
 		"ibverbx perf --scheme ":         {"single", "spray", "dqplb", "all"},
 		"ibverbx perf --layer t":         {"transport", "tagged"},
-		"ibverbx perf --mode ":           {"bw", "lat", "rate"},
+		"ibverbx perf --mode ":           {"bw", "lat"},
 		"ibverbx perf --op write":        {"write", "write-imm"},
 		"ibverbx perf --fault link":      {"link-flap"},
 		"ibverbx devices --provider sof": {"soft"},

@@ -53,8 +53,8 @@ func TestHelp(t *testing.T) {
 		"perf  -h":     "4 GiB of memory, most of it pinned",
 		"perf    -h":   "for [20ms]",
 		"perf     -h":  "link-flap",
-		"perf -b -h":   "transport  put-poll",
-		"perf -a -h":   "between two processes they stand alone",
+		"perf -b -h":   "transport  fetch-add",
+		"perf -a -h":   "--layer shmem is measured in one process only",
 		"perf   -h":    "--iters and --tx-depth count messages over all queue pairs",
 	} {
 		code, out, errs := command(t, args)

@@ -13,9 +13,7 @@ import (
 type subjectFlags struct {
 	Layer         string       `group:"what" default:"qp" placeholder:"NAME" predictor:"layer"`
 	Op            string       `group:"what" placeholder:"OP" predictor:"op"`
-	Mode          string       `group:"what" default:"bw" placeholder:"bw|lat|rate" predictor:"mode"`
-	Kind          string       `group:"what" placeholder:"KIND" predictor:"kind"`
-	Endpoints     *int         `group:"what" placeholder:"N"`
+	Mode          string       `group:"what" default:"bw" placeholder:"bw|lat" predictor:"mode"`
 	Bidirectional bool         `group:"what" short:"b"`
 	Size          []units.Size `group:"what" short:"s" sep:"none" placeholder:"SIZE"`
 	Sizes         units.Range  `group:"what" placeholder:"LIST" sep:"none"`
@@ -90,7 +88,6 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 	p = &bench.Params{
 		Provider: f.provider(), Layer: layers.Layer(f.Layer), Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode),
 		Bidirectional: f.Bidirectional,
-		Kind:          layers.Kind(f.Kind),
 		TxDepth:       f.TxDepth, Inline: f.Inline, Endless: f.Endless, QPs: f.QPs,
 		Shared:   f.provider() != softNICs,
 		Fragment: f.Fragment, Balance: f.Balance, Failover: f.Failover, Depth: f.Depth,
@@ -145,8 +142,7 @@ func (f *perfCmd) counts(p *bench.Params) error {
 		name  string
 		given *int
 		to    *int
-	}{{"iters", f.Iters, &p.Iterations}, {"samples", f.Samples, &p.Samples}, {"nics", f.NICs, &p.NICs},
-		{"endpoints", f.Endpoints, &p.Endpoints}} {
+	}{{"iters", f.Iters, &p.Iterations}, {"samples", f.Samples, &p.Samples}, {"nics", f.NICs, &p.NICs}} {
 		if n.given == nil {
 			continue
 		}

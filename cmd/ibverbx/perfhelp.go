@@ -24,19 +24,13 @@ func (perfCmd) Help() string {
                                                     a NIC of a tenth of the speed gets a tenth of the work;
                                                     with round robin the slow NIC holds up the fast one
   ibverbx perf --provider rdmacore -d mlx5_0        over a real NIC, both ends in this process
-  ibverbx perf --layer transport --op am --mode lat active messages, beside a send through one queue pair
-  ibverbx perf --layer tagged --mode rate -s 8      tag-matched messages
+  ibverbx perf --layer transport --op am --mode lat active messages
+  ibverbx perf --layer tagged -s 64K                tag-matched messages
 
-The layers above queue pairs, and their operations:
+The layers, and their operations:
 ` + layerHelp() + `
---mode lat takes half of a round trip where the target sees the message and answers (am, put-poll, put-signal,
-send, send-sync), else the time from the call to the completion, which of a put of shmem is a Quiet. --mode bw
-and rate start messages until the layer has no resources left, which --tx-depth allows, and end when all have
-completed and come. Active messages are copied by the handler to where they are compared; fetch-and-adds must
-bring each value of the counter once. Latencies and rates stand beside those of the same messages through one
-queue pair without the layer, bandwidths beside copy(), several endpoints beside one of them; between two
-processes they stand alone, and --layer shmem is measured in one process only. --tx-depth then counts on each
-endpoint.
+--mode lat takes half of a round trip where the target sees the message and answers (write-imm, send, am,
+put-signal), else the time from the call to the completion. --layer shmem is measured in one process only.
 
 Two processes, on two hosts or one, over real NICs or, where the host has none, UDP sockets:
   ibverbx perf --listen                             in one terminal: waits, measures once, exits
@@ -96,14 +90,7 @@ is a duration, by= a factor. In brackets is what holds when a key is not given:
 func layerHelp() string {
 	var b strings.Builder
 	for _, s := range layers.Shapes() {
-		kinds := ""
-		for i, k := range s.Kinds {
-			if kinds += ", "; i == 0 {
-				kinds = "; "
-			}
-			kinds += string(k)
-		}
-		fmt.Fprintf(&b, "  %-10s %-10s %s%s\n", s.Layer, s.Op, s.Name, kinds)
+		fmt.Fprintf(&b, "  %-10s %-10s %s\n", s.Layer, s.Op, s.Name)
 	}
 	return b.String()
 }

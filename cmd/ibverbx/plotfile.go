@@ -65,7 +65,7 @@ func (f *plotFile) write(r *bench.Report, in unit) error {
 func plotPage(r *bench.Report, in unit) *plot.Page {
 	p, m := r.Params, r.Machine
 	page := &plot.Page{
-		Title: fmt.Sprintf("%s bandwidth over time", opNames[p.Op]),
+		Title: fmt.Sprintf("%s bandwidth over time", opName(p)),
 		Lines: []string{
 			fmt.Sprintf("%s of %s each end, %s; %s, %d cores, %s/%s, %s", count(p.NICs, "NIC"),
 				count(p.QPs, "queue pair"), p.Provider, m.CPU, m.Cores, m.OS, m.Arch, m.Go),

@@ -49,7 +49,7 @@ func TestRoCEApart(t *testing.T) {
 		{"[::]:0", "localhost:PORT"},
 		{"[::1]:0", "[::1]:PORT"}, // over IPv6 the second NIC of an address would find no port
 		{"127.0.0.1:0", "127.0.0.1:PORT --op send --mode lat"},
-		{"127.0.0.1:0", "127.0.0.1:PORT --layer transport --op am -b"},
+		{"127.0.0.1:0", "127.0.0.1:PORT --layer transport --op put -b"},
 	} {
 		nics := connectsOverRoCE(t, tt.listen+" --provider roce", tt.connect+" --provider roce")
 		if len(nics) != 2 || nics[0] == nics[1] || !strings.HasPrefix(nics[0], "roce0 at 127.0.0.1:") ||

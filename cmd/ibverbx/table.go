@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
@@ -18,7 +19,6 @@ type perfTable struct {
 	printer
 	p       *bench.Params
 	peer    *bench.Peer // nil when both ends are in this process
-	layer   layerTable
 	verbose bool
 	width   int  // that sentences are wrapped to
 	gap     bool // details stand below the last row: the next one is set off
@@ -34,7 +34,6 @@ func newPerfTable(w io.Writer, verbose bool) *perfTable {
 // Start writes what comes above the rows.
 func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
 	t.p, t.peer = p, peer
-	t.layer = newLayerTable(p, peer != nil)
 	if t.again {
 		t.printf("\n")
 	}
@@ -44,95 +43,87 @@ func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
 // Cell writes nothing.
 func (t *perfTable) Cell(int, int) {}
 
-var opNames = map[bench.Op]string{
-	bench.Write: "RDMA write", bench.WriteImm: "RDMA write with immediate", bench.Read: "RDMA read",
-	bench.Send:     "send",
-	bench.FetchAdd: "fetch-and-add", bench.CmpSwap: "compare-and-swap",
+// opName is what is measured.
+func opName(p *bench.Params) string {
+	if p.Layered() {
+		return fmt.Sprintf("%s: %s", p.Layer, p.Shape().Name)
+	}
+	return p.Shape().Name
 }
 
 // header says what is measured, where, and how; then come the columns' names.
 func (t *perfTable) header() {
 	p := t.p
-	name, what := opNames[p.Op], "bandwidth"
-	if p.Layered() {
-		name = t.layer.name(p)
-	}
+	what := "bandwidth"
 	switch {
 	case p.Mode == bench.Latency:
 		what = "latency"
-	case p.Rated():
+	case p.Op.Atomic():
 		what = "rate"
 	}
 	if p.Bidirectional {
 		what += ", both directions at once"
 	}
-	comma := ""
-	if over := t.layer.over(); over != "" {
-		what += over
-		comma = ","
-	}
 	if t.peer == nil {
-		t.printf("%s %s%s between two ends in this process, each with %s\n", name, what, comma, t.nics())
+		t.printf("%s %s between two ends in this process, each with %s\n", opName(p), what, t.nics())
 	} else {
-		t.printf("%s %s, %s, each with %s\n", name, what, t.between(), t.nics())
+		t.printf("%s %s, %s, each with %s\n", opName(p), what, t.between(), t.nics())
 		t.printf("end a %s, end b %s\n", t.side("a"), t.side("b"))
 	}
-	m := t.machine()
+	m := bench.ThisMachine()
 	if t.peer != nil {
+		if t.peer.End == "a" {
+			m = t.peer.Machine
+		}
 		t.printf("figures taken by end a: ")
 	}
 	t.printf("%s, %d cores, %s/%s, %s\n", m.CPU, m.Cores, m.OS, m.Arch, m.Go)
-	t.printf("%s; %s\n", t.verified(), t.how(m))
+	verified := "every byte verified"
+	if !p.Verify {
+		verified = "NOT verified"
+	}
+	t.printf("%s; %s\n", verified, t.how(m))
 	if p.Samples > 1 {
-		t.printf("median of %s, taken in turn; ±: where it lies with 95 %% confidence\n", count(p.Samples,
-			"sample"))
+		t.printf("median of %s, taken in turn; ±: 95 %% confidence interval\n", count(p.Samples, "sample"))
 	}
 	t.printf("\n")
-	switch {
-	case p.Mode == bench.Latency:
-		t.printf("%9s%s  %-7s %9s %10s %10s %5s %10s %10s %10s%s\n", "size", t.layer.kindTitle(), "scheme",
-			"messages", "min µs", "median µs", "±", "p99 µs", "p99.9 µs", "max µs", t.layer.ratioTitle())
-	case p.Layered() && p.Rated():
-		t.rateHeadings()
-	case p.Op.Atomic():
-		t.printf("%9s", "Mmsg/s")
-		for _, s := range p.Schemes {
-			t.printf("  %15s %5s", t.name(s), "±")
-		}
-		t.printf("\n")
-	default:
-		t.headings()
+	if p.Mode == bench.Latency {
+		t.printf("%9s  %-7s %9s %10s %10s %5s %10s %10s %10s\n", "size", "scheme", "messages", "min µs",
+			"median µs", "±", "p99 µs", "p99.9 µs", "max µs")
+		return
 	}
-}
-
-// headings names the columns of bandwidths.
-// Between two processes there is no copy() to compare with.
-func (t *perfTable) headings() {
-	kind := t.layer.kindTitle()
-	first, second := fmt.Sprintf("%9s%s  %8s %5s", "", blank(kind), "copy()", ""),
-		fmt.Sprintf("%9s%s  %8s %5s", "size", kind, t.unit.name, "±")
-	figures := fmt.Sprintf("  %7s %5s %6s %6s", t.unit.name, "±", "×copy", "Mmsg/s")
-	if t.peer != nil {
-		first, second = fmt.Sprintf("%9s%s", "", blank(kind)), fmt.Sprintf("%9s%s", "size", kind)
-		figures = fmt.Sprintf("  %12s %5s %8s", t.unit.name, "±", "Mmsg/s")
-	}
-	for _, s := range t.p.Schemes {
-		first += fmt.Sprintf("  %-*s", columnWidth, t.column(s))
-		second += figures
-	}
-	t.printf("%s\n%s\n", first, second)
-}
-
-// machine is where the figures are taken: at end a.
-func (t *perfTable) machine() bench.Machine {
-	if t.peer != nil && t.peer.End == "a" {
-		return t.peer.Machine
-	}
-	return bench.ThisMachine()
+	t.headings()
 }
 
 // columnWidth is the width of a scheme's figures.
 const columnWidth = 27
+
+// headings names the columns of bandwidths, or of rates where messages have no bandwidth. Between
+// two processes there is no copy() to compare with.
+func (t *perfTable) headings() {
+	if t.p.Op.Atomic() {
+		t.printf("%9s", "Mmsg/s")
+		for _, s := range t.p.Schemes {
+			t.printf("  %15s %5s", t.name(s), "±")
+		}
+		t.printf("\n")
+		return
+	}
+	first, second := fmt.Sprintf("%9s  %8s %5s", "", "copy()", ""),
+		fmt.Sprintf("%9s  %8s %5s", "size", t.unit.name, "±")
+	figures := fmt.Sprintf("  %7s %5s %6s %6s", t.unit.name, "±", "×copy", "Mmsg/s")
+	if t.peer != nil {
+		first, second = fmt.Sprintf("%9s", ""), fmt.Sprintf("%9s", "size")
+		figures = fmt.Sprintf("  %12s %5s %8s", t.unit.name, "±", "Mmsg/s")
+	}
+	for _, s := range t.p.Schemes {
+		name := " " + t.name(s) + " "
+		side := max(columnWidth-utf8.RuneCountInString(name), 0)
+		first += "  " + strings.Repeat("─", side/2) + name + strings.Repeat("─", side-side/2)
+		second += figures
+	}
+	t.printf("%s\n%s\n", first, second)
+}
 
 // between says where the ends are.
 func (t *perfTable) between() string {
@@ -156,13 +147,6 @@ func (t *perfTable) name(s bench.Scheme) string {
 		return "single, 1 QP"
 	}
 	return string(s) + ", " + count(t.p.NICs*t.p.QPs, "QP")
-}
-
-// column is the heading over a scheme's figures.
-func (t *perfTable) column(s bench.Scheme) string {
-	name := " " + t.name(s) + " "
-	side := max(columnWidth-len(name), 0)
-	return strings.Repeat("─", side/2) + name + strings.Repeat("─", side-side/2)
 }
 
 func (t *perfTable) nics() string {
@@ -195,13 +179,6 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-func (t *perfTable) verified() string {
-	if t.p.Verify {
-		return "every byte verified"
-	}
-	return "NOT verified"
-}
-
 // how says what the figures depend on.
 func (t *perfTable) how(m bench.Machine) string {
 	p := t.p
@@ -213,13 +190,13 @@ func (t *perfTable) how(m bench.Machine) string {
 		}
 		s = append(s, what, fmt.Sprintf("a reading of the clock (%v) included", time.Duration(m.Clock)))
 	} else {
-		s = append(s, fmt.Sprintf("up to %s outstanding%s", count(p.TxDepth, "message"), t.layer.each()))
+		s = append(s, fmt.Sprintf("up to %s outstanding", count(p.TxDepth, "message")))
 		if t.peer != nil && p.Bidirectional {
 			s = append(s, "timed by the end that takes longer")
 		}
 		if !p.Op.Atomic() {
 			s = append(s, fmt.Sprintf("fragments of %v", p.Fragment),
-				fmt.Sprintf("memory used again after %v", p.Memory))
+				fmt.Sprintf("%v buffer, reused", p.Memory))
 		}
 	}
 	if p.Balance != ibverbx.RoundRobin {
@@ -240,9 +217,6 @@ func (t *perfTable) how(m bench.Machine) string {
 	case p.Wait == bench.Poll || p.Mode == bench.Latency:
 		s = append(s, "polling")
 	}
-	if legend := t.layer.legend(p); legend != "" {
-		return strings.Join(s, ", ") + "\n" + legend
-	}
 	return strings.Join(s, ", ")
 }
 
@@ -252,12 +226,9 @@ func (t *perfTable) Row(row []bench.Result) {
 		t.printf("\n")
 		t.gap = false
 	}
-	switch {
-	case t.p.Mode == bench.Latency:
+	if t.p.Mode == bench.Latency {
 		t.latencies(row)
-	case t.p.Layered() && t.p.Rated():
-		t.rates(row)
-	default:
+	} else {
 		t.bandwidths(row)
 	}
 	for i := range row {
@@ -270,7 +241,7 @@ func (t *perfTable) Row(row []bench.Result) {
 }
 
 func (t *perfTable) bandwidths(row []bench.Result) {
-	t.printf("%9v%s", row[0].Size, t.layer.kind(row))
+	t.printf("%9v", row[0].Size)
 	if !t.p.Op.Atomic() && t.peer == nil {
 		t.printf("  %8s %5s", t.unit.fix(row[0].CopyGB), t.spread(row[0].CopySpread))
 	}
@@ -356,23 +327,21 @@ func rate(perSecond float64) string {
 func (t *perfTable) latencies(row []bench.Result) {
 	for i := range row {
 		r, size := &row[i], row[i].Size.String()
-		kind := t.layer.kind(row)
 		if i > 0 {
-			size, kind = "", blank(kind)
+			size = ""
 		}
 		l := r.Latency
 		if l == nil || l.Samples == 0 {
-			t.printf("%9s%s  %-7s %9s\n", size, kind, r.Scheme, "failed")
+			t.printf("%9s  %-7s %9s\n", size, r.Scheme, "failed")
 			continue
 		}
-		t.printf("%9s%s  %-7s %9d", size, kind, r.Scheme, l.Samples)
+		t.printf("%9s  %-7s %9d", size, r.Scheme, l.Samples)
 		for i, ns := range []int64{l.Min, l.P50, l.P99, l.P999, l.Max} {
 			t.printf(" %10.2f", float64(ns)/1e3)
 			if i == 1 {
 				t.printf(" %5s", t.spread(r.Spread))
 			}
 		}
-		t.printf("%s", t.layer.ratio(r))
 		if r.Failed {
 			t.printf("  then failed")
 		}

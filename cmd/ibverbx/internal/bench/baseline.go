@@ -1,7 +1,7 @@
 package bench
 
 import (
-	"sync/atomic"
+	"context"
 	"time"
 )
 
@@ -48,7 +48,7 @@ func (p *Params) sampleTime() time.Duration {
 
 // sample measures copy() by one goroutine: the same messages, from and to the same places, in the
 // same rounds, compared likewise. It returns bytes a second.
-func (c *copier) sample(p *Params, m *memory, brake *atomic.Bool) (float64, error) {
+func (c *copier) sample(ctx context.Context, p *Params, m *memory) (float64, error) {
 	directions := copies(p, m)
 	slots := m.slots(c.size)
 	if p.Iterations > 0 {
@@ -57,7 +57,7 @@ func (c *copier) sample(p *Params, m *memory, brake *atomic.Bool) (float64, erro
 	target := p.sampleTime()
 	var timed time.Duration
 	var bytes int
-	for bytes == 0 || timed < target && !brake.Load() {
+	for bytes == 0 || timed < target && ctx.Err() == nil {
 		round := m.nextRound()
 		n := slots
 		if c.pace > 0 {

@@ -7,83 +7,62 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
 )
 
-// cell is one size with one scheme, measured in rounds.
+// cell is one size with one scheme, measured in rounds (round.go).
 type cell struct {
-	meter
+	*runner
 	round
-	pair      *pair
-	shape     layers.Shape
-	endpoints int // in use, of a layer that has several
-	hist      *hdrhistogram.Histogram
-	part      *hdrhistogram.Histogram // what hist got in this turn
-	times     []int64                 // room for those of a series, in nanoseconds
-	sorted    []uint64
-	alone     single // what was measured with one of several endpoints
-	// counters is what the counter of atomics at each end holds: as read when the cell begins or
-	// its ends are made anew, told by the other process, and computed after each round.
-	counters [2]uint64
-	// before is what the ends had counted when the cell began, or when they were made anew.
-	before counted
-	lost   [2][]Loss // what the column had lost when the cell began
-	pace   float64   // messages a second of a direction, as the last round went; 0 before
-	moved  func()    // feeds the watchdog of the round under way
-	opened bool      // the other process knows of it, if there is one
-	closed bool      // nothing more is measured: the result is complete
-	// recorder is nil where no time line is asked for.
-	recorder *recorder
-}
+	pair       *pair
+	shape      layers.Shape
+	size       int // of a message, in bytes
+	directions int // in which messages are counted, 1 or 2
+	result     Result
 
-// single is what a cell has measured with one endpoint, while it measures with all, or the other
-// way round.
-type single struct {
-	messages int
-	bytes    uint64
-	seconds  float64
-	latency  *Percentile
-	hist     *hdrhistogram.Histogram
-	tally
+	turn    int           // of the size's turns, in each of which a sample is taken
+	timed   time.Duration // all timed rounds together
+	pace    float64       // messages a second of a direction, as the last round went; 0 before
+	warm    bool          // the warm-up is over
+	samples series        // messages a second, or medians in nanoseconds
+	hist    *hdrhistogram.Histogram
+	part    *hdrhistogram.Histogram // what hist got in this turn
+	times   []int64                 // room for those of a series, in nanoseconds
+
+	// counters is what the counter of atomics at each end holds: as read when a sample begins, told
+	// by the other process, and computed after each round.
+	counters [2]uint64
+	before   [2]ibverbx.Stats // what the ends had counted when the cell began
+	lost     [2][]Loss        // what the column had lost when the cell began
+	opened   bool             // the other process knows of it, if there is one
+	closed   bool             // nothing more is measured: the result is complete
+	recorder *recorder        // nil where no time line is asked for
 }
 
 func newCell(r *runner, column *pair, size int) *cell {
 	c := &cell{
-		meter: meter{runner: r, size: size, directions: 1},
-		pair:  column, shape: r.p.Shape(), endpoints: r.p.Endpoints, hist: newHistogram(),
-		part: newHistogram(),
-	}
-	c.alone.hist = newHistogram()
-	c.before, c.lost = column.count(), column.lossesSoFar()
-	c.moved = func() { c.watch.feed() }
-	switch {
-	case r.p.Layered():
-		c.most = uncutPatience
-	case r.p.unknownSpeed():
-		c.most = roundPatience
+		runner: r, pair: column, shape: r.p.Shape(), size: size, directions: 1,
+		hist: newHistogram(), part: newHistogram(), before: column.count(), lost: column.lossesSoFar(),
 	}
 	if r.p.Bidirectional || r.p.Answered() {
 		c.directions = 2
 	}
 	c.result = Result{
 		Layer: r.p.Layer, Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: column.scheme,
-		Rails: column.dataRails(), Endpoints: r.p.Endpoints,
+		Rails: column.dataRails(), Outstanding: c.outstanding(),
 	}
-	c.result.Outstanding = c.outstanding()
-	if end, _ := column.here(); len(c.shape.Kinds) > 0 {
-		c.result.Kind = end.Kind(size)
+	if r.p.Mode == Latency {
+		c.result.Outstanding = 1
 	}
 	c.readCounters()
 	return c
 }
 
-// outstanding is how many messages an end has outstanding at most, on all endpoints in use.
+// outstanding is how many messages an end has outstanding at most.
 func (c *cell) outstanding() int {
-	if c.p.Layered() {
-		return c.p.TxDepth * c.endpoints
-	}
 	n := min(c.p.TxDepth, c.longest())
 	if !c.p.unknownSpeed() {
 		// software NICs would copy several messages to one place at a time, which is a data race
@@ -95,7 +74,7 @@ func (c *cell) outstanding() int {
 // accepted is how many of n messages a virtual queue pair accepts at a time: pass-through refuses
 // more than its queue holds.
 func (c *cell) accepted(n int) int {
-	if c.pair.dataRails() == 1 {
+	if c.pair.dataRails() == 1 && !c.p.Layered() {
 		return min(n, c.p.Depth)
 	}
 	return n
@@ -112,21 +91,20 @@ func (c *cell) longest() int {
 // readCounters reads the counters of atomics at the ends that are here.
 func (c *cell) readCounters() {
 	for i, e := range c.pair.ends {
-		if e != nil && c.shape.Atomic {
+		if e != nil && c.p.Op.Atomic() {
 			c.counters[i] = e.Counter()
 		}
 	}
 }
 
-// measure takes a sample. Several endpoints are compared with a single one,
-// of the same connections.
+// measure takes a sample.
 func (c *cell) measure(turn int) {
 	c.turn = turn
-	err := c.oneEndpoint()
-	if err == nil {
-		err = c.figures()
+	err := c.explain(c.sample())
+	if c.p.Mode == Latency {
+		c.result.Latency = percentiles(c.hist, c.p.Answered())
 	}
-	if err = c.explain(err); err == nil && c.peer != nil {
+	if err == nil && c.peer != nil {
 		err = c.over()
 	}
 	if c.result.Err = err; err != nil {
@@ -135,66 +113,112 @@ func (c *cell) measure(turn int) {
 	}
 }
 
+// sample plays rounds until this turn has had its share of the time, or of the messages.
+func (c *cell) sample() (err error) {
+	if !c.warm {
+		if err := c.warmUp(); err != nil {
+			return err
+		}
+	}
+	target := time.Duration(c.p.Duration) * time.Duration(c.turn+1) / time.Duration(c.p.Samples)
+	first, begun := c.result.Messages, c.timed
+	c.part.Reset()
+	for err == nil && c.more(target, begun) {
+		n := min(c.longest(), c.left())
+		if c.p.Mode == Latency {
+			n = min(c.mem.slots(c.size), c.left())
+		}
+		if target > 0 {
+			// A slow link must not make the run much longer than asked for.
+			least := 1
+			if c.p.Mode != Latency && !c.p.unknownSpeed() {
+				least = c.outstanding()
+			}
+			n = min(n, max(least, int((target-c.timed).Seconds()*c.pace)+1))
+		}
+		err = c.runRound(max(1, min(n, int(c.pace*roundTime.Seconds()))), false)
+	}
+	switch took := c.timed - begun; {
+	case c.p.Mode == Latency && c.part.TotalCount() > 0:
+		c.samples.set(c.turn, float64(c.part.ValueAtQuantile(50)))
+	case c.p.Mode != Latency && took > 0:
+		c.samples.set(c.turn, float64(c.result.Messages-first)/took.Seconds())
+	}
+	c.result.Seconds = c.timed.Seconds()
+	return err
+}
+
+const (
+	// How long the warm-up may take where nothing is known of the NICs' speed, and a round: one that
+	// a slow NIC takes long for could not be told from one that has stalled.
+	warmupTime = 50 * time.Millisecond
+	roundTime  = time.Second / 4
+	// overtime is how many times as long as asked for a cell may take for its samples.
+	overtime = 4
+)
+
+// warmUp sends the messages that do not count: they grow rings and wake workers, and show how fast
+// messages go. They are compared, those that notify at the moment of the notification, by when they
+// must be there. Where nothing is known of the NICs' speed, one shows how many that can be.
+func (c *cell) warmUp() error {
+	n, first := min(c.longest(), c.left(), c.outstanding()), 1
+	if c.p.Mode == Latency {
+		n, first = min(c.mem.slots(c.size), latencyWarmup), 4
+	}
+	if c.p.unknownSpeed() || c.p.Mode == Latency {
+		if err := c.runRound(min(n, first), true); err != nil {
+			return err
+		}
+		n = min(n, int(c.pace*warmupTime.Seconds()))
+	}
+	if n > 0 {
+		if err := c.runRound(n, true); err != nil {
+			return err
+		}
+	}
+	c.hist.Reset()
+	c.warm = true
+	return nil
+}
+
+// more reports whether a further round is wanted. Each turn gives a sample, although the turns
+// before took longer than asked for, unless the run would take many times as long.
+func (c *cell) more(target, begun time.Duration) bool {
+	switch {
+	case c.interrupted():
+		return false
+	case target == 0:
+		return c.left() > 0
+	}
+	return c.timed < target || c.timed == begun && c.timed < overtime*time.Duration(c.p.Duration)
+}
+
+// left is how many messages a direction still has to send in this turn, of a run by iterations.
+func (c *cell) left() int {
+	if c.p.Iterations == 0 {
+		return maxRound
+	}
+	return c.p.Iterations*(c.turn+1)/c.p.Samples - c.result.Messages/c.directions
+}
+
 // close completes the result once all samples are taken.
 func (c *cell) close() {
 	if c.closed {
 		return
 	}
 	c.closed = true
-	if c.p.Mode == Latency {
-		c.result.Outstanding = 1
-	}
 	c.result.samples = c.samples
-	if c.result.Err == nil && c.p.Endpoints > 1 && c.result.Messages > 0 {
-		c.result.finish(nil)
-		c.swap()
-		one := c.result
-		one.samples = c.samples
-		one.finish(nil)
-		c.swap()
-		c.result.compareTo(OneEndpoint, &one)
+	now := c.pair.count()
+	for i, s := range [...]*QPStats{&c.result.Stats.A, &c.result.Stats.B} {
+		if e := c.pair.ends[i]; e != nil && e.QueuePair() != nil {
+			*s = QPStats{c.pair.scheme, since(now[i], c.before[i])}
+		}
 	}
-	c.countSince()
 	c.result.Losses = c.pair.lossesSince(c.lost)
 	c.result.Faults = c.pair.faults.report()
 	if c.recorder != nil {
 		c.result.Timeline = c.recorder.timeline(c.pair.faults.faults)
 	}
-}
-
-// oneEndpoint measures with a single endpoint where there are several.
-func (c *cell) oneEndpoint() error {
-	if c.p.Endpoints < 2 {
-		return nil
-	}
-	c.endpoints = 1
-	c.swap()
-	err := c.figures()
-	c.swap()
-	c.endpoints = c.p.Endpoints
-	return err
-}
-
-// swap exchanges what was measured with one endpoint and with all.
-func (c *cell) swap() {
-	r, s := &c.result, &c.alone
-	r.Messages, s.messages = s.messages, r.Messages
-	r.Bytes, s.bytes = s.bytes, r.Bytes
-	r.Seconds, s.seconds = s.seconds, r.Seconds
-	r.Latency, s.latency = s.latency, r.Latency
-	c.hist, s.hist = s.hist, c.hist
-	c.tally, s.tally = s.tally, c.tally
-}
-
-// figures measures with the endpoints in use.
-func (c *cell) figures() error {
-	longest := c.longest()
-	if c.p.Mode != Latency {
-		return c.rounds(longest, min(c.outstanding(), longest), c.runRound)
-	}
-	err := c.batches(c.runRound, c.hist, c.part)
-	c.result.Latency = percentiles(c.hist, c.p.Answered())
-	return err
 }
 
 // giveUp ends a column that failed. It closes the queue pairs, which flushes what is outstanding,
@@ -263,12 +287,12 @@ func (c *cell) settle() {
 	}
 }
 
-// sends says whether an end sends messages.
+// sends reports whether an end sends messages.
 func (c *cell) sends(end int) bool { return end == 0 || c.directions == 2 }
 
 // compares is the end that has what an end's messages bring.
 func (c *cell) compares(end int) int {
-	if c.shape.Reads || c.shape.Atomic {
+	if c.shape.Reads || c.p.Op.Atomic() {
 		return end
 	}
 	return 1 - end

@@ -83,7 +83,6 @@ func TestStalledAfterFailure(t *testing.T) {
 func TestIdleEndReportsFailure(t *testing.T) {
 	p := params(func(p *Params) { p.Schemes = []Scheme{Spray} })
 	run := newRunner(t.Context(), p, bothHere(), observer{})
-	defer run.stop()
 	if err := run.open(openSoft); err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +91,7 @@ func TestIdleEndReportsFailure(t *testing.T) {
 	if _, err := killQP(column, &Fault{End: "a"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newCell(run, column, 64).runRound(4, true); !errors.Is(err, errFailed) {
+	if err := newCell(run, column, 64).runRound(4, true); !errors.Is(err, errFailed) {
 		t.Fatalf("error %v, want errFailed", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -101,7 +100,7 @@ func TestIdleEndReportsFailure(t *testing.T) {
 		if err := column.ends[0].Begin(layers.Task{}, func() {}); err != nil {
 			t.Fatal(err)
 		}
-		if err := column.ends[0].Run(ctx, func() bool { return false }); !errors.Is(err, errFailed) {
+		if err := layers.Run(ctx, 0, func() bool { return false }, column.ends[0]); !errors.Is(err, errFailed) {
 			t.Errorf("an end that sends nothing: error %v, want errFailed", err)
 		}
 	}
@@ -256,9 +255,6 @@ func TestInterruptedBothWays(t *testing.T) {
 			if took > 900*time.Millisecond {
 				t.Errorf("ended %v after it was asked to", took)
 			}
-			if r := a.report.Results; len(r) != 1 || r[0].Messages != 0 || r[0].GBPerSecond != 0 {
-				t.Errorf("a round that was cut short counts: %+v", r)
-			}
 		})
 	}
 }
@@ -318,7 +314,6 @@ func TestServedLong(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 0, errServedLong)
 	defer cancel()
 	run := newRunner(ctx, params(), bothHere(), observer{})
-	defer run.stop()
 	report, err := run.end(nil)
 	if report.Interrupted || report.OK || !errors.Is(err, errServedLong) ||
 		!strings.Contains(report.Error, "24h0m0s") {
@@ -386,47 +381,19 @@ func TestClockOfOneWay(t *testing.T) {
 	}
 }
 
-// TestPeerCutsRounds has a peer that sends less than was agreed, in a measurement of a time: it
-// would go on for ever.
-func TestPeerCutsRounds(t *testing.T) {
-	both := func(p *Params) {
-		p.Bidirectional, p.Op, p.Iterations, p.Duration = true, Write, 0, Seconds(50*time.Millisecond)
-	}
-	a, _ := meddled(t, apartTimeout, both, func(from string, n int, frame []byte) ([]byte, bool, bool) {
-		var m struct {
-			Kind string   `json:"kind"`
-			Body doneBody `json:"body"`
-		}
-		if from != "b" || n == 0 || json.Unmarshal(frame[4:], &m) != nil || m.Kind != kindDone ||
-			m.Body.Posted < 1 {
-			return frame, false, false
-		}
-		m.Body.Posted--
-		text, err := json.Marshal(m)
-		if err != nil {
-			t.Error(err)
-		}
-		return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...), false, false
-	})
-	if !errors.Is(a.err, rendezvous.ErrProtocol) {
-		t.Errorf("end a: %v", a.err)
-	}
-}
-
 // TestAnswersOverlap shows that an answer of a process of its own need not wait until the one
 // before it is acknowledged.
 func TestAnswersOverlap(t *testing.T) {
 	_, nics := fabric(t, 1)
 	p := params(func(p *Params) { p.Op, p.Mode, p.NICs, p.Schemes = Send, Latency, 1, []Scheme{Single} })
 	run := newRunner(t.Context(), p, [2]bool{false, true}, observer{})
-	defer run.stop()
 	run.peer = &peer{}
 	column, err := newHalf(p, Single, run.mem, 1, nics)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer column.close()
-	if task := newCell(run, column, 64).task(1, 4, false); task.Window != 2 || !task.Answers {
+	if task := newCell(run, column, 64).task(t.Context(), 1, 4, false); task.Window != 2 || !task.Answers {
 		t.Errorf("%d answers at a time, answers %v", task.Window, task.Answers)
 	}
 }

@@ -61,7 +61,6 @@ func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 		return nil, f.part(interruptedOr(ctx, err))
 	}
 	run := newRunner(ctx, task.Params, [2]bool{false, true}, o)
-	defer run.stop()
 	run.peer = f
 	run.report.Peer = describe(h, &task.Self, task.Params.NICs, "a")
 	o.Start(task.Params, run.report.Peer)
@@ -212,11 +211,11 @@ func (c *cell) follow() error {
 			return err
 		}
 		if m.Kind == kindOver {
-			now := c.pair.count()
-			return c.peer.conn.Send(c.peer.steps, kindStats, statsBody{
-				Stats:     QPStats{c.pair.scheme, since(now.queuePairs[1], c.before.queuePairs[1])},
-				Transport: now.transport[1].since(&c.before.transport[1]),
-			})
+			var stats QPStats
+			if !c.p.Layered() {
+				stats = QPStats{c.pair.scheme, since(c.pair.count()[1], c.before[1])}
+			}
+			return c.peer.conn.Send(c.peer.steps, kindStats, statsBody{stats})
 		}
 		var b roundBody
 		if err := m.Decode(&b); err != nil {
@@ -226,12 +225,7 @@ func (c *cell) follow() error {
 			return fmt.Errorf("%w: a round of %d messages: must be 1 to %d", rendezvous.ErrProtocol,
 				b.Messages, c.longest())
 		}
-		if b.Endpoints < min(1, c.p.Endpoints) || b.Endpoints > c.p.Endpoints {
-			return fmt.Errorf("%w: a round over %d endpoints: must be 1 to %d", rendezvous.ErrProtocol,
-				b.Endpoints, c.p.Endpoints)
-		}
-		c.endpoints = b.Endpoints
-		if _, err := c.runRound(b.Messages, b.WarmUp); err != nil {
+		if err := c.runRound(b.Messages, b.WarmUp); err != nil {
 			c.pair.failed = true
 			return fmt.Errorf("%s, %v: %w", c.pair.scheme, c.result.Size, c.explain(err))
 		}

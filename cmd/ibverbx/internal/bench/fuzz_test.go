@@ -58,14 +58,13 @@ func FuzzTask(f *testing.F) {
 		f.Add(strings.Replace(good, old, lie, 1))
 	}
 	for _, layer := range []layers.Layer{layers.Transport, layers.Tagged, layers.SHMEM} {
-		p := layerParams(layer, "", Rate)
+		p := layerParams(layer, "", Bandwidth)
 		if err := p.Validate(); err != nil {
 			f.Fatal(err)
 		}
 		good := marshaled(f, taskBody{Self: selfBody{Offer: offer("x")}, Params: p})
 		f.Add(good)
-		f.Add(strings.Replace(good, `"endpoints":1`, `"endpoints":256,"tx_depth":4096`, 1))
-		f.Add(strings.Replace(good, `"kind":"auto"`, `"kind":"short"`, 1))
+		f.Add(strings.Replace(good, `"tx_depth":16`, `"tx_depth":65536`, 1))
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		task, err := decodeTask([]byte(text))
@@ -87,8 +86,7 @@ func FuzzTask(f *testing.F) {
 			len(p.Sizes) > maxServedSizes || p.Duration > maxServedDuration || p.Duration < 0 {
 			t.Fatalf("took %+v", p)
 		}
-		if p.Layered() && (p.Layer == layers.SHMEM || p.Endpoints < 1 || p.Endpoints > maxEndpoints ||
-			p.TxDepth*p.Endpoints > maxOutstanding) {
+		if p.Layered() && (p.Layer == layers.SHMEM || p.TxDepth > maxLayerWindow) {
 			t.Fatalf("took %+v", p)
 		}
 		window := int(p.Memory)

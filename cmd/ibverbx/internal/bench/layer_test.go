@@ -21,6 +21,9 @@ func layerParams(layer layers.Layer, op layers.Op, mode Mode, change ...func(*Pa
 		if p.Op.Atomic() {
 			p.Sizes = nil
 		}
+		if op == layers.AM || op == "" {
+			p.Sizes = []units.Size{64, 2000}
+		}
 	}}, change...)...)
 }
 
@@ -29,7 +32,7 @@ func modes(s layers.Shape) []string {
 	if s.LatencyOnly {
 		return []string{"lat"}
 	}
-	return []string{"bw", "rate", "lat", "both directions"}
+	return []string{"bw", "lat", "both directions"}
 }
 
 // how applies a word of modes.
@@ -37,193 +40,39 @@ func how(p *Params, word string) {
 	switch word {
 	case "lat":
 		p.Mode = Latency
-	case "rate":
-		p.Mode = Rate
 	case "both directions":
 		p.Bidirectional = true
 	}
 }
 
+// aboveQPs are the operations of the layers above queue pairs, without those of which a message
+// carries less than the usual tests send.
+func aboveQPs() (list []layers.Shape) {
+	for _, s := range layers.Shapes() {
+		if s.Layer != QP {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
 // TestLayers measures every operation of every layer in every way, and verifies it.
 func TestLayers(t *testing.T) {
-	for _, s := range layers.Shapes() {
-		for _, wait := range []Wait{Adaptive, Poll, Events} {
-			for _, word := range modes(s) {
-				if wait == Poll && word != "lat" {
-					continue // two ends of one process that never pause share its cores badly
-				}
-				t.Run(fmt.Sprintf("%s/%s/%s/%s", s.Layer, s.Op, wait, word), func(t *testing.T) {
-					p := layerParams(s.Layer, s.Op, Bandwidth,
-						func(p *Params) { p.Wait = wait; how(p, word) })
-					report, err := measure(t, p)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if want := len(p.Sizes) * 3; len(report.Results) != want || !report.OK {
-						t.Fatalf("%d results, want %d; ok %v", len(report.Results), want, report.OK)
-					}
-					for i := range report.Results {
-						checkLayerResult(t, p, &report.Results[i], true)
-					}
-				})
-			}
-		}
-	}
-}
-
-// checkLayerResult looks whether a cell is what was asked for. here says that both ends are in this
-// process, so that there is a comparison.
-func checkLayerResult(t *testing.T, p *Params, r *Result, here bool) {
-	t.Helper()
-	want := p.Iterations
-	if p.Bidirectional || p.Answered() {
-		want *= 2
-	}
-	if r.Messages != want || r.Bytes != uint64(want)*uint64(r.Size) || r.Verified <= want || r.Failed ||
-		r.Layer != p.Layer {
-		t.Errorf("%s %v: %d messages of %d, %d bytes, %d verified, failed %v", r.Scheme, r.Size, r.Messages,
-			want, r.Bytes, r.Verified, r.Failed)
-	}
-	if r.Seconds <= 0 || r.GBPerSecond <= 0 || r.MsgPerSecond <= 0 {
-		t.Errorf("%s %v: no figures: %+v", r.Scheme, r.Size, r)
-	}
-	if p.Mode == Latency {
-		if l := r.Latency; l == nil || l.Samples != int64(p.Iterations) || l.Min > l.P50 || l.P50 > l.P99 ||
-			l.P999 > l.Max {
-			t.Errorf("%s %v: latency %+v", r.Scheme, r.Size, l)
-		}
-	}
-	copied, compared := here && p.Mode == Bandwidth && !p.Op.Atomic(), here && p.compared()
-	if copied != (r.CopyGB > 0) || compared != (r.Comparison != nil) || compared &&
-		(r.Comparison.With != OneQueuePair || r.Comparison.Ratio <= 0) {
-		t.Errorf("%s %v: copy() %.2f GB/s, comparison %+v", r.Scheme, r.Size, r.CopyGB, r.Comparison)
-	}
-	if kinds := p.Shape().Kinds; (len(kinds) > 0) != (r.Kind != "") || r.Kind == layers.Auto {
-		t.Errorf("%s %v: kind %q of %v", r.Scheme, r.Size, r.Kind, kinds)
-	}
-	if s := r.Transport; s == nil || s.A.AMSent+s.A.Puts+s.A.Gets+s.A.Atomics == 0 && s.B.Gets == 0 {
-		t.Errorf("%s %v: transport %+v", r.Scheme, r.Size, s)
-	}
-}
-
-// TestKinds moves messages in each way that there is: the result says which, and it is chosen by
-// the size where none is named.
-func TestKinds(t *testing.T) {
-	for _, tt := range []struct {
-		layer layers.Layer
-		op    layers.Op
-		kind  layers.Kind
-		size  units.Size
-		want  layers.Kind
-	}{
-		{layers.Transport, layers.AM, layers.Short, 8, layers.Short},
-		{layers.Transport, layers.AM, layers.Bcopy, 8, layers.Bcopy},
-		{layers.Transport, layers.AM, layers.Zcopy, 8, layers.Zcopy},
-		{layers.Transport, layers.AM, "", 8, layers.Short},
-		{layers.Transport, layers.AM, "", 4096, layers.Bcopy},
-		{layers.Transport, layers.AM, "", 64 << 10, layers.Zcopy},
-		{layers.Transport, layers.Put, "", 8, layers.Short},
-		{layers.Transport, layers.Put, "", 8192, layers.Bcopy},
-		{layers.Transport, layers.Put, "", 8193, layers.Zcopy},
-		{layers.Transport, layers.Get, "", 8, layers.Bcopy},
-		{layers.Transport, layers.Get, layers.Zcopy, 8, layers.Zcopy},
-		{layers.Tagged, layers.Send, layers.Eager, 40000, layers.Eager},
-		{layers.Tagged, layers.Send, layers.Rendezvous, 8, layers.Rendezvous},
-		{layers.Tagged, layers.Send, "", 200000, layers.Rendezvous},
-	} {
-		for _, mode := range []Mode{Bandwidth, Latency} {
-			p := layerParams(tt.layer, tt.op, mode, func(p *Params) {
-				p.Kind, p.Sizes, p.Schemes = tt.kind, []units.Size{tt.size}, []Scheme{DQPLB}
-			})
-			report, err := measure(t, p)
-			if err != nil {
-				t.Fatalf("%+v: %v", tt, err)
-			}
-			if got := report.Results[0].Kind; got != tt.want {
-				t.Errorf("%+v: moved as %s", tt, got)
-			}
-		}
-	}
-}
-
-// TestTooLongForNIC shows that a size that a kind does not take over the NICs at hand is a wrong
-// use, whose error says what it takes.
-func TestTooLongForNIC(t *testing.T) {
-	p := layerParams(layers.Transport, layers.AM, Bandwidth, func(p *Params) {
-		p.Kind, p.Sizes = layers.Short,
-			[]units.Size{8, 128}
-	})
-	if err := p.Validate(); err != nil {
-		t.Fatal(err)
-	}
-	report, err := Run(t.Context(), p, openSoft, observer{})
-	var unusable *UsageError
-	if report != nil || !errors.As(err, &unusable) ||
-		!strings.Contains(err.Error(), "--kind short takes at most 12") {
-		t.Errorf("report %v, error %v", report, err)
-	}
-}
-
-// TestEndpoints serves several endpoints round robin, and compares that with one of them.
-func TestEndpoints(t *testing.T) {
-	for _, s := range layers.Shapes() {
-		if s.Layer == layers.SHMEM {
-			continue
-		}
+	for _, s := range aboveQPs() {
 		for _, word := range modes(s) {
-			p := layerParams(s.Layer, s.Op, Bandwidth, func(p *Params) {
-				p.Endpoints, p.Schemes = 5, []Scheme{DQPLB}
-				if how(p, word); !s.Atomic {
-					p.Sizes = []units.Size{64}
+			t.Run(fmt.Sprintf("%s/%s/%s", s.Layer, s.Op, word), func(t *testing.T) {
+				p := layerParams(s.Layer, s.Op, Bandwidth, func(p *Params) { how(p, word) })
+				report, err := measure(t, p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if want := len(p.Sizes) * 3; len(report.Results) != want || !report.OK {
+					t.Fatalf("%d results, want %d; ok %v", len(report.Results), want, report.OK)
+				}
+				for i := range report.Results {
+					checkResult(t, p, &report.Results[i], true)
 				}
 			})
-			report, err := measure(t, p)
-			if err != nil {
-				t.Fatalf("%s/%s %s: %v", s.Layer, s.Op, word, err)
-			}
-			r := &report.Results[0]
-			if c := r.Comparison; r.Endpoints != 5 || c == nil || c.With != OneEndpoint || c.Ratio <= 0 ||
-				r.Messages < p.Iterations || r.Verified < 2*r.Messages {
-				t.Errorf("%s/%s %s: %+v, comparison %+v", s.Layer, s.Op, word, r, c)
-			}
-		}
-	}
-}
-
-func TestLayerByDuration(t *testing.T) {
-	for _, mode := range []Mode{Bandwidth, Rate, Latency} {
-		p := layerParams(layers.Transport, layers.AM, mode, func(p *Params) {
-			p.Iterations, p.Duration, p.Sizes = 0, Seconds(5*time.Millisecond), []units.Size{64}
-		})
-		report, err := measure(t, p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range report.Results {
-			if r.Seconds < 0.005 || r.Seconds > 2 {
-				t.Errorf("%s %s %v: took %.4f s, asked for were 0.005", mode, r.Scheme, r.Size, r.Seconds)
-			}
-		}
-	}
-}
-
-// TestLayerInterrupt ends a run that would take long after its first row.
-func TestLayerInterrupt(t *testing.T) {
-	for _, layer := range []layers.Layer{layers.Transport, layers.Tagged, layers.SHMEM} {
-		for _, mode := range []Mode{Bandwidth, Latency} {
-			ctx, interrupt := context.WithCancel(t.Context())
-			p := layerParams(layer, "", mode, func(p *Params) {
-				p.Iterations, p.Duration, p.Sizes = 0, Seconds(time.Millisecond), []units.Size{64, 128, 256}
-			})
-			if err := p.Validate(); err != nil {
-				t.Fatal(err)
-			}
-			report, err := Run(ctx, p, openSoft, observer{row: func([]Result) { interrupt() }})
-			if !errors.Is(err, ErrInterrupted) || !report.Interrupted || report.OK ||
-				len(report.Results) != 3 {
-				t.Errorf("%s %s: error %v, interrupted %v, %d results; want the first row", layer, mode, err,
-					report.Interrupted, len(report.Results))
-			}
 		}
 	}
 }
@@ -283,21 +132,20 @@ func TestAnsweredSeriesStopsAtOnce(t *testing.T) {
 
 // TestLayerFault strikes a NIC: the column fails and says why, and the run ends.
 func TestLayerFault(t *testing.T) {
-	for _, s := range layers.Shapes() {
+	for _, s := range aboveQPs() {
 		t.Run(fmt.Sprintf("%s/%s", s.Layer, s.Op), func(t *testing.T) {
 			p := layerParams(s.Layer, s.Op, Latency, func(p *Params) { p.Schemes = []Scheme{DQPLB} })
 			run := openRunner(t, p)
-			defer run.stop()
 			column := run.columns[0]
 			c := newCell(run, column, int(p.Sizes[0]))
-			if _, err := c.runRound(4, true); err != nil {
+			if err := c.runRound(4, true); err != nil {
 				t.Fatal(err)
 			}
 			fabric := column.provider.(*soft.Fabric)
 			for i := range 4 {
 				fabric.Device(i).Kill()
 			}
-			_, err := c.runRound(4, true)
+			err := c.runRound(4, true)
 			if err == nil {
 				t.Error("a round over NICs that are gone has gone well")
 			}
@@ -314,17 +162,19 @@ func TestLayerFault(t *testing.T) {
 
 // TestLayerVerifyFinds shows that a wrong byte does not go unnoticed.
 func TestLayerVerifyFinds(t *testing.T) {
-	for _, s := range layers.Shapes() {
+	for _, s := range aboveQPs() {
 		p := layerParams(s.Layer, s.Op, Latency, func(p *Params) { p.Schemes = []Scheme{DQPLB} })
 		run := openRunner(t, p)
-		defer run.stop()
 		column := run.columns[0]
 		c := newCell(run, column, int(p.Sizes[0]))
-		if _, err := c.runRound(4, true); err != nil {
+		if err := c.runRound(4, true); err != nil {
 			t.Fatal(err)
 		}
-		if s.Atomic {
-			column.ends[0].Results()[2]++
+		if s.Op.Atomic() {
+			c.tasks[0].Counter++
+			if err := column.ends[0].Begin(c.tasks[0], func() {}); err != nil {
+				t.Fatal(err)
+			}
 		} else {
 			column.ends[c.compares(0)].Target()[c.size+7] ^= 1
 		}
@@ -342,20 +192,19 @@ func TestLayerAllocates(t *testing.T) {
 	if guard.Race {
 		t.Skip("with the race detector pools forget what they hold")
 	}
-	for _, s := range layers.Shapes() {
+	for _, s := range aboveQPs() {
 		p := layerParams(s.Layer, s.Op, Latency, func(p *Params) {
 			p.Schemes, p.Verify, p.Wait = []Scheme{DQPLB}, false, Poll
-			if !s.Atomic {
+			if !s.Op.Atomic() {
 				p.Sizes = []units.Size{64}
 			}
 		})
 		run := openRunner(t, p)
-		defer run.stop()
 		c := newCell(run, run.columns[0], int(p.Sizes[0]))
 		const many, few = 1010, 10
 		round := func(n int) float64 {
 			return testing.AllocsPerRun(5, func() {
-				if _, err := c.runRound(n, true); err != nil {
+				if err := c.runRound(n, true); err != nil {
 					t.Fatal(err)
 				}
 			})
@@ -377,53 +226,22 @@ func TestValidateLayers(t *testing.T) {
 	}{
 		{func(p *Params) { p.Layer = "moon" }, `--layer "moon": have qp, transport, tagged, shmem`},
 		{func(p *Params) { p.Layer, p.Op = layers.Transport, "send" },
-			`--op "send": --layer transport has am, put, put-poll, get, fetch-add`},
-		{func(p *Params) { p.Layer, p.Op = layers.Tagged, "write" },
-			`--op "write": --layer tagged has send, send-sync`},
-		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Transport, "get", layers.Short },
-			"has auto, bcopy, zcopy"},
-		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.SHMEM, "put", layers.Short },
-			"has no kinds: drop --kind"},
-		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Tagged, "send", layers.Zcopy },
-			"has auto, eager, rendezvous"},
-		{func(p *Params) { p.Kind = layers.Short },
-			"use --layer transport or --layer tagged, or drop --kind"},
-		{func(p *Params) { p.Endpoints = 2 }, "drop --endpoints"},
-		{func(p *Params) { p.Layer, p.Op, p.Endpoints = layers.SHMEM, "put", 2 },
-			"have one connection to each other"},
-		{func(p *Params) { p.Layer, p.Op, p.Endpoints = layers.Transport, "am", -1 }, "must be 1 to 256"},
-		{func(p *Params) { p.Layer, p.Op, p.TxDepth = layers.Transport, "am", 5000 },
-			"at most 4096 on each endpoint"},
-		{func(p *Params) { p.Layer, p.Op, p.TxDepth, p.Endpoints = layers.Transport, "am", 4096, 200 },
-			"at most 262144 in all"},
-		{func(p *Params) { p.Layer, p.Op, p.Endpoints = layers.Transport, "am", 100 },
-			"at most 64 endpoints"},
-		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.Transport, "am", []units.Size{1 << 20} },
-			"use --layer tagged, or --op put"},
-		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Transport, "put", layers.Short },
-			"--kind short takes at most 128 B; use --kind auto"},
-		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Transport, "get", layers.Bcopy },
-			"--kind bcopy takes at most 8 KiB"},
-		{func(p *Params) { p.Layer, p.Op = layers.Transport, "put-poll" }, "use --mode lat, or --op put"},
+			`--op "send": --layer transport has am, put, get, fetch-add`},
+		{func(p *Params) { p.Layer, p.Op = layers.Transport, "am" }, "--op am takes at most 4 KiB"},
+		{func(p *Params) { p.Layer, p.Op = layers.SHMEM, "put-signal" }, "use --mode lat, or --op put"},
 		{func(p *Params) { p.Layer, p.Op = layers.Transport, "fetch-add" }, "works on 8 bytes, not 64 B"},
-		{func(p *Params) { p.Layer, p.Op, p.Mode = layers.Transport, "put", "fast" },
-			"have bw and lat and rate"},
-		{func(p *Params) { p.Layer, p.Op, p.Mode, p.Bidirectional = layers.Tagged, "send", Latency, true },
-			"drop -b"},
-		{func(p *Params) { p.Mode = Rate }, "--mode bw shows the rate of --layer qp"},
+		{func(p *Params) { p.Layer, p.TxDepth = layers.Tagged, 5000 }, "through a layer at most 4096"},
+		{func(p *Params) { p.Layer, p.Wait = layers.Tagged, Events }, "--events is of virtual queue pairs"},
 		{func(p *Params) { p.Layer, p.Op, p.Faults = layers.Tagged, "send", faults(t, "slow@msg=1") },
 			"use --layer qp, or drop --fault"},
 		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.Tagged, "", nil }, ""},
-		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.SHMEM, "fetch-add", nil }, ""},
+		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.Transport, "", nil }, ""},
 	} {
-		p := params(tt.change)
-		err := p.Validate()
+		err := params(func(p *Params) { p.Op = "" }, tt.change).Validate()
 		var unusable *UsageError
-		if tt.want == "" && err == nil {
-			continue
-		}
-		if !errors.As(err, &unusable) || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("got %v, want %q", err, tt.want)
+		if tt.want == "" && err != nil || tt.want != "" && (!errors.As(err, &unusable) ||
+			!strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("error %v, want %q", err, tt.want)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 // Protocol names the messages below and their version. Ends of different versions refuse each
 // other. A golden file holds the messages as they are on the wire.
-const Protocol = "ibverbx perf/10"
+const Protocol = "ibverbx perf/11"
 
 // The messages between the two processes of a run. End a leads, end b follows:
 //
@@ -35,7 +35,7 @@ const Protocol = "ibverbx perf/10"
 //	cell  <->           what the counters of atomics hold
 //	  round ->          receives are posted at a, and b may post its own
 //	        ready <-    they are; the round begins
-//	  done  <->         from each end that sends, as soon as all is reported: how many it has sent
+//	  done  <->         from each end that sends, as soon as all is reported
 //	  verdict <->       what came has been compared, and how long the end has sent
 //	  ... further rounds
 //	over  ->
@@ -173,16 +173,22 @@ func (b *columnBody) check(p *Params, scheme Scheme, window, end int) error {
 			scheme)
 	}
 	src, dst := p.bufferSizes(end, window)
-	if err := b.Regions.Check(src, dst); err != nil {
-		return fmt.Errorf("%w: %w", rendezvous.ErrProtocol, err)
+	if p.Layer == layers.Tagged {
+		src = 0 // nothing names it
 	}
-	at, words := b.Regions.Dst.Addr(), "its words need"
-	if !p.Layered() {
-		words = "atomics need"
+	for _, m := range []struct {
+		name string
+		have uint64
+		want int
+	}{{"source", b.Src.Len(), src}, {"target", b.Dst.Len(), dst}} {
+		if m.have < uint64(m.want) {
+			return fmt.Errorf("%w: the peer's %s has %d bytes, and %d will be named", rendezvous.ErrProtocol,
+				m.name, m.have, m.want)
+		}
 	}
-	if at%8 != 0 && (p.Layered() || p.Op.Atomic()) {
-		return fmt.Errorf("%w: the peer's target begins at %#x: %s a multiple of 8", rendezvous.ErrProtocol,
-			at, words)
+	if at := b.Dst.Addr(); at%8 != 0 && p.Op.Atomic() {
+		return fmt.Errorf("%w: the peer's target begins at %#x: atomics need a multiple of 8",
+			rendezvous.ErrProtocol, at)
 	}
 	return nil
 }
@@ -196,12 +202,6 @@ type cellBody struct {
 type roundBody struct {
 	Messages int  `json:"messages"` // of each direction
 	WarmUp   bool `json:"warm_up,omitempty"`
-	// Endpoints is how many are in use, through a layer that has several.
-	Endpoints int `json:"endpoints,omitempty"`
-}
-
-type doneBody struct {
-	Posted int `json:"posted"`
 }
 
 type verdictBody struct {
@@ -210,10 +210,9 @@ type verdictBody struct {
 	Took     int64  `json:"took_ns"` // until what the end sends was reported
 }
 
-// statsBody is what the following end has counted: its queue pair, or the transport under a layer.
+// statsBody is what the following end's queue pair has counted.
 type statsBody struct {
-	Stats     QPStats         `json:"stats,omitzero"`
-	Transport TransportCounts `json:"transport,omitzero"`
+	Stats QPStats `json:"stats,omitzero"`
 }
 
 // maxRailStats is how many rails a virtual queue pair has at most: beside those for data up to two
@@ -244,10 +243,6 @@ func (b *rowBody) check(p *Params) error {
 				r.Scheme, r.Size)
 		}
 		r.Layer, r.Op, r.Mode, r.Faults, r.Failed, r.Error = p.Layer, p.Op, p.Mode, nil, false, ""
-		r.Kind = layers.Kind(oneLine(string(r.Kind)))
-		if c := r.Comparison; c != nil {
-			c.With = oneLine(c.With)
-		}
 		r.Timeline, r.Losses = nil, nil
 		clean(&r.Stats.A)
 		clean(&r.Stats.B)

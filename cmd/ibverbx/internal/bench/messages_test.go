@@ -29,7 +29,7 @@ func TestMessagesGolden(t *testing.T) {
 	}{
 		{kindOffer, &selfBody{}}, {kindTask, &taskBody{}},
 		{kindColumn, &columnBody{Scheme: Spray, Card: cardOf(t, QP, nics)}},
-		{kindCell, &cellBody{}}, {kindRound, &roundBody{}}, {kindDone, &doneBody{}},
+		{kindCell, &cellBody{}}, {kindRound, &roundBody{}},
 		{kindVerdict, &verdictBody{}},
 		{kindStats, &statsBody{}}, {kindRow, &rowBody{}}, {kindBye, &byeBody{}},
 		{kindColumn, &columnBody{Scheme: Spray, Card: cardOf(t, layers.Transport, nics)}},

@@ -8,7 +8,6 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
 )
 
@@ -70,23 +69,13 @@ func (c *pair) openBoth() (err error) {
 	if err := c.p.setSpeeds(c.provider, c.devices[:]...); err != nil {
 		return err
 	}
-	if err := c.connectBoth(c.devices); err != nil {
-		if c.p.Layered() {
-			return fmt.Errorf("%s: %w", c.scheme, err)
-		}
-		return err
-	}
-	return c.checkLongest()
-}
-
-// connectBoth makes the ends on these devices and connects them.
-func (c *pair) connectBoth(devices [2][]verbs.Device) error {
-	cfgs := [2]layers.Config{c.config(0, devices[0]), c.config(1, devices[1])}
+	cfgs := [2]layers.Config{c.config(0, c.devices[0]), c.config(1, c.devices[1])}
 	ends, err := layers.NewPair(&cfgs)
-	if err == nil {
-		c.ends = ends
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.scheme, err)
 	}
-	return err
+	c.ends = ends
+	return nil
 }
 
 // newHalf makes this process's end of a pair.
@@ -163,29 +152,17 @@ func (c *pair) config(end int, devices []verbs.Device) layers.Config {
 		}
 		devices = tapped
 	}
-	largest := 0
-	for _, z := range p.Sizes {
-		largest = max(largest, int(z))
-	}
 	qp := p.config(c.scheme)
 	qp.OnRail = func(e ibverbx.RailEvent) { c.noteLoss(end, e) }
-	return layers.Config{
-		Name: endName(end), Shape: p.Shape(), Kind: p.Kind, Endpoints: p.Endpoints,
-		Window: max(p.TxDepth, leastLayerWindow), Largest: largest, Inline: p.Inline, QP: qp,
-		Spin:    p.spin(),
-		Devices: devices, Src: m.ends[end].src, Dst: m.ends[end].dst, Tail: p.wordsAt(m, end),
+	cfg := layers.Config{Name: endName(end), Shape: p.Shape(), Window: p.TxDepth, Inline: p.Inline, QP: qp,
+		Devices: devices, Src: m.ends[end].src, Dst: m.ends[end].dst}
+	if len(cfg.Dst) > tail {
+		cfg.Tail = m.behind()
 	}
+	return cfg
 }
 
-// wordsAt is where the words of the layers lie in an end's target: behind the slots, if it has any.
-func (p *Params) wordsAt(m *memory, end int) int {
-	if len(m.ends[end].dst) <= tail {
-		return 0
-	}
-	return m.behind()
-}
-
-// spin is how long an end polls without success before it sleeps, as transport.Config.Spin.
+// spin is how long an end polls without success before it sleeps; a negative spin is not at all.
 func (p *Params) spin() time.Duration {
 	switch {
 	case p.Wait == Poll:
@@ -196,19 +173,6 @@ func (p *Params) spin() time.Duration {
 		return latencySpin
 	}
 	return patientSpin
-}
-
-// checkLongest checks that every size fits the kind that was asked for.
-func (c *pair) checkLongest() error {
-	end, _ := c.here()
-	longest := end.Longest()
-	for _, z := range c.p.Sizes {
-		if longest > 0 && int(z) > longest {
-			return usage("--size %v: --kind %s takes at most %v over these NICs; use --kind auto, or "+
-				"smaller sizes", z, c.p.Kind, units.Size(longest))
-		}
-	}
-	return nil
 }
 
 // here is an end that this process drives, and its number: a where it drives both.
@@ -241,58 +205,6 @@ func (c *pair) dataRails() int {
 	return c.p.rails()
 }
 
-// run plays the round that both ends have begun, and returns when both are done. An end that fails
-// ends the other one's part. One that has nothing to do is left alone, unless the other one needs
-// its answer when a queue pair fails.
-func (c *pair) run(ctx context.Context, tasks *[2]layers.Task) error {
-	a, b := c.ends[0], c.ends[1]
-	switch {
-	case tasks[1].Send+tasks[1].Take == 0 && !c.p.Failover:
-		return cause(ctx, a.Run(ctx, always))
-	case a.QueuePair() != nil:
-		return cause(ctx, layers.RunQueuePairs(ctx, a, b))
-	}
-	return c.runConcurrently(ctx, func(ctx context.Context) error { return a.Run(ctx, b.Over) })
-}
-
-// runConcurrently plays end b's part in a goroutine of its own while first plays a's.
-func (c *pair) runConcurrently(ctx context.Context, first func(ctx context.Context) error) error {
-	a, b := c.ends[0], c.ends[1]
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	over := make(chan error, 1)
-	go func() { over <- c.part("b", b.Run(ctx, a.Over), cancel) }()
-	err := c.part("a", first(ctx), cancel)
-	return errors.Join(cause(ctx, err), cause(ctx, <-over))
-}
-
-// errOver ends the part of an end whose peer has failed.
-var errOver = errors.New("the series is over")
-
-// part ends the other end's part too when this one has failed.
-func (c *pair) part(end string, err error, cancel context.CancelCauseFunc) error {
-	if err != nil && !errors.Is(err, context.Canceled) {
-		if c.p.Layered() {
-			err = fmt.Errorf("end %s: %w", end, err)
-		}
-		cancel(errOver)
-	}
-	return err
-}
-
-func always() bool { return true }
-
-// cause is why ctx ended where err says only that it has.
-func cause(ctx context.Context, err error) error {
-	if !errors.Is(err, context.Canceled) {
-		return err
-	}
-	if why := context.Cause(ctx); !errors.Is(why, errOver) {
-		return why
-	}
-	return nil // the other end reports it
-}
-
 // close ends both ends and the provider, which must have nothing left open.
 func (c *pair) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
@@ -311,4 +223,14 @@ func (c *pair) close() error {
 		errs = append(errs, c.provider.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// count returns what the virtual queue pairs of the ends here have counted.
+func (c *pair) count() (n [2]ibverbx.Stats) {
+	for i, q := range c.queuePairs() {
+		if q != nil {
+			n[i] = q.VQP().Stats()
+		}
+	}
+	return n
 }

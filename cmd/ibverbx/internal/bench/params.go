@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -36,7 +37,6 @@ type Mode string
 const (
 	Bandwidth Mode = "bw"
 	Latency   Mode = "lat"
-	Rate      Mode = "rate" // of messages, through the layers above queue pairs
 )
 
 // Scheme is a column: how many queue pairs, and how they are used.
@@ -84,13 +84,10 @@ func (s *Seconds) UnmarshalJSON(text []byte) error {
 // Params says what to measure. Fill it, call [Params.Validate], which completes the defaults, and
 // hand it to [Run].
 type Params struct {
-	Provider string       `json:"provider"`
-	Layer    layers.Layer `json:"layer"` // default: QP
-	Op       Op           `json:"op"`    // default: the layer's first one
-	Mode     Mode         `json:"mode"`
-	Kind     layers.Kind  `json:"kind,omitempty"` // of layers that have several; default: by size
-	// of each end, through the layers that have several; default: 1
-	Endpoints     int          `json:"endpoints,omitempty"`
+	Provider      string       `json:"provider"`
+	Layer         layers.Layer `json:"layer"` // default: QP
+	Op            Op           `json:"op"`    // default: the layer's first one
+	Mode          Mode         `json:"mode"`
 	Bidirectional bool         `json:"bidirectional"`
 	Sizes         []units.Size `json:"sizes"` // default: by operation and mode
 	usualSizes    bool         // none were given
@@ -103,7 +100,7 @@ type Params struct {
 	// Samples is how many times each cell is measured, in turn with the others of its size;
 	// default: 6, or 1 where there are too few iterations.
 	Samples  int        `json:"samples"`
-	TxDepth  int        `json:"tx_depth"` // messages outstanding; through the layers, on each endpoint
+	TxDepth  int        `json:"tx_depth"` // messages outstanding
 	NICs     int        `json:"nics"`     // of each end
 	QPs      int        `json:"qps"`      // on each NIC
 	Fragment units.Size `json:"fragment_bytes"`
@@ -157,6 +154,11 @@ const (
 	maxSamples = 1000
 
 	maxFailback = Seconds(time.Hour)
+
+	maxLayerWindow = 4096
+	// shmemMemory is how much memory one direction writes to at most in a symmetric heap, of which
+	// there are two a column.
+	shmemMemory = 16 << 20
 )
 
 // Defaults of the parameters.
@@ -167,20 +169,29 @@ const (
 	defaultSeveral  = Seconds(time.Second / 10) // of several
 	defaultLatency  = "8,64,512,4K,32K,256K"
 	defaultSizes    = "4K..16M/4"
+	defaultShort    = "8,64,512,4K" // of operations that carry no long messages
 	defaultFragment = 512 << 10
 )
 
 // Validate fills in the defaults and says, as a [*UsageError], what is not possible.
 func (p *Params) Validate() error {
 	p.fillDefaults()
-	for _, check := range []func() error{p.checkNumbers, p.checkSchemes, p.checkLayer, p.checkOp,
-		p.checkSizes, p.checkNICs, p.checkFaults,
-		p.checkInterval} {
+	for _, check := range []func() error{p.checkNumbers, p.checkSchemes, p.checkOp, p.checkFaults,
+		p.checkSizes, p.checkNICs, p.checkInterval} {
 		if err := check(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Layered reports whether what is measured lies above virtual queue pairs.
+func (p *Params) Layered() bool { return p.Layer != QP && p.Layer != "" }
+
+// Shape is the operation measured. It is the zero value where there is no such operation.
+func (p *Params) Shape() layers.Shape {
+	s, _ := layers.Find(cmp.Or(p.Layer, QP), p.Op)
+	return s
 }
 
 // fitPorts leaves out, of the sizes measured where none are given, those of which the NICs do not
@@ -201,7 +212,15 @@ func (p *Params) fitPorts(devices []verbs.Device) {
 }
 
 func (p *Params) fillDefaults() {
-	p.fillLayer()
+	if p.Layer == "" {
+		p.Layer = QP
+	}
+	if p.Op == "" {
+		p.Op = p.Shape().Op
+	}
+	if p.Layer == layers.SHMEM {
+		p.Memory = min(p.Memory, shmemMemory)
+	}
 	if len(p.Sizes) == 0 {
 		p.Sizes, p.usualSizes = p.defaultSizes(), true
 	}
@@ -213,7 +232,7 @@ func (p *Params) fillDefaults() {
 	}
 	if p.Samples == 0 {
 		p.Samples = defaultSamples
-		if p.Iterations > 0 && p.Iterations < fullSample*p.TxDepth*max(p.Endpoints, 1)*p.Samples {
+		if p.Iterations > 0 && p.Iterations < fullSample*p.TxDepth*p.Samples {
 			p.Samples = 1
 		}
 	}
@@ -234,14 +253,15 @@ func (p *Params) fillDefaults() {
 func (p *Params) defaultSizes() units.Range {
 	text := defaultSizes
 	switch {
-	case p.Layered() && !p.Op.Atomic():
-		text = p.layerSizes()
 	case p.Op.Atomic():
 		return units.Range{8}
 	case len(p.Faults) > 0:
 		return units.Range{defaultFault}
 	case p.Mode == Latency:
 		text = defaultLatency
+	}
+	if most := p.Shape().Longest; most > 0 {
+		text = defaultShort
 	}
 	list, err := units.ParseRange(text)
 	if err != nil {
@@ -337,50 +357,35 @@ func (p *Params) checkSchemes() error {
 }
 
 func (p *Params) checkOp() error {
-	if p.Layered() {
-		return p.checkShape()
-	}
-	if _, err := layers.Find(p.Layer, p.Op); err != nil {
+	shape, err := layers.Find(p.Layer, p.Op)
+	switch {
+	case err != nil:
 		return &UsageError{err.Error()}
-	}
-	return p.checkMode(nil)
-}
-
-// checkMode says what is wrong with the mode. further are the modes besides bandwidth and latency.
-func (p *Params) checkMode(further []Mode) error {
-	switch p.Mode {
-	case Bandwidth:
-	case Latency:
-		if p.Bidirectional {
-			return usage("--mode lat with --bidirectional: latency is measured one message at a time; drop " +
-				"-b, or use --mode bw")
-		}
-	default:
-		if slices.Contains(further, p.Mode) {
-			return nil
-		}
-		if p.Mode == Rate {
-			return usage("--mode rate is of the layers above queue pairs: --mode bw shows the rate of " +
-				"--layer qp beside its bandwidth")
-		}
-		have := "bw and lat"
-		for _, m := range further {
-			have += " and " + string(m)
-		}
-		return usage("--mode %.20q: have %s", p.Mode, have)
+	case p.Mode != Bandwidth && p.Mode != Latency:
+		return usage("--mode %.20q: have bw and lat", p.Mode)
+	case p.Mode == Latency && p.Bidirectional:
+		return usage("--mode lat with --bidirectional: latency is measured one message at a time; drop -b, " +
+			"or use --mode bw")
+	case shape.LatencyOnly && p.Mode != Latency:
+		return usage("--op %s is one message at a time: use --mode lat, or --op put", p.Op)
+	case p.Layered() && p.TxDepth > maxLayerWindow:
+		return usage("--tx-depth %d: through a layer at most %d", p.TxDepth, maxLayerWindow)
+	case p.Layered() && p.Wait == Events:
+		return usage("--events is of virtual queue pairs: use --layer qp, or drop it")
 	}
 	return nil
 }
 
 func (p *Params) checkSizes() error {
+	longest := units.Size(p.Shape().Longest)
 	for _, z := range p.Sizes {
 		switch {
 		case p.Op.Atomic() && z != 8:
 			return usage("--op %s works on 8 bytes, not %v: drop --size, or use --size 8", p.Op, z)
 		case z == 0:
 			return usage("--size 0: a message of no bytes cannot be measured; use --size 1 or more")
-		case p.Layered() && p.tooLong(z):
-			return p.refuseSize(z)
+		case longest > 0 && z > longest:
+			return usage("--size %v: --op %s takes at most %v; use --op put", z, p.Op, longest)
 		case z > maxSize:
 			return usage("--size %v: at most 1 GiB, for it has to fit into memory several times", z)
 		}

@@ -34,7 +34,7 @@ func TestValidate(t *testing.T) {
 		{"one queue pair", func(p *Params) { p.NICs, p.QPs = 1, 1 }, ""},
 		{"unknown scheme", func(p *Params) { p.Schemes = []Scheme{"sprayed"} }, "have single, spray, dqplb"},
 		{"scheme twice", func(p *Params) { p.Schemes = []Scheme{Spray, Spray} }, "given twice"},
-		{"unknown op", func(p *Params) { p.Op = "swap" }, "have write, write-imm"},
+		{"unknown op", func(p *Params) { p.Op = "swap" }, "has write, write-imm"},
 		{"unknown mode", func(p *Params) { p.Mode = "fast" }, "have bw and lat"},
 		{"latency both ways", func(p *Params) { p.Mode, p.Bidirectional = Latency, true },
 			"drop -b, or use --mode bw"},

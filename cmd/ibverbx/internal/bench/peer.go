@@ -71,7 +71,7 @@ func (c *cell) body() cellBody {
 
 // counter is what the counter of atomics at this end holds.
 func (c *cell) counter() uint64 {
-	if end, _ := c.pair.here(); c.shape.Atomic {
+	if end, _ := c.pair.here(); c.p.Op.Atomic() {
 		return end.Counter()
 	}
 	return 0
@@ -97,7 +97,7 @@ func (c *cell) begin(n int, warmup bool) error {
 		return c.peer.conn.Send(c.peer.steps, kindReady, nil)
 	}
 	if err := c.peer.conn.Send(c.peer.steps, kindRound,
-		roundBody{Messages: n, WarmUp: warmup, Endpoints: c.endpoints}); err != nil {
+		roundBody{Messages: n, WarmUp: warmup}); err != nil {
 		return err
 	}
 	return c.peer.conn.Receive(c.peer.steps, kindReady, nil)
@@ -118,7 +118,7 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 		return 0, err
 	}
 	_, at := c.pair.here()
-	if c.shape.Atomic && c.sends(at) {
+	if c.p.Op.Atomic() && c.sends(at) {
 		if err := c.checkCounter(1-at, v.Counter); err != nil {
 			return 0, err
 		}
@@ -152,8 +152,33 @@ func (c *cell) over() error {
 			c.pair.scheme)
 	}
 	c.result.Stats.B = theirs.Stats
-	if c.p.Layered() {
-		c.result.Stats, c.result.Transport = EndStats{}, &TransportStats{B: theirs.Transport}
-	}
 	return nil
+}
+
+// errSilent reports that the peer did not acknowledge the report of a failure:
+// it may be gone, or busy.
+var errSilent = errors.New("the peer took no note of that in time")
+
+// part tells the peer why this end gives up, ends the conversation, and returns the reason together
+// with the peer's answer.
+func (p *peer) part(why error) error {
+	var said *rendezvous.PeerError
+	if errors.As(why, &said) {
+		_ = p.conn.Close()
+		return why // the peer knows it already
+	}
+	before := p.conn.Err()
+	p.conn.Fail(why)
+	after := p.conn.Err()
+	switch {
+	case before != nil && errors.Is(why, before):
+		return why
+	case before != nil:
+		return errors.Join(why, before)
+	case errors.As(after, &said):
+		return errors.Join(why, after)
+	case errors.Is(after, rendezvous.ErrClosed):
+		return errors.Join(why, errSilent)
+	}
+	return why
 }

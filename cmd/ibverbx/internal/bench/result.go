@@ -59,19 +59,12 @@ type Result struct {
 	CopySpread  *Spread     `json:"copy_spread,omitempty"`
 	RatioSpread *Spread     `json:"ratio_spread,omitempty"`
 	Latency     *Percentile `json:"latency,omitempty"`
-	Kind        layers.Kind `json:"kind,omitempty"`      // in which the layer moved the bytes
-	Endpoints   int         `json:"endpoints,omitempty"` // of each end, served round robin
-	// Comparison is with another figure of the same run.
-	Comparison *Comparison `json:"comparison,omitempty"`
 	// Verified is how many messages were compared byte for byte, those of the warm-up included.
 	Verified int           `json:"verified_messages"`
 	Faults   []FaultReport `json:"faults,omitempty"`
 	Failed   bool          `json:"failed"`
 	Error    string        `json:"error,omitempty"`
-	// of the queue pairs in use at its end; through a layer there is Transport in its place
-	Stats EndStats `json:"stats,omitzero"`
-	// Transport is what the transport under a layer has counted at both ends.
-	Transport *TransportStats `json:"transport,omitempty"`
+	Stats    EndStats      `json:"stats,omitzero"` // of virtual queue pairs
 	// Losses say why queue pairs were lost, where others went on without them.
 	Losses   []Loss    `json:"lost_queue_pairs,omitempty"`
 	Timeline *Timeline `json:"timeline,omitempty"` // where it was asked for

@@ -2,10 +2,12 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
+
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/rendezvous"
-	"time"
 )
 
 // round is the state of the round under way.
@@ -13,15 +15,16 @@ type round struct {
 	number uint64
 	tasks  [2]layers.Task
 	posted [2]int // messages that each end has sent, once its part is played
-	taken  int    // samples of a series
 	watch  *watchdog
-	goodbye
+	// Of two processes each end says that it has sent its messages once they have completed, and
+	// neither ends the round before it has heard that from the other.
+	said, heard bool
 }
 
 // task is an end's part in a round of n messages a direction.
-func (c *cell) task(end, n int, warmup bool) layers.Task {
-	t := layers.Task{Round: c.mem.round(c.number, c.size), Endpoints: c.endpoints,
-		Alone: c.p.Mode == Latency, Counter: c.counters[1-end]}
+func (c *cell) task(ctx context.Context, end, n int, warmup bool) layers.Task {
+	t := layers.Task{Ctx: ctx, Round: c.mem.round(c.number, c.size), Counter: c.counters[1-end],
+		Slots: c.mem.slots(c.size), Window: c.outstanding()}
 	if c.sends(end) {
 		t.Send = n
 	}
@@ -29,55 +32,62 @@ func (c *cell) task(end, n int, warmup bool) layers.Task {
 		t.Take = n
 	}
 	t.Answers = end == 1 && c.p.Answered()
-	if c.peer != nil {
-		t.Meanwhile = c.converse
-	}
 	if warmup && t.Take > 0 {
 		t.Check = c.early(end)
 	}
-	if c.p.Layered() {
-		if t.Alone && end == 0 {
-			t.Brake = &c.brake // between two messages of a series nothing is outstanding
-		}
-		return t
-	}
-	t.Slots, t.Brake, t.Window = c.mem.slots(c.size), &c.brake, c.outstanding()
-	if t.Alone {
+	if c.p.Mode == Latency {
 		t.Window = c.accepted(2) // with 1 an answer would wait until the one before is acknowledged
+		if end == 0 {
+			if len(c.times) < n {
+				c.times = make([]int64, n)
+			}
+			t.Times = c.times[:n]
+		}
 	}
-	// Both ends share a goroutine where there is a recorder or a fault.
-	if !warmup && c.sends(end) && (c.recorder != nil || end == 0 && len(c.p.Faults) > 0) {
-		t.Look = c.look
+	// Both ends share a goroutine, unless they are in two processes.
+	timed := !warmup && c.sends(end) && (c.recorder != nil || end == 0 && len(c.p.Faults) > 0)
+	if timed || c.peer != nil {
+		t.Look = func(posted int) error {
+			if timed {
+				if err := c.look(posted); err != nil {
+					return err
+				}
+			}
+			return c.converse()
+		}
 	}
 	return t
 }
 
-// runRound runs and verifies one round of up to n messages a direction, and says how many came a
-// second. Of a series that failed what came before counts.
-func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
+// runRound runs and verifies one round of n messages a direction. Of a series that failed what came
+// before counts.
+func (c *cell) runRound(n int, warmup bool) error {
 	c.round = round{number: c.mem.nextRound()}
 	if c.recorder == nil && c.p.Interval != 0 && !warmup {
 		c.recorder = newRecorder(c)
 	}
-	for i, e := range c.pair.ends {
-		c.tasks[i] = c.task(i, n, warmup)
-		if e != nil {
-			if err := e.Begin(c.tasks[i], c.moved); err != nil {
-				return 0, err
-			}
-		}
-	}
-	if err := c.begin(n, warmup); err != nil {
-		return 0, err
-	}
 	ctx, watch, cancel := c.deadline(n)
 	defer cancel()
 	c.watch = watch
+	var ends []*layers.End
+	for i, e := range c.pair.ends {
+		c.tasks[i] = c.task(ctx, i, n, warmup)
+		if e == nil {
+			continue
+		}
+		ends = append(ends, e)
+		if err := e.Begin(c.tasks[i], func() { watch.feed() }); err != nil {
+			return err
+		}
+	}
+	if err := c.begin(n, warmup); err != nil {
+		return err
+	}
 	if !warmup {
 		c.pair.watch.start()
 	}
 	start := time.Now()
-	err = c.play(ctx, n)
+	err := cause(ctx, layers.Run(ctx, c.p.spin(), c.parted, ends...))
 	if !warmup {
 		if c.recorder != nil {
 			c.read()
@@ -91,38 +101,30 @@ func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
 	elapsed := c.elapsed(start)
 	verified, err := c.verify()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	theirs, err := c.conclude(verified, elapsed)
 	if err != nil {
-		return 0, err
-	}
-	cut := c.cut(n)
-	if c.peer != nil && c.peer.leads && cut && !c.interrupted() {
-		// A round that is cut does not count:
-		// a peer that cut every round would make the run endless.
-		return 0, fmt.Errorf("%w: the peer stopped a round before its end", rendezvous.ErrProtocol)
+		return err
 	}
 	// Of two ends that send at the same time the slower one counts,
 	// since neither clock covers both.
 	elapsed = max(elapsed, min(theirs, time.Since(start)))
-	if c.taken > 0 {
-		elapsed = c.record()
+	if c.p.Mode == Latency && (c.peer == nil || c.peer.leads) {
+		elapsed = c.record(n)
 	}
-	c.add(c.posted[0]+c.posted[1], elapsed, warmup || cut)
-	c.pace = float64(c.posted[0]) / max(elapsed.Seconds(), 1e-9)
+	c.add(c.posted[0]+c.posted[1], elapsed, warmup)
+	c.pace = float64(n) / max(elapsed.Seconds(), 1e-9)
 	c.pair.carried = c.pace * float64(c.size)
-	return c.pace, nil
+	return nil
 }
 
 // countPosted notes how many messages each end has sent.
 func (c *cell) countPosted(warmup bool) {
 	for i, e := range c.pair.ends {
-		switch {
-		case e != nil:
+		c.posted[i] = c.tasks[i].Send
+		if e != nil {
 			c.posted[i] = e.Posted()
-		case c.sends(i):
-			c.posted[i] = c.theirs
 		}
 	}
 	if !warmup {
@@ -130,9 +132,9 @@ func (c *cell) countPosted(warmup bool) {
 	}
 }
 
-// add counts messages and their time, unless they do not count.
-func (c *cell) add(messages int, took time.Duration, uncounted bool) {
-	if uncounted {
+// add counts messages and their time, unless they warm up.
+func (c *cell) add(messages int, took time.Duration, warmup bool) {
+	if warmup {
 		return
 	}
 	c.timed += took
@@ -141,52 +143,36 @@ func (c *cell) add(messages int, took time.Duration, uncounted bool) {
 }
 
 // partial counts the messages of a series that failed with err that came through before.
-func (c *cell) partial(warmup bool, err error) (rate float64, _ error) {
-	if c.taken == 0 {
-		return 0, err
+func (c *cell) partial(warmup bool, err error) error {
+	a := c.pair.ends[0]
+	if c.p.Mode != Latency || a == nil || a.Timed() == 0 {
+		return err
 	}
+	n := a.Timed()
 	for end := range c.tasks {
 		if at := c.compares(end); c.p.Verify && c.sends(end) && c.pair.ends[at] != nil {
-			if wrong := c.compare(end, c.taken); wrong != nil {
-				return 0, wrong
+			if wrong := c.compare(end, n); wrong != nil {
+				return wrong
 			}
-			c.result.Verified += c.taken
+			c.result.Verified += n
 		}
 	}
-	took := c.record()
-	c.add(c.taken*c.directions, took, warmup)
-	return float64(c.taken) / max(took.Seconds(), 1e-9), err
+	c.add(n*c.directions, c.record(n), warmup)
+	return err
 }
 
-// cut says whether the round of two ends that send at the same time was stopped: then they did not
-// stop at the same time, and the round measures neither.
-func (c *cell) cut(n int) bool {
-	return c.peer != nil && c.directions == 2 && (c.posted[0] < n || c.posted[1] < n)
-}
-
-// record records the samples of a series, and says how long it took in all.
-func (c *cell) record() (all time.Duration) {
+// record records the first n times of a series, and returns their sum.
+func (c *cell) record(n int) (all time.Duration) {
 	ways := int64(1)
 	if c.p.Answered() {
 		ways = 2
 	}
-	for _, took := range c.times[:c.taken] {
+	for _, took := range c.times[:n] {
 		all += time.Duration(took)
 		record(c.hist, took/ways)
 		record(c.part, took/ways)
 	}
 	return all
-}
-
-// play plays the round at the ends that are here.
-func (c *cell) play(ctx context.Context, n int) error {
-	switch {
-	case c.peer != nil:
-		return c.playApart(ctx, n)
-	case c.p.Mode == Latency:
-		return c.series(ctx, n)
-	}
-	return c.pair.run(ctx, &c.tasks)
 }
 
 // elapsed is how long what the ends here send was under way. In two processes, what follows is
@@ -200,57 +186,13 @@ func (c *cell) elapsed(start time.Time) (longest time.Duration) {
 	return longest
 }
 
-// series sends n messages one at a time where both ends are here.
-func (c *cell) series(ctx context.Context, n int) (err error) {
-	a, b, samples := c.pair.ends[0], c.pair.ends[1], c.room(n)
-	if !c.shape.Seen && !c.p.Failover {
-		b = nil
-	}
-	switch {
-	case c.p.Wait != Events:
-		c.taken, err = a.Series(ctx, b, samples)
-	case b == nil:
-		c.taken, err = a.SeriesAsleep(ctx, samples)
-		err = cause(ctx, err)
-	default:
-		// The answers come from a goroutine of their own:
-		// each end sleeps until an event of its own NICs.
-		return c.pair.runConcurrently(ctx, func(ctx context.Context) error {
-			if c.taken, err = a.SeriesAsleep(ctx, samples); err != nil {
-				return err
-			}
-			c.shorten(b)
-			return a.Run(ctx, b.Over)
-		})
-	}
-	if err != nil {
-		return err
-	}
-	c.shorten(b)
-	return c.pair.run(ctx, &c.tasks)
-}
-
-// shorten tells both ends the length of a series that may have been cut short.
-func (c *cell) shorten(b *layers.End) {
-	if b != nil {
-		c.pair.ends[0].Expect(c.taken)
-		b.Expect(c.taken)
-	}
-}
-
-// room is room for n samples.
-func (c *cell) room(n int) []int64 {
-	if len(c.times) < n {
-		c.times = make([]int64, max(n, latencyWarmup))
-	}
-	return c.times[:n]
-}
-
-// deadline is a context that ends when a round of up to n messages has to end, and the watchdog
-// whose patience that is.
+// deadline is a context that ends when a round of n messages has to end, and the watchdog whose
+// patience that is.
 func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) {
 	if c.peer == nil {
-		return c.deadlineHere()
+		ctx, w, cancel := watched(context.Background(), patience(c.p, idlePatience, c.size))
+		stop := context.AfterFunc(c.ctx, func() { time.AfterFunc(lastRound, cancel) })
+		return ctx, w, func() { stop(); cancel() }
 	}
 	d := patience(c.p, c.peer.conn.Timeout(), c.size)
 	_, at := c.pair.here()
@@ -262,4 +204,49 @@ func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) 
 	ctx, stop := c.peer.watch(c.sends(at))
 	ctx, w, cancel := watched(ctx, d)
 	return ctx, w, func() { cancel(); stop() }
+}
+
+// cause is why ctx ended where err says only that it has.
+func cause(ctx context.Context, err error) error {
+	if errors.Is(err, context.Canceled) {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// converse tells the other process that this end has sent its messages, as soon as it has, and
+// hears the same from the other.
+func (c *cell) converse() error {
+	if c.peer == nil {
+		return nil
+	}
+	end, at := c.pair.here()
+	if !c.said && c.sends(at) && end.Sent() {
+		c.said = true
+		if err := c.peer.conn.Send(c.peer.steps, kindDone, nil); err != nil {
+			return err
+		}
+	}
+	if c.heard || !c.sends(1-at) {
+		return nil
+	}
+	select {
+	case m := <-c.peer.conn.Inbox():
+		c.heard = true
+		c.watch.feed()
+		if m.Kind != kindDone || len(m.Body) > len("null") {
+			return fmt.Errorf("%w: message %q came in place of %q", rendezvous.ErrProtocol, m.Kind, kindDone)
+		}
+	default:
+	}
+	return nil
+}
+
+// parted reports whether both ends of a round have said that they have sent their messages.
+func (c *cell) parted() bool {
+	if c.peer == nil {
+		return true
+	}
+	_, at := c.pair.here()
+	return (c.said || !c.sends(at)) && (c.heard || !c.sends(1-at))
 }

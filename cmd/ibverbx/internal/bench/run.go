@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 )
 
@@ -31,7 +30,6 @@ var ErrInterrupted = errors.New("interrupted: the rest was not measured")
 func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, error) {
 	o.Start(p, nil)
 	run := newRunner(ctx, p, bothHere(), o)
-	defer run.stop()
 	err := run.open(open)
 	if err == nil {
 		p.fitPorts(run.columns[0].nics[0])
@@ -49,13 +47,10 @@ func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, er
 
 // runner is a run under way.
 type runner struct {
-	ctx     context.Context
-	p       *Params
-	mem     *memory
-	columns []*pair
-	below   *below // what layers are compared with; nil for nothing
-	// brake is set when ctx ends. The loops that are timed look at it, which is cheaper than ctx.
-	brake    atomic.Bool
+	ctx      context.Context
+	p        *Params
+	mem      *memory
+	columns  []*pair
 	observer Observer
 	done     int
 	cells    []*cell // of the size under way, at the following end
@@ -65,24 +60,16 @@ type runner struct {
 	complete bool
 	peer     *peer // nil when both ends are in this process
 	start    time.Time
-	stop     func() bool
 }
 
 // bothHere says that this process drives both ends.
 func bothHere() [2]bool { return [2]bool{true, true} }
 
 func newRunner(ctx context.Context, p *Params, here [2]bool, o Observer) *runner {
-	return newRunnerOver(ctx, p, newMemory(p, here), o)
-}
-
-// newRunnerOver is newRunner over memory that exists already.
-func newRunnerOver(ctx context.Context, p *Params, mem *memory, o Observer) *runner {
-	r := &runner{
-		ctx: ctx, p: p, mem: mem, observer: o, start: time.Now(),
+	return &runner{
+		ctx: ctx, p: p, mem: newMemory(p, here), observer: o, start: time.Now(),
 		report: &Report{Tool: "ibverbx perf", Params: p, Machine: ThisMachine(), Results: []Result{}},
 	}
-	r.stop = context.AfterFunc(ctx, func() { r.brake.Store(true) })
-	return r
 }
 
 // rows measures.
@@ -163,16 +150,13 @@ func (r *runner) open(open OpenFunc) error {
 		}
 		r.columns = append(r.columns, c)
 	}
-	return r.openBelow(open)
+	return nil
 }
 
 func (r *runner) close() error {
 	var errs []error
 	for _, c := range r.columns {
 		errs = append(errs, c.close())
-	}
-	if r.below != nil {
-		errs = append(errs, r.below.close())
 	}
 	return errors.Join(errs...)
 }
@@ -182,26 +166,20 @@ func (r *runner) close() error {
 // the run was interrupted before the last sample was complete.
 func (r *runner) row(size int) (row []Result, cut bool, err error) {
 	cells := make([]*cell, len(r.columns))
-	below := r.cellBelow(size)
 	var copies series
 	base := copier{size: size}
 	for turn := 0; turn < r.p.Samples && err == nil && !r.interrupted() && !r.parted(); turn++ {
 		if err = r.baseline(&base, turn, &copies); err == nil {
-			err = r.measureBelow(below, turn)
-		}
-		if err == nil {
 			err = r.takeTurn(cells, size, turn)
 		}
 	}
 	cut = r.interrupted()
-	compared := resultBelow(below)
 	for _, c := range cells {
 		if c == nil || !c.opened {
 			continue
 		}
 		c.close()
 		c.result.finish(copies)
-		c.result.compare(compared)
 		row = append(row, c.result)
 	}
 	if len(row) > 0 {
@@ -256,7 +234,7 @@ func (r *runner) baseline(c *copier, turn int, copies *series) error {
 	if r.p.Mode != Bandwidth || r.p.Op.Atomic() || r.peer != nil {
 		return nil
 	}
-	bytes, err := c.sample(r.p, r.mem, &r.brake)
+	bytes, err := c.sample(r.ctx, r.p, r.mem)
 	if err != nil {
 		return fmt.Errorf("copy(): %w", err)
 	}

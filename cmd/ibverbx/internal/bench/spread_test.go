@@ -114,29 +114,6 @@ func TestSamplesOfAtomics(t *testing.T) {
 	}
 }
 
-// TestSamplesOfLayers measures a layer and what it is compared with in turn.
-func TestSamplesOfLayers(t *testing.T) {
-	for _, endpoints := range []int{1, 3} {
-		p := params(func(p *Params) {
-			p.Layer, p.Op, p.Mode, p.Endpoints = layers.Tagged, layers.Send, Rate, endpoints
-			p.Sizes = []units.Size{64}
-			countedSamples(p)
-		})
-		report, err := measure(t, p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := range report.Results {
-			r := &report.Results[i]
-			checkSpread(t, p, r, false)
-			if c := r.Comparison; c == nil || c.Spread == nil || c.Ratio < c.Spread.Low ||
-				c.Ratio > c.Spread.High {
-				t.Errorf("%s, %d endpoints: comparison %+v", r.Scheme, endpoints, c)
-			}
-		}
-	}
-}
-
 // checkSpread looks whether a figure is the median of its samples.
 func checkSpread(t *testing.T, p *Params, r *Result, copied bool) {
 	t.Helper()

@@ -125,8 +125,6 @@ func (a *actor) honest(kind string) json.RawMessage {
 		body = cellBody{Size: size, Scheme: scheme}
 	case kindRound:
 		body = roundBody{Messages: 2}
-	case kindDone:
-		body = doneBody{Posted: 2}
 	case kindVerdict:
 		body = verdictBody{}
 	case kindStats:

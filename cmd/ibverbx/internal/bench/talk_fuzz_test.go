@@ -245,11 +245,11 @@ func FuzzFollow(f *testing.F) {
 	}
 	for _, lie := range []string{
 		`{"card":{"qpNums":["1"]}}`, `{"card":{"credits":1}}`, `{"card":{"rails":null}}`, `{"card":null}`,
-		`{"regions":{"dst":null}}`,
-		`{"regions":{"dst":{"rkeys":{"63":1}}}}`,
-		`{"regions":{"dst":{"addr":"18446744073709547000"}}}`, `{"scheme":"spray"}`,
+		`{"dst":null}`,
+		`{"dst":{"rkeys":{"63":1}}}`,
+		`{"dst":{"addr":"18446744073709547000"}}`, `{"scheme":"spray"}`,
 		`{"card":{"rdAtomic":255,"mtu":256}}`,
-		`{"regions":{"dst":{"rkeys":{"0":1}}}}`,
+		`{"dst":{"rkeys":{"0":1}}}`,
 	} {
 		add(64, "task\ncolumn "+lie+"\nconnected\ncell\nround\ndone\nverdict\nover\nbye")
 	}
@@ -289,11 +289,11 @@ func FuzzLead(f *testing.F) {
 	}
 	for _, lie := range []string{
 		`{"card":{"qpNums":["1"]}}`, `{"card":{"credits":1}}`, `{"card":{"rails":null}}`, `{"card":null}`,
-		`{"regions":{"dst":null}}`,
-		`{"regions":{"dst":{"rkeys":{"63":1}}}}`,
-		`{"regions":{"dst":{"addr":"18446744073709547000"}}}`, `{"regions":{"dst":{"addr":"1"}}}`,
+		`{"dst":null}`,
+		`{"dst":{"rkeys":{"63":1}}}`,
+		`{"dst":{"addr":"18446744073709547000"}}`, `{"dst":{"addr":"1"}}`,
 		`{"scheme":"spray"}`,
-		`{"card":{"rdAtomic":255,"mtu":256}}`, `{"regions":{"dst":{"rkeys":{"0":1}}}}`,
+		`{"card":{"rdAtomic":255,"mtu":256}}`, `{"dst":{"rkeys":{"0":1}}}`,
 	} {
 		add(32, "offer\naccept\ncolumn "+lie+"\nconnected\ncell\n"+rounds+"stats\nbye")
 	}

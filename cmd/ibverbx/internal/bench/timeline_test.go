@@ -191,7 +191,6 @@ func TestTimelineHasEveryByte(t *testing.T) {
 func TestTimelineIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		run := newRunner(t.Context(), params(), bothHere(), observer{})
-		defer run.stop()
 		column, err := newPair(run.p, openSoft, DQPLB, run.mem)
 		if err != nil {
 			t.Fatal(err)
@@ -258,7 +257,6 @@ func TestSlow(t *testing.T) {
 func TestSlowIsTakenBack(t *testing.T) {
 	p := params(func(p *Params) { p.Speeds = []units.Rate{1 << 30, 1 << 20} })
 	run := newRunner(t.Context(), p, bothHere(), observer{})
-	defer run.stop()
 	column, err := newPair(p, openSoft, Spray, run.mem)
 	if err != nil {
 		t.Fatal(err)

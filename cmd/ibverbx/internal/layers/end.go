@@ -4,119 +4,119 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
+	"runtime"
 	"time"
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/pattern"
+	"ibverbx/tagged"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
 
 // Config says what an end is made of.
 type Config struct {
-	Name      string // of the end, in errors
-	Shape     Shape
-	Kind      Kind
-	Endpoints int            // connections to the peer, at least 1; of queue pairs there is one
-	Window    int            // operations outstanding on each
-	Largest   int            // bytes of the largest message
-	Inline    int            // up to so many bytes queue pairs send inline; QP.MaxInline allows it
-	QP        ibverbx.Config // of every endpoint
-	Spin      time.Duration  // as transport.Config.Spin
-	Devices   []verbs.Device
-	Src       []byte // messages are read there, by this end or, with Shape.Reads, by the peer
-	Dst       []byte // messages arrive there; behind the slots lie the words of Tail
-	Tail      int    // offset in Dst, a multiple of 8, of the words of this package, TailSize bytes
+	Name    string // of the end, in errors
+	Shape   Shape
+	Window  int            // messages outstanding
+	Inline  int            // up to so many bytes queue pairs send inline; QP.MaxInline allows it
+	QP      ibverbx.Config // of the virtual queue pair
+	Devices []verbs.Device
+	Src     []byte // messages are read there, by this end or, with Shape.Reads, by the peer
+	Dst     []byte // messages arrive there; behind the slots lies the counter of atomics
+	Tail    int    // offset of the counter in Dst, a multiple of 8
 }
 
 // Task is a round as one end sees it.
 type Task struct {
-	Round     pattern.Round
-	Endpoints int  // in use: the first ones
-	Send      int  // messages that this end sends
-	Take      int  // messages of the peer that it sees
-	Answers   bool // it sends one for each that has come, and not before
-	Alone     bool // one message at a time, as Series sends them
+	Ctx     context.Context // ends operations that block, which some layers have
+	Round   pattern.Round
+	Send    int     // messages that this end sends
+	Take    int     // messages of the peer that it sees
+	Answers bool    // it sends one for each that has come, and not before
+	Times   []int64 // where not nil it sends one at a time, and notes how many nanoseconds each took
+	Slots   int     // message i is in slot i modulo Slots; the layers have one for each message
+	Window  int     // messages outstanding at most
+	Counter uint64  // what the peer's counter of atomics holds before the round
 
 	// Check looks at message i of the peer as soon as this end has seen it; nil for no check.
 	Check func(i int) error
-	// Meanwhile is called again and again while Run plays the end's part; nil for nothing.
-	Meanwhile func()
-	// Look is called with the messages posted whenever this end looks for something to do; its
-	// error ends the round. Nil for nothing.
+	// Look is called again and again with the messages posted; its error ends the round. Nil for
+	// nothing.
 	Look func(posted int) error
-
-	// The rest is for queue pairs alone.
-
-	Slots   int          // message i is in slot i modulo Slots; the layers have one for each message
-	Window  int          // messages outstanding at most
-	Brake   *atomic.Bool // once set, the end sends no further message: the round is cut short
-	Counter uint64       // what the peer's counter of atomics holds before the round
 }
 
-// traffic is what a layer does for an end. Its methods are called by the goroutine that plays the
-// end's part.
+// expected is what the peer's counter must hold before atomic i: each adds two more than the one
+// before it.
+func (t *Task) expected(i int) uint64 {
+	n := uint64(i)
+	return t.Counter + 2*t.Round.Number*n + n*n
+}
+
+// Card is what two ends exchange to connect: of the cards the one of their layer. It travels as
+// JSON.
+type Card struct {
+	QP        ibverbx.BusinessCard `json:"card,omitzero"`
+	Transport *transport.Card      `json:"transport,omitempty"`
+	Tagged    *tagged.Card         `json:"tagged,omitempty"`
+	Src       ibverbx.RemoteMR     `json:"src"`
+	Dst       ibverbx.RemoteMR     `json:"dst"`
+}
+
+// traffic is what a layer does for an end.
 type traffic interface {
 	// begin prepares for a round: receives are posted when it returns.
 	begin(t *Task) error
-	// post starts up to n messages from message i on, and says how many it has started.
+	// post starts up to n messages from message i on, and returns how many it has started.
 	// [transport.ErrNoResource]: the others not yet.
 	post(i, n int) (int, error)
-	// settle makes completed become true once everything posted has completed.
-	// [transport.ErrNoResource]: call it again.
-	settle() error
-	// seal makes completed become true once what was put is visible
-	// to the peer's processor, likewise.
-	seal() error
-	// completed says whether everything posted has completed;
-	// in a series, whether the one message has.
+	// flush makes completed become true once everything posted has completed, with remote once it
+	// is visible to the peer's processor. [transport.ErrNoResource]: call it again.
+	flush(remote bool) error
 	completed() (bool, error)
-	// arrived is how many messages of the round have come.
+	// arrived returns how many messages of the round have come.
 	arrived() (int, error)
-	// target is the memory that messages land in, and counter the number there that the peer's
-	// atomics work on.
+	progress() int
+	// arm returns a channel on which a completion is announced; nil where there is no such channel.
+	arm() (<-chan struct{}, error)
+	// target is the memory that messages land in, counter the number there that the peer's atomics
+	// work on, old what atomic i brought.
 	target() []byte
 	counter() uint64
-	// results are what atomics brought.
-	results() []uint64
-	// kind is how a message of a size is moved, and longest what the kind that was asked for takes;
-	// 0 for anything.
-	kind(size int) Kind
-	longest() int
+	old(i int) uint64
 	card() (Card, error)
 	connect(peer *Card) error
 	close(ctx context.Context) error
 }
 
-// engine makes progress for an end.
-type engine interface {
-	Progress() int
-	WaitFor(ctx context.Context, every time.Duration, done func() bool) error
-	Stats() transport.Stats
-}
+// Errors of an end.
+var (
+	// ErrVerify says that completions came out of order or in the wrong number, or that what
+	// arrived is not what was sent.
+	ErrVerify = errors.New("verification failed")
+	// ErrRequests says that requests completed unsuccessfully. The virtual queue pair says why.
+	ErrRequests = errors.New("requests failed")
+	// ErrMessages says that the messages that arrived are not those that were sent.
+	ErrMessages = errors.New("other messages came than were sent")
+)
 
-// End is one end of a connection through a layer.
+// End is one end of a connection.
 //
-// Invariant: posted <= task.Send. over implies that all posted messages have completed and that
-// take messages have come.
+// Invariant: timed <= posted <= task.Send, came <= task.Take. over implies that all messages have
+// completed and come.
 type End struct {
-	t       traffic
-	engine  engine
-	moved   func() // called whenever something has moved
-	advance func() bool
-	until   func() bool
+	traffic
 
-	task   Task
-	posted int // messages of the round that this end has started
-	came   int // messages of the peer that it has seen
-	stage  stage
-	err    error
-	// take is how many messages of the peer this end waits for: task.Take, or fewer where the
-	// peer's part was cut short. Another goroutine may lower it.
-	take    atomic.Int64
-	over    atomic.Bool // its part is played
-	endedAt time.Time   // when the last message had completed or come
+	moved   func() // called whenever something has moved
+	task    Task
+	posted  int // messages of the round that this end has started
+	came    int // messages of the peer that it has seen
+	timed   int // messages whose time is noted
+	started time.Time
+	flushed bool // the one message of a series is being flushed
+	stage   stage
+	over    bool      // its part is played
+	endedAt time.Time // when the last message had completed or come
 }
 
 // stage is how far an end has come with the messages that it sends in a round.
@@ -130,34 +130,30 @@ const (
 	sent           // nothing is left to do for the messages of this end
 )
 
-// ErrMessages says that the messages that arrived are not those that were sent.
-var ErrMessages = errors.New("other messages came than were sent")
-
 // New makes an end that is not connected.
-func New(cfg *Config) (*End, error) {
-	e := &End{}
-	var err error
+func New(cfg *Config) (e *End, err error) {
+	e = &End{}
 	switch cfg.Shape.Layer {
 	case QP:
-		var q *QueuePair
-		q, err = newQueuePair(cfg)
-		e.t, e.engine = q, q
+		e.traffic, err = newQueuePair(cfg)
 	case Transport:
-		e.t, e.engine, err = newTransport(cfg)
+		e.traffic, err = newTransport(cfg)
 	case Tagged:
-		e.t, e.engine, err = newTagged(cfg)
+		e.traffic, err = newTagged(cfg)
 	default:
 		err = fmt.Errorf("an end of layer %.20q is not made alone", string(cfg.Shape.Layer))
 	}
 	if err != nil {
 		return nil, err
 	}
-	e.advance = e.step
 	return e, nil
 }
 
 // NewPair makes two ends in this process and connects them.
 func NewPair(cfgs *[2]Config) (ends [2]*End, err error) {
+	if cfgs[0].Shape.Layer == SHMEM {
+		return newSHMEM(cfgs)
+	}
 	defer func() {
 		for i, e := range ends {
 			if err != nil && e != nil {
@@ -166,89 +162,45 @@ func NewPair(cfgs *[2]Config) (ends [2]*End, err error) {
 			}
 		}
 	}()
-	if cfgs[0].Shape.Layer == SHMEM {
-		pes, err := newSHMEM(cfgs)
-		for i, pe := range pes {
-			if err == nil {
-				ends[i] = &End{t: pe, engine: pe}
-				ends[i].advance = ends[i].step
-			}
-		}
-		return ends, err
-	}
+	var cards [2]Card
 	for i := range ends {
 		if ends[i], err = New(&cfgs[i]); err != nil {
 			return ends, err
 		}
-	}
-	return ends, ConnectPair(ends)
-}
-
-// ConnectPair connects two ends in this process to each other.
-func ConnectPair(ends [2]*End) error {
-	var cards [2]Card
-	for i, e := range ends {
-		var err error
-		if cards[i], err = e.Card(); err != nil {
-			return err
+		if cards[i], err = ends[i].Card(); err != nil {
+			return ends, err
 		}
 	}
-	return errors.Join(ends[0].Connect(&cards[1]), ends[1].Connect(&cards[0]))
+	return ends, errors.Join(ends[0].Connect(&cards[1]), ends[1].Connect(&cards[0]))
 }
 
-// QueuePair is the end's virtual queue pair where it is an end of one; nil through a layer.
+// QueuePair is the end's virtual queue pair; nil through a layer.
 func (e *End) QueuePair() *QueuePair {
-	q, _ := e.t.(*QueuePair)
+	q, _ := e.traffic.(*QueuePair)
 	return q
 }
 
 // Card describes the end to its peer.
-func (e *End) Card() (Card, error) { return e.t.card() }
+func (e *End) Card() (Card, error) { return e.card() }
 
 // Connect connects to the end that sent the card.
-func (e *End) Connect(peer *Card) error { return e.t.connect(peer) }
-
-// Kind is how a message of a size is moved.
-func (e *End) Kind(size int) Kind { return e.t.kind(size) }
-
-// Longest is how many bytes the kind that was asked for takes over these NICs; 0 for any number.
-func (e *End) Longest() int { return e.t.longest() }
-
-// Stats is what the transport under the layer has counted.
-func (e *End) Stats() transport.Stats { return e.engine.Stats() }
+func (e *End) Connect(peer *Card) error { return e.connect(peer) }
 
 // Target is the memory that messages land in.
-func (e *End) Target() []byte { return e.t.target() }
+func (e *End) Target() []byte { return e.target() }
 
 // Counter is the number that the peer's atomics work on.
-func (e *End) Counter() uint64 { return e.t.counter() }
+func (e *End) Counter() uint64 { return e.counter() }
 
-// Results are what the atomics of the round brought, in the order in which they were started.
-func (e *End) Results() []uint64 { return e.t.results()[:e.posted] }
+// Expected is what the peer's counter must hold before atomic i of the round, and behind the one
+// before it.
+func (e *End) Expected(i int) uint64 { return e.task.expected(i) }
 
-// PeerCounter is what the peer's counter holds when the atomics of the round have changed it.
-func (e *End) PeerCounter() uint64 {
-	if q := e.QueuePair(); q != nil {
-		return q.next
-	}
-	return e.task.Counter + uint64(e.posted)
-}
+// Old is what atomic i of the round brought.
+func (e *End) Old(i int) uint64 { return e.old(i) }
 
 // Close ends the end. What is outstanding is cut off when ctx ends.
-func (e *End) Close(ctx context.Context) error { return e.t.close(ctx) }
-
-// Begin prepares for a round. moved is called whenever something has moved. The peer may send when
-// it returns.
-func (e *End) Begin(t Task, moved func()) error {
-	e.task, e.moved = t, moved
-	e.posted, e.came, e.stage, e.err = 0, 0, playing, nil
-	e.take.Store(int64(t.Take))
-	e.over.Store(false)
-	return e.t.begin(&e.task)
-}
-
-// Over says whether the end has played its part in the round. Any goroutine may ask.
-func (e *End) Over() bool { return e.over.Load() }
+func (e *End) Close(ctx context.Context) error { return e.close(ctx) }
 
 // Posted is how many messages of the round the end has started.
 func (e *End) Posted() int { return e.posted }
@@ -256,182 +208,253 @@ func (e *End) Posted() int { return e.posted }
 // Came is how many messages of the peer the end has seen in the round.
 func (e *End) Came() int { return e.came }
 
-// Sent says whether nothing is left to do for the messages of this end.
+// Timed is how many times of single messages are noted.
+func (e *End) Timed() int { return e.timed }
+
+// Sent reports whether all messages of this end have completed, and are visible to the peer.
 func (e *End) Sent() bool { return e.stage == sent }
 
-// EndedAt is when the last message of the end had completed or come. It is defined once Over, of
-// what it sends once Sent.
+// EndedAt is when the last message of the round had completed or come.
 func (e *End) EndedAt() time.Time { return e.endedAt }
 
-// Stop ends the end's part early: it sends no further message.
-func (e *End) Stop() { e.task.Send = e.posted }
+// Begin prepares for a round. moved is called whenever something has moved. The peer may send when
+// it returns.
+func (e *End) Begin(t Task, moved func()) error {
+	*e = End{traffic: e.traffic, task: t, moved: moved}
+	return e.begin(&e.task)
+}
 
-// Abort ends the end's part with err, unless it has failed already. It is for Task.Meanwhile.
-func (e *End) Abort(err error) {
-	if e.err == nil {
-		e.err = err
+const (
+	// idlePolls is how many turns that bring nothing pass before the goroutine yields its core: a
+	// software NIC of this process may need it.
+	idlePolls = 8
+	// checkTurns is how many turns pass between looks whether a busy round has to end.
+	checkTurns = 4096
+	// nap is how long ends sleep at most: also what no completion announces is looked for.
+	nap = time.Millisecond
+	// shortNap is how long those sleep of which no completion is announced.
+	shortNap = 50 * time.Microsecond
+)
+
+// Run plays a round in this goroutine until the parts of the ends are over and until says so; nil
+// is at once. Where it finds nothing to do it polls for as long as spin, and sleeps then; a negative
+// spin sleeps at once.
+func Run(ctx context.Context, spin time.Duration, until func() bool, ends ...*End) error {
+	idle := 0
+	var idleSince time.Time
+	for turn := 1; ; turn++ {
+		moved, over := 0, true
+		for _, e := range ends {
+			moved += e.progress()
+			if err := e.step(); err != nil {
+				return err
+			}
+			over = over && e.over
+		}
+		if over && (until == nil || until()) {
+			return nil
+		}
+		if turn%checkTurns == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if moved > 0 {
+			idle = 0
+			continue
+		}
+		if idle++; spin >= 0 {
+			if idle == 1 {
+				idleSince = time.Now()
+			}
+			if idle%idlePolls != 0 {
+				continue
+			}
+		}
+		if q := ends[0].QueuePair(); q != nil && len(ends) == 1 && q.vqp.Err() != nil {
+			q.failed = true // also where no request of this end reports it
+		}
+		if spin >= 0 && time.Since(idleSince) < spin {
+			runtime.Gosched()
+			continue
+		}
+		if err := sleep(ctx, ends); err != nil {
+			return err
+		}
 	}
 }
 
-// toSend is how many messages the end sends in all. Answers are sent one for one: a peer that was
-// stopped gets fewer.
-func (e *End) toSend() int {
-	if e.task.Answers {
-		return min(e.task.Send, int(e.take.Load()))
+// sleep waits for a moment, or until something happens at one of the ends, of which there are two
+// at most. The order is arm, poll, and sleep only if that brought nothing.
+func sleep(ctx context.Context, ends []*End) error {
+	var events [2]<-chan struct{}
+	for i, e := range ends {
+		var err error
+		if events[i], err = e.arm(); err != nil {
+			return err
+		}
 	}
-	return e.task.Send
-}
-
-// Expect says that the peer sends n messages in the round, and not more. Any goroutine may call it.
-func (e *End) Expect(n int) {
-	if e.task.Take > 0 {
-		e.take.Store(int64(n))
+	moved := 0
+	for _, e := range ends {
+		moved += e.progress()
 	}
-}
-
-// otherwise is how often an end that sleeps calls until.
-const otherwise = time.Millisecond
-
-// Run plays the end's part in the round, and serves the peer until that is over too, as until says.
-// It spins and sleeps as the layer's calls that wait do.
-func (e *End) Run(ctx context.Context, until func() bool) error {
-	e.until = until
-	e.bind(ctx)
-	if err := e.engine.WaitFor(ctx, otherwise, e.advance); err != nil {
-		return errors.Join(e.err, err)
-	}
-	return e.err
-}
-
-// bind passes ctx to a layer whose operations block.
-func (e *End) bind(ctx context.Context) {
-	if b, ok := e.t.(interface{ bind(ctx context.Context) }); ok {
-		b.bind(ctx)
-	}
-}
-
-// step does what can be done now, and says whether there is nothing more to do. Until then it reads
-// nothing that the peer's goroutine writes:
-// fetching it from another core takes longer than the rest.
-func (e *End) step() bool {
-	if e.task.Meanwhile != nil {
-		e.task.Meanwhile()
-	}
-	e.glance()
-	switch {
-	case e.err != nil:
-	case e.over.Load():
-		_, e.err = e.t.arrived() // an end that only serves can fail too
-	default:
-		e.err = e.play()
-	}
-	return e.err != nil || e.over.Load() && e.until()
-}
-
-// glance lets Task.Look see to what it wants.
-func (e *End) glance() {
-	if e.task.Look != nil && e.err == nil {
-		e.err = e.task.Look(e.posted)
-	}
-}
-
-func (e *End) play() error {
-	if err := e.pump(); err != nil {
-		return err
-	}
-	if e.posted < e.toSend() {
+	if moved > 0 {
 		return nil
 	}
-	if err := e.conclude(); err != nil || e.stage != sent {
-		return err
+	long := nap
+	if events[0] == nil {
+		long = shortNap
 	}
-	switch take := int(e.take.Load()); {
-	case e.came < take:
-	case e.came > take:
-		return fmt.Errorf("%w: %d came, %d were to come", ErrMessages, e.came, take)
-	default:
-		e.over.Store(true)
+	timer := time.NewTimer(long)
+	defer timer.Stop()
+	select {
+	case <-events[0]:
+	case <-events[1]:
+	case <-timer.C:
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 	return nil
 }
 
-// pump handles what has come, and starts what can be started.
-func (e *End) pump() error {
-	before := e.posted
-	came, err := e.look()
-	if err != nil {
+// step does what can be done now.
+func (e *End) step() error {
+	if e.task.Look != nil {
+		if err := e.task.Look(e.posted); err != nil {
+			return err
+		}
+	}
+	if e.over {
+		_, err := e.arrived() // an end that only serves can fail too
 		return err
 	}
-	// An end that answers is stopped by the peer, whose last message still gets its answer.
-	if b := e.task.Brake; b != nil && b.Load() && !e.task.Answers {
-		e.Stop()
+	before := e.posted + e.came + e.timed
+	err := e.play()
+	if e.posted+e.came+e.timed != before {
+		e.moved()
 	}
+	return err
+}
+
+func (e *End) play() error {
+	if err := e.take(); err != nil {
+		return err
+	}
+	send := e.stream
+	if e.task.Times != nil {
+		send = e.series
+	}
+	if err := send(); err != nil {
+		return later(err)
+	}
+	if e.posted < e.task.Send || e.task.Times != nil && e.timed < e.task.Send {
+		return nil
+	}
+	if err := e.conclude(); err != nil {
+		return later(err)
+	}
+	if e.came > e.task.Take {
+		return fmt.Errorf("%w: %d came, %d were to come", ErrMessages, e.came, e.task.Take)
+	}
+	e.over = e.stage == sent && e.came == e.task.Take
+	return nil
+}
+
+// take sees what has come, and checks it.
+func (e *End) take() error {
+	came, err := e.arrived()
+	if err != nil || came == e.came {
+		return err
+	}
+	if e.task.Check != nil {
+		for i := e.came; i < came; i++ {
+			if err := e.task.Check(i); err != nil {
+				return err
+			}
+		}
+	}
+	e.came = came
+	if e.stage >= ended && came >= e.task.Take {
+		e.endedAt = time.Now()
+	}
+	return nil
+}
+
+// stream starts as many messages as can be started.
+func (e *End) stream() error {
 	for {
 		n := e.task.Send - e.posted
 		if e.task.Answers {
 			n = min(n, e.came-e.posted)
 		}
 		if n <= 0 {
-			break
+			return nil
 		}
-		k, err := e.t.post(e.posted, n)
-		e.posted += k
-		if err != nil {
-			if errors.Is(err, transport.ErrNoResource) {
-				break
-			}
+		k, err := e.post(e.posted, n)
+		if e.posted += k; err != nil {
 			return err
 		}
 	}
-	if came || e.posted != before {
-		e.moved()
-	}
-	return nil
 }
 
-// look says whether messages have come, and checks them.
-func (e *End) look() (bool, error) {
-	came, err := e.t.arrived()
-	if err != nil || came == e.came {
-		return false, err
-	}
-	if e.task.Check != nil {
-		for i := e.came; i < came; i++ {
-			if err := e.task.Check(i); err != nil {
-				return false, err
+// series starts the next message once the one before is over: answered where the peer answers, else
+// completed.
+func (e *End) series() error {
+	for {
+		if e.timed < e.posted {
+			over, err := e.single()
+			if !over || err != nil {
+				return err
 			}
+			e.task.Times[e.timed] = int64(time.Since(e.started))
+			e.timed++
+			e.started, e.flushed = time.Time{}, false
+		}
+		if e.posted == e.task.Send {
+			return nil
+		}
+		if e.started.IsZero() {
+			e.started = time.Now()
+		}
+		k, err := e.post(e.posted, 1)
+		if e.posted += k; k == 0 {
+			return err
 		}
 	}
-	e.came = came
-	if e.stage >= ended && came >= int(e.take.Load()) {
-		e.endedAt = time.Now()
-	}
-	return true, nil
 }
 
-// conclude completes what the end has sent. What is not timed any more makes what was put visible
-// to the peer: an acknowledgement alone proves arrival at its NIC.
+// single reports whether the one message under way is over.
+func (e *End) single() (bool, error) {
+	if e.task.Take > 0 {
+		return e.came > e.timed, nil
+	}
+	if !e.flushed {
+		if err := e.flush(false); err != nil {
+			return false, err
+		}
+		e.flushed = true
+	}
+	return e.completed()
+}
+
+// conclude completes what the end has sent. What is not timed any more makes it visible to the
+// peer: an acknowledgement alone proves arrival at its NIC.
 func (e *End) conclude() error {
 	for e.stage != sent {
 		var err error
 		on := true // to the next stage
 		switch e.stage {
 		case playing:
-			err = e.t.settle()
+			err = e.flush(false)
 		case settling:
-			if on, err = e.t.completed(); on {
+			if on, err = e.completed(); on {
 				e.endedAt = time.Now()
 			}
 		case ended:
-			err = e.t.seal()
+			err = e.flush(true)
 		case sealing:
-			on, err = e.t.completed()
+			on, err = e.completed()
 		}
-		if err != nil {
-			return later(err)
-		}
-		if !on {
-			return nil
+		if !on || err != nil {
+			return err
 		}
 		e.stage++
 	}
@@ -444,4 +467,26 @@ func later(err error) error {
 		return nil
 	}
 	return err
+}
+
+// register makes the memory of an end known to its NICs.
+func register(dom *ibverbx.Domain, cfg *Config) (src, dst *ibverbx.MR, err error) {
+	if len(cfg.Src) > 0 {
+		if src, err = dom.Register(cfg.Src, verbs.AccessLocalWrite|verbs.AccessRemoteRead); err != nil {
+			return nil, nil, err
+		}
+	}
+	if dst, err = dom.Register(cfg.Dst, verbs.AccessAll); err != nil && src != nil {
+		err = errors.Join(err, src.Close())
+		src = nil
+	}
+	return src, dst, err
+}
+
+// remoteOf is an end's memory as the other one names it.
+func remoteOf(card *Card, src, dst *ibverbx.MR) {
+	if src != nil {
+		card.Src = src.Remote()
+	}
+	card.Dst = dst.Remote()
 }

@@ -33,8 +33,8 @@ func pair(t *testing.T, s Shape) [2]*End {
 			src[k] = byte(k>>8) ^ byte(k) + byte(i)
 		}
 		cfgs[i] = Config{
-			Shape: s, Kind: Auto, Endpoints: 1, Window: 8, Largest: 4096, QP: ibverbx.Config{QPsPerDevice: 2},
-			Devices: []verbs.Device{fabric.Device(i)}, Src: src, Dst: make([]byte, window+TailSize),
+			Shape: s, Window: 8, QP: ibverbx.Config{QPsPerDevice: 2},
+			Devices: []verbs.Device{fabric.Device(i)}, Src: src, Dst: make([]byte, window+8),
 			Tail: window,
 		}
 	}
@@ -57,29 +57,18 @@ func pair(t *testing.T, s Shape) [2]*End {
 	return ends
 }
 
-// both plays a round at both ends and returns what each says.
-func both(t *testing.T, ends [2]*End, tasks [2]Task) (errs [2]error) {
+// both plays a round at both ends.
+func both(t *testing.T, ends [2]*End, tasks [2]Task) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for i, e := range ends {
+		tasks[i].Ctx, tasks[i].Slots, tasks[i].Window = ctx, 16, 8
 		if err := e.Begin(tasks[i], func() {}); err != nil {
-			t.Fatal(err)
+			return err
 		}
 	}
-	over := make(chan error, 1)
-	go func() {
-		err := ends[1].Run(ctx, ends[0].Over)
-		if err != nil {
-			cancel()
-		}
-		over <- err
-	}()
-	if errs[0] = ends[0].Run(ctx, ends[1].Over); errs[0] != nil {
-		cancel()
-	}
-	errs[1] = <-over
-	return errs
+	return Run(ctx, 0, nil, ends[:]...)
 }
 
 // TestRounds plays streams of every shape, one after the other:
@@ -93,19 +82,23 @@ func TestRounds(t *testing.T) {
 			ends := pair(t, s)
 			for number := range uint64(3) {
 				r := pattern.Round{Number: number + 1, Size: 4096}
-				if s.Atomic {
+				if s.Op.Atomic() {
 					r.Size = 8
 				}
-				tasks := [2]Task{{Round: r, Endpoints: 1, Send: 16}, {Round: r, Endpoints: 1}}
+				tasks := [2]Task{{Round: r, Send: 16, Counter: ends[1].Counter()}, {Round: r}}
 				if s.Seen {
 					tasks[1].Take = 16
 				}
-				if errs := both(t, ends, tasks); errs[0] != nil || errs[1] != nil {
-					t.Fatal(errs)
+				if err := both(t, ends, tasks); err != nil {
+					t.Fatal(err)
 				}
-				if s.Atomic {
-					if got, want := ends[1].Counter(), 16*(number+1); got != want ||
-						len(ends[0].Results()) != 16 {
+				if s.Op.Atomic() {
+					for i := range 16 {
+						if got, want := ends[0].Old(i), ends[0].Expected(i); got != want {
+							t.Fatalf("atomic %d brought %d, want %d", i, got, want)
+						}
+					}
+					if got, want := ends[1].Counter(), ends[0].Expected(16); got != want {
 						t.Fatalf("the counter holds %d, want %d", got, want)
 					}
 					continue
@@ -143,62 +136,47 @@ func TestTooManyMessages(t *testing.T) {
 	} {
 		ends := pair(t, s)
 		r := pattern.Round{Number: 1, Size: 512}
-		tasks := [2]Task{{Round: r, Endpoints: 1, Send: 16}, {Round: r, Endpoints: 1, Take: 16}}
+		tasks := [2]Task{{Round: r, Send: 16}, {Round: r, Take: 16}}
 		lie(&tasks)
-		errs := both(t, ends, tasks)
+		err := both(t, ends, tasks)
 		// who expects nothing may be over before it comes: then the next round finds out
-		for ends[1].engine.Progress() != 0 {
+		for ends[1].progress() != 0 {
 		}
-		if !errors.Is(errs[1], ErrMessages) && !errors.Is(ends[1].Begin(tasks[1], func() {}), ErrMessages) {
-			t.Errorf("%s: %v", name, errs)
+		if !errors.Is(err, ErrMessages) && !errors.Is(ends[1].Begin(tasks[1], func() {}), ErrMessages) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
 func TestFind(t *testing.T) {
 	for _, s := range Shapes() {
-		found, err := Find(s.Layer, s.Op)
-		if err != nil || found.Name != s.Name || found.Beneath == "" || found.CheckKind(Auto) != nil {
+		if found, err := Find(s.Layer, s.Op); err != nil || found.Name != s.Name {
 			t.Errorf("%s/%s: %+v, %v", s.Layer, s.Op, found, err)
 		}
-		for _, k := range s.Kinds {
-			if err := found.CheckKind(k); err != nil {
-				t.Error(err)
-			}
+	}
+	for layer, want := range map[Layer]Op{QP: Write, Transport: AM, Tagged: Send, SHMEM: Put} {
+		if s, err := Find(layer, ""); err != nil || s.Op != want {
+			t.Errorf("%s: %s, %v", layer, s.Op, err)
 		}
 	}
 	if _, err := Find("moon", AM); err == nil ||
 		!strings.Contains(err.Error(), "have qp, transport, tagged, shmem") {
 		t.Error(err)
 	}
-	if _, err := Find(Transport, Send); err == nil ||
-		!strings.Contains(err.Error(), "has am, put, put-poll, get, fetch-add") {
+	if _, err := Find(Transport, Send); err == nil || !strings.Contains(err.Error(), "has am, put, get, fetch-add") {
 		t.Error(err)
-	}
-	if DefaultOp(Transport) != AM || DefaultOp(Tagged) != Send || DefaultOp(SHMEM) != Put ||
-		DefaultOp("moon") != "" {
-		t.Error("other defaults")
 	}
 }
 
-// TestRegions shows that memory that is too small for what a round names is not taken.
-func TestRegions(t *testing.T) {
-	ends := pair(t, Shapes()[0])
-	card, err := ends[0].Card()
-	if err != nil {
-		t.Fatal(err)
-	}
-	src, dst := int(card.Regions.Src.Len()), int(card.Regions.Dst.Len())
-	if err := card.Regions.Check(src, dst); err != nil {
-		t.Error(err)
-	}
-	if err := card.Regions.Check(src+1, dst); err == nil || !strings.Contains(err.Error(), "source") {
-		t.Error(err)
-	}
-	if err := card.Regions.Check(src, dst+1); err == nil || !strings.Contains(err.Error(), "target") {
-		t.Error(err)
-	}
-	if err := ends[1].Connect(&Card{}); err == nil || !strings.Contains(err.Error(), "0 endpoints") {
-		t.Error(err)
+// TestForeignCard shows that the card of another layer is not taken.
+func TestForeignCard(t *testing.T) {
+	for _, layer := range []Layer{Transport, Tagged} {
+		s, err := Find(layer, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pair(t, s)[1].Connect(&Card{}); !errors.Is(err, ErrMessages) {
+			t.Errorf("%s: %v", layer, err)
+		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"time"
 
 	"ibverbx"
 	"ibverbx/transport"
@@ -15,36 +14,25 @@ import (
 // recvBit distinguishes the IDs of receives from those of sends.
 const recvBit = 1 << 63
 
-var (
-	// ErrVerify says that completions came out of order or in the wrong number, or that what
-	// arrived is not what was sent.
-	ErrVerify = errors.New("verification failed")
-	// ErrRequests says that requests completed unsuccessfully. The virtual queue pair says why.
-	ErrRequests = errors.New("requests failed")
-)
-
 // QueuePair is an end of one virtual queue pair, with no layer above it.
 type QueuePair struct {
-	name     string
-	shape    Shape
-	opcode   verbs.Opcode
-	vqp      *ibverbx.VirtualQP
-	cq       *ibverbx.VirtualCQ
-	src, dst *ibverbx.MR // src is nil where nothing is read
-	mem      struct{ src, dst []byte }
-	tail     int
-	remote   Regions
-	recvMax  int // receives outstanding at most
-	spin     time.Duration
-	inline   int // up to so many bytes go inline
-	closed   bool
-
+	name      string
+	shape     Shape
+	opcode    verbs.Opcode
+	vqp       *ibverbx.VirtualQP
+	cq        *ibverbx.VirtualCQ
+	src, dst  *ibverbx.MR // src is nil where nothing is read
+	mem       struct{ src, dst []byte }
+	tail      int
+	remote    struct{ src, dst ibverbx.RemoteMR }
+	recvMax   int // receives outstanding at most
+	inline    int // up to so many bytes go inline
+	closed    bool
 	succeeded uint64 // sends, in all rounds
 
-	sends  []ibverbx.SendWR // posts are made of it
-	recvs  []ibverbx.RecvWR
-	wcs    []ibverbx.WC
-	expect []uint64 // what each atomic of the round brings
+	sends []ibverbx.SendWR // posts are made of it
+	recvs []ibverbx.RecvWR
+	wcs   []ibverbx.WC
 	qpRound
 }
 
@@ -60,9 +48,8 @@ type qpRound struct {
 	// Of what this end sends. The ID of a request is the number of its message.
 
 	posted int
-	done   int    // reported
-	acked  int    // of done, those that succeeded
-	next   uint64 // what the peer's counter of atomics holds behind what was posted
+	done   int // reported
+	acked  int // of done, those that succeeded
 
 	// Of what it receives. The IDs have recvBit too.
 
@@ -102,7 +89,7 @@ func newQueuePair(cfg *Config) (*QueuePair, error) {
 	}
 	q := &QueuePair{
 		name: cfg.Name, shape: cfg.Shape, opcode: cfg.Shape.Op.opcode(), vqp: vqp, cq: vqp.CQ(),
-		tail: cfg.Tail, spin: cfg.Spin, inline: cfg.Inline, recvMax: 2 * cfg.Window,
+		tail: cfg.Tail, inline: cfg.Inline, recvMax: 2 * cfg.Window,
 		sends: make([]ibverbx.SendWR, qpBatch), recvs: make([]ibverbx.RecvWR, qpBatch),
 		wcs: make([]ibverbx.WC, qpPolled),
 	}
@@ -125,37 +112,25 @@ func (q *QueuePair) Name() string { return q.name }
 // Succeeded is how many sends have succeeded in all rounds.
 func (q *QueuePair) Succeeded() uint64 { return q.succeeded }
 
-// Expected is what atomic i of the round must bring: what the peer's counter held before it.
-func (q *QueuePair) Expected(i int) uint64 { return q.expect[i] }
+func (q *QueuePair) target() []byte                { return q.mem.dst }
+func (q *QueuePair) counter() uint64               { return binary.NativeEndian.Uint64(q.mem.dst[q.tail:]) }
+func (q *QueuePair) old(i int) uint64              { return binary.NativeEndian.Uint64(q.mem.dst[q.at(i):]) }
+func (q *QueuePair) flush(bool) error              { return nil }
+func (q *QueuePair) arm() (<-chan struct{}, error) { return q.cq.Events(), q.cq.Arm() }
 
-func (q *QueuePair) target() []byte { return q.mem.dst }
-func (q *QueuePair) counter() uint64 {
-	return binary.NativeEndian.Uint64(q.mem.dst[q.tail+wordCounter:])
-}
-func (q *QueuePair) results() []uint64 { return nil } // they lie in the slots
-func (q *QueuePair) kind(int) Kind     { return "" }
-func (q *QueuePair) longest() int      { return 0 }
-func (q *QueuePair) settle() error     { return nil }
-func (q *QueuePair) seal() error       { return nil }
-
-// Stats is for the layers: there is no transport under a queue pair.
-func (q *QueuePair) Stats() transport.Stats { return transport.Stats{} }
-
-func (q *QueuePair) card() (Card, error) {
-	card, err := q.vqp.Card()
-	return Card{QP: card, Regions: regionsOf(q.src, q.dst)}, err
+func (q *QueuePair) card() (c Card, err error) {
+	remoteOf(&c, q.src, q.dst)
+	c.QP, err = q.vqp.Card()
+	return c, err
 }
 
 func (q *QueuePair) connect(peer *Card) error {
-	q.remote = peer.Regions
+	q.remote.src, q.remote.dst = peer.Src, peer.Dst
 	return q.vqp.Connect(peer.QP)
 }
 
 func (q *QueuePair) begin(t *Task) error {
-	q.qpRound = qpRound{task: *t, next: t.Counter}
-	if q.shape.Atomic && len(q.expect) < t.Send {
-		q.expect = make([]uint64, t.Send)
-	}
+	q.qpRound = qpRound{task: *t}
 	return q.postReceives()
 }
 
@@ -230,9 +205,6 @@ func (q *QueuePair) post(i, n int) (int, error) {
 	if k == n {
 		return k, err
 	}
-	if q.shape.Atomic {
-		q.next = q.expect[q.posted] // the rest has not counted
-	}
 	switch {
 	case errors.Is(err, ibverbx.ErrFailed) || errors.Is(err, verbs.ErrDeviceGone):
 		q.failed = true
@@ -253,23 +225,21 @@ func (q *QueuePair) fill(wr *ibverbx.SendWR, i int) {
 	switch q.shape.Op {
 	case Read:
 		wr.Local = q.dst.Slice(q.at(i), size)
-		wr.Remote = q.remote.Src.Slice(from, size)
+		wr.Remote = q.remote.src.Slice(from, size)
 	case FetchAdd, CmpSwap:
 		wr.Local = q.dst.Slice(q.at(i), size)
-		wr.Remote = q.remote.Dst.Slice(uint64(q.tail+wordCounter), size)
-		q.expect[i] = q.next
-		add := 2*(q.task.Round.Number+uint64(i)) + 1
-		if wr.CompareAdd = add; q.shape.Op == CmpSwap {
-			wr.CompareAdd, wr.Swap = q.next, q.next+add
+		wr.Remote = q.remote.dst.Slice(uint64(q.tail), size)
+		held, then := q.task.expected(i), q.task.expected(i+1)
+		if wr.CompareAdd = then - held; q.shape.Op == CmpSwap {
+			wr.CompareAdd, wr.Swap = held, then
 		}
-		q.next += add
 	default:
 		wr.Local, wr.Inline = q.src.Slice(from, size), nil
 		if size <= uint64(q.inline) {
 			wr.Local, wr.Inline = ibverbx.Segment{}, q.mem.src[from:from+size]
 			wr.Flags |= verbs.SendInline
 		}
-		wr.Remote = q.remote.Dst.Slice(q.at(i), size)
+		wr.Remote = q.remote.dst.Slice(q.at(i), size)
 	}
 }
 
@@ -318,11 +288,8 @@ func (q *QueuePair) came(wc *ibverbx.WC) error {
 }
 
 func (q *QueuePair) completed() (bool, error) {
-	if q.failed || q.broken != nil {
-		_, err := q.arrived()
-		return false, err
-	}
-	return q.done == q.posted, nil
+	_, err := q.arrived()
+	return q.done == q.posted && !q.failed, err
 }
 
 func (q *QueuePair) arrived() (int, error) {
@@ -333,6 +300,36 @@ func (q *QueuePair) arrived() (int, error) {
 		return q.notified, q.failure()
 	}
 	return q.notified, nil
+}
+
+// progress polls, and returns how many completions that brought.
+func (q *QueuePair) progress() int {
+	if q.task.Take > q.expected && !q.failed {
+		if err := q.postReceives(); err != nil && q.broken == nil {
+			q.broken = err
+		}
+	}
+	n, err := q.poll()
+	if err != nil && q.broken == nil {
+		q.broken = err
+	}
+	return n
+}
+
+// poll handles up to a batch of completions: all of them, whatever is wrong with one, for each has
+// to be accounted for. The error is of the poll; what is wrong with a completion is in broken.
+func (q *QueuePair) poll() (int, error) {
+	n, err := q.cq.Poll(q.wcs)
+	for i := range n {
+		handle := q.sent
+		if q.wcs[i].ID&recvBit != 0 {
+			handle = q.came
+		}
+		if wrong := handle(&q.wcs[i]); wrong != nil && q.broken == nil {
+			q.broken = wrong
+		}
+	}
+	return n, err
 }
 
 // Drain handles all completions that there are, outside of a round,

@@ -1,0 +1,453 @@
+package layers
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"ibverbx"
+	"ibverbx/shmem"
+	"ibverbx/tagged"
+	"ibverbx/transport"
+)
+
+// This file has the layers above virtual queue pairs, each as one end with one connection.
+
+// memory is what the layers' ends have in common.
+type memory struct {
+	shape    Shape
+	src, dst []byte
+	tail     int
+	task     Task
+	olds     []uint64 // what the atomics of the round brought
+	seen     int      // messages that have come
+	broken   error    // what ended the end; nil while it goes on
+	closers  []func(ctx context.Context) error
+}
+
+func (m *memory) target() []byte                { return m.dst }
+func (m *memory) counter() uint64               { return binary.NativeEndian.Uint64(m.dst[m.tail:]) }
+func (m *memory) old(i int) uint64              { return m.olds[i] }
+func (m *memory) arm() (<-chan struct{}, error) { return nil, nil }
+func (m *memory) flush(bool) error              { return nil }
+func (m *memory) arrived() (int, error)         { return m.seen, m.broken }
+
+func memoryOf(cfg *Config) memory {
+	return memory{shape: cfg.Shape, src: cfg.Src, dst: cfg.Dst, tail: cfg.Tail}
+}
+
+// onClose has close call f before what it was told earlier.
+func (m *memory) onClose(f func() error) {
+	m.closers = append(m.closers, func(context.Context) error { return f() })
+}
+
+// close drops the errors that only say that the peer has closed first.
+func (m *memory) close(ctx context.Context) error {
+	var errs []error
+	for _, f := range slices.Backward(m.closers) {
+		err := f(ctx)
+		if !slices.ContainsFunc([]error{transport.ErrPeerClosed, transport.ErrPeerFailed,
+			transport.ErrCanceled, context.Canceled, context.DeadlineExceeded},
+			func(of error) bool { return errors.Is(err, of) }) {
+			errs = append(errs, err)
+		}
+	}
+	m.closers = nil
+	return errors.Join(errs...)
+}
+
+// open makes a domain of the end's NICs, and with rest what else the end is made of.
+func (m *memory) open(cfg *Config, rest func(cfg *Config, dom *ibverbx.Domain) error) error {
+	dom, err := ibverbx.NewDomain(cfg.Devices...)
+	if err != nil {
+		return err
+	}
+	m.onClose(dom.Close)
+	if err = rest(cfg, dom); err != nil {
+		err = errors.Join(err, m.close(context.Background()))
+	}
+	return err
+}
+
+func (m *memory) start(t *Task) {
+	m.task, m.seen = *t, 0
+	if m.shape.Op.Atomic() && len(m.olds) < t.Send {
+		m.olds = make([]uint64, t.Send)
+	}
+}
+
+// places returns where message i lies in the source, and where it goes in the target.
+func (m *memory) places(i int) (from, to, size int) {
+	return m.task.Round.Source(i), m.task.Round.Target(i), m.task.Round.Size
+}
+
+// add is what atomic i adds.
+func (m *memory) add(i int) uint64 { return m.task.expected(i+1) - m.task.expected(i) }
+
+// each calls start for up to n messages from message i on.
+func each(i, n int, start func(i int) error) (int, error) {
+	for k := range n {
+		if err := start(i + k); err != nil {
+			return k, err
+		}
+	}
+	return n, nil
+}
+
+// transportConfig is the default one, with room for what is outstanding.
+func transportConfig(cfg *Config) transport.Config {
+	const mostBuffers = 1024
+	c := transport.Config{QP: cfg.QP, MaxEndpoints: 1, MaxOutstanding: cfg.Window,
+		AMBuffers: min(max(cfg.Window, 64), mostBuffers), BounceBuffers: max(256, 2*cfg.Window)}
+	c.QP.MaxMsgCntPerQP = max(c.QP.MaxMsgCntPerQP, c.MaxOutstanding+8, c.AMBuffers+8)
+	return c
+}
+
+// amID is the active message that is measured.
+const amID transport.AMID = 1
+
+// transportEnd is an end of package transport.
+type transportEnd struct {
+	memory
+	src, dst *ibverbx.MR // src is nil where nothing is read
+	worker   *transport.Worker
+	ep       *transport.Endpoint
+	limits   transport.Limits
+	remote   struct{ src, dst ibverbx.RemoteMR }
+	comp     transport.Completion
+	flushing bool // comp is in use
+	one      [1]ibverbx.Segment
+	pack     func(dst []byte) int // copies data, bound once
+	data     []byte
+}
+
+func newTransport(cfg *Config) (traffic, error) {
+	e := &transportEnd{memory: memoryOf(cfg)}
+	e.pack = func(dst []byte) int { return copy(dst, e.data) }
+	return e, e.open(cfg, e.make)
+}
+
+func (e *transportEnd) make(cfg *Config, dom *ibverbx.Domain) (err error) {
+	if e.src, e.dst, err = register(dom, cfg); err != nil {
+		return err
+	}
+	if e.src != nil {
+		e.onClose(e.src.Close)
+	}
+	e.onClose(e.dst.Close)
+	if e.worker, err = transport.NewWorker(dom, transportConfig(cfg)); err != nil {
+		return err
+	}
+	e.onClose(e.worker.Close)
+	if err = e.worker.Handle(amID, e.handle); err != nil {
+		return err
+	}
+	failed := func(_ *transport.Endpoint, err error) { e.broken = err }
+	if e.ep, err = e.worker.NewEndpoint(transport.EndpointConfig{OnError: failed}); err != nil {
+		return err
+	}
+	e.closers = append(e.closers, e.ep.Close)
+	return nil
+}
+
+func (e *transportEnd) progress() int { return e.worker.Progress() }
+
+func (e *transportEnd) card() (c Card, err error) {
+	remoteOf(&c, e.src, e.dst)
+	card, err := e.ep.Card()
+	c.Transport = &card
+	return c, err
+}
+
+func (e *transportEnd) connect(peer *Card) error {
+	if peer.Transport == nil {
+		return fmt.Errorf("%w: the peer's card has no endpoint", ErrMessages)
+	}
+	e.remote.src, e.remote.dst = peer.Src, peer.Dst
+	err := e.ep.Connect(*peer.Transport)
+	e.limits = e.ep.Limits()
+	return err
+}
+
+func (e *transportEnd) begin(t *Task) error {
+	e.start(t)
+	e.flushing = false
+	return e.broken
+}
+
+func (e *transportEnd) post(i, n int) (int, error) { return each(i, n, e.post1) }
+
+func (e *transportEnd) post1(i int) (err error) {
+	if e.broken != nil {
+		return e.broken
+	}
+	from, to, size := e.places(i)
+	if e.shape.Op == AM || e.shape.Op == Put {
+		e.data = e.memory.src[from : from+size]
+	}
+	switch e.shape.Op {
+	case AM:
+		if size <= e.limits.AMShort {
+			return e.ep.AMShort(amID, nil, e.data)
+		}
+		_, err = e.ep.AMBcopy(amID, nil, e.pack)
+	case Put:
+		if size <= e.limits.PutShort {
+			return e.ep.PutShort(e.data, e.remote.dst.At(uint64(to)))
+		}
+		e.one[0] = e.src.Slice(uint64(from), uint64(size))
+		_, err = e.ep.PutZcopy(nil, e.remote.dst.At(uint64(to)), e.one[:]...)
+	case Get:
+		e.one[0] = e.dst.Slice(uint64(to), uint64(size))
+		_, err = e.ep.GetZcopy(nil, e.remote.src.At(uint64(from)), e.one[:]...)
+	case FetchAdd:
+		err = e.ep.FetchAdd(nil, &e.olds[i], e.remote.dst.At(uint64(e.tail)), e.add(i))
+	}
+	return err
+}
+
+func (e *transportEnd) flush(remote bool) error {
+	kind := transport.FlushLocal
+	if remote {
+		kind = transport.FlushRemote
+	}
+	e.comp.Init(1, nil)
+	done, err := e.ep.StartFlush(kind, &e.comp)
+	e.flushing = err == nil && !done
+	return err
+}
+
+func (e *transportEnd) completed() (bool, error) {
+	if e.broken != nil || !e.flushing {
+		return e.broken == nil, e.broken
+	}
+	return e.comp.Fired(), e.comp.Err()
+}
+
+// handle copies an active message to its slot.
+func (e *transportEnd) handle(m *transport.Message) {
+	data := m.Data()
+	if e.seen >= e.task.Take || len(data) != e.task.Round.Size {
+		e.broken = fmt.Errorf("%w: message %d of %d bytes; the round has %d of %d bytes", ErrMessages, e.seen,
+			len(data), e.task.Take, e.task.Round.Size)
+		return
+	}
+	copy(e.memory.dst[e.task.Round.Target(e.seen):], data)
+	e.seen++
+}
+
+// taggedEnd is an end of package tagged. Message i of a round has a tag of its own.
+//
+// Invariant: done <= sent <= done+len(sends).
+type taggedEnd struct {
+	memory
+	dst        *tagged.Region
+	worker     *tagged.Worker
+	ep         *tagged.Endpoint
+	sends      []*tagged.Request // a ring; nil is done
+	sent, done int
+	recvs      []*tagged.Request // of the round
+}
+
+func newTagged(cfg *Config) (traffic, error) {
+	e := &taggedEnd{memory: memoryOf(cfg), sends: make([]*tagged.Request, cfg.Window)}
+	return e, e.open(cfg, e.make)
+}
+
+func (e *taggedEnd) make(cfg *Config, dom *ibverbx.Domain) (err error) {
+	if e.worker, err = tagged.NewWorker(dom, tagged.Config{Transport: transportConfig(cfg)}); err != nil {
+		return err
+	}
+	e.onClose(e.worker.Close)
+	for _, buf := range [][]byte{cfg.Src, cfg.Dst} {
+		if len(buf) == 0 {
+			continue
+		}
+		if e.dst, err = e.worker.Register(buf); err != nil {
+			return err
+		}
+		e.onClose(e.dst.Close)
+	}
+	failed := func(_ *tagged.Endpoint, err error) { e.broken = err }
+	if e.ep, err = e.worker.NewEndpoint(tagged.EndpointConfig{OnError: failed}); err != nil {
+		return err
+	}
+	e.closers = append(e.closers, e.ep.Close)
+	return nil
+}
+
+func (e *taggedEnd) progress() int { return e.worker.Progress() }
+
+func (e *taggedEnd) card() (c Card, err error) {
+	c.Dst = e.dst.MR().Remote() // the other end checks its size
+	card, err := e.ep.Card()
+	c.Tagged = &card
+	return c, err
+}
+
+func (e *taggedEnd) connect(peer *Card) error {
+	if peer.Tagged == nil {
+		return fmt.Errorf("%w: the peer's card has no endpoint", ErrMessages)
+	}
+	return e.ep.Connect(*peer.Tagged)
+}
+
+// tag is message i's.
+func (e *taggedEnd) tag(i int) uint64 { return e.task.Round.Number<<24 | uint64(i) }
+
+func (e *taggedEnd) begin(t *Task) error {
+	e.start(t)
+	e.sent, e.done, e.recvs = 0, 0, e.recvs[:0]
+	for i := range t.Take {
+		_, to, size := e.places(i)
+		req, err := e.worker.Recv(e.tag(i), tagged.Exact, e.memory.dst[to:to+size])
+		if err != nil {
+			return err
+		}
+		e.recvs = append(e.recvs, req)
+	}
+	return e.broken
+}
+
+func (e *taggedEnd) arrived() (int, error) {
+	for e.seen < len(e.recvs) && e.recvs[e.seen].Done() {
+		req := e.recvs[e.seen]
+		if err := req.Err(); err != nil {
+			return e.seen, err
+		}
+		if got := req.Info().Length; got != e.task.Round.Size {
+			return e.seen, fmt.Errorf("%w: a message of %d bytes in place of %d", ErrMessages, got,
+				e.task.Round.Size)
+		}
+		req.Free()
+		e.seen++
+	}
+	return e.seen, e.broken
+}
+
+func (e *taggedEnd) post(i, n int) (int, error) { return each(i, n, e.post1) }
+
+func (e *taggedEnd) post1(i int) error {
+	if e.sent-e.done == len(e.sends) {
+		if _, err := e.completed(); err != nil || e.sent-e.done == len(e.sends) {
+			return cmp.Or(err, error(transport.ErrNoResource))
+		}
+	}
+	from, _, size := e.places(i)
+	req, err := e.ep.Send(e.tag(i), e.memory.src[from:from+size])
+	if err == nil {
+		e.sends[e.sent%len(e.sends)] = req
+		e.sent++
+	}
+	return err
+}
+
+func (e *taggedEnd) completed() (bool, error) {
+	for ; e.done < e.sent; e.done++ {
+		req := e.sends[e.done%len(e.sends)]
+		if req == nil {
+			continue
+		}
+		if !req.Done() {
+			return false, e.broken
+		}
+		if err := req.Err(); err != nil {
+			return false, err
+		}
+		req.Free()
+	}
+	return true, e.broken
+}
+
+// shmemEnd is one of two PEs of this process. Source and target are blocks of the symmetric heap.
+type shmemEnd struct {
+	memory
+	pe       *shmem.PE
+	from, to shmem.Sym[uint8]
+	count    shmem.Sym[uint64] // of atomics
+	signal   shmem.Sym[uint64]
+}
+
+// openPatience is how long the PEs may take to find each other and to share memory out.
+const openPatience = 30 * time.Second
+
+func newSHMEM(cfgs *[2]Config) (ends [2]*End, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), openPatience)
+	defer cancel()
+	pes := [2]*shmemEnd{{memory: memoryOf(&cfgs[0])}, {memory: memoryOf(&cfgs[1])}}
+	err = pes[0].open(&cfgs[0], func(_ *Config, a *ibverbx.Domain) error {
+		return pes[0].open(&cfgs[1], func(_ *Config, b *ibverbx.Domain) error {
+			return makePEs(ctx, cfgs, &pes, a, b)
+		})
+	})
+	return [2]*End{{traffic: pes[0]}, {traffic: pes[1]}}, err
+}
+
+// makePEs makes both ends. The first one closes all.
+func makePEs(ctx context.Context, cfgs *[2]Config, pes *[2]*shmemEnd, doms ...*ibverbx.Domain) error {
+	src := max(1, len(cfgs[0].Src), len(cfgs[1].Src))
+	dst := max(1, len(cfgs[0].Dst), len(cfgs[1].Dst))
+	cfg := shmem.Config{HeapSize: src + dst + 1<<20, Transport: transportConfig(&cfgs[0])}
+	cfg.Transport.AMBuffers, cfg.Transport.MaxEndpoints = 0, 0 // package shmem knows
+	world, err := shmem.NewLocal(ctx, cfg, doms...)
+	if err != nil {
+		return err
+	}
+	pes[0].closers = append(pes[0].closers, world.Close)
+	return world.Run(ctx, func(ctx context.Context, pe *shmem.PE) error {
+		e := pes[pe.Rank()]
+		e.pe = pe
+		var errs [4]error
+		e.from, errs[0] = shmem.Alloc[uint8](ctx, pe, src)
+		e.to, errs[1] = shmem.Alloc[uint8](ctx, pe, dst)
+		e.count, errs[2] = shmem.Alloc[uint64](ctx, pe, 1)
+		e.signal, errs[3] = shmem.Alloc[uint64](ctx, pe, 1)
+		if err := errors.Join(errs[:]...); err != nil {
+			return err
+		}
+		copy(e.from.Local(pe), e.src)
+		return pe.Barrier(ctx)
+	})
+}
+
+func (e *shmemEnd) target() []byte      { return e.to.Local(e.pe) }
+func (e *shmemEnd) counter() uint64     { return shmem.Load(e.pe, e.count) }
+func (e *shmemEnd) progress() int       { return e.pe.Progress() }
+func (e *shmemEnd) begin(t *Task) error { e.start(t); return nil }
+func (e *shmemEnd) card() (Card, error) { return Card{}, nil }
+func (e *shmemEnd) connect(*Card) error { return nil }
+
+func (e *shmemEnd) post(i, n int) (int, error) { return each(i, n, e.post1) }
+
+func (e *shmemEnd) post1(i int) (err error) {
+	from, to, size := e.places(i)
+	ctx, peer := e.task.Ctx, 1-e.pe.Rank()
+	switch e.shape.Op {
+	case Put:
+		return shmem.PutNBI(ctx, e.pe, e.to.Slice(to, to+size), e.from.Local(e.pe)[from:from+size], peer)
+	case PutSignal:
+		return shmem.PutSignalNBI(ctx, e.pe, e.to.Slice(to, to+size), e.from.Local(e.pe)[from:from+size],
+			e.signal, e.mark(i), shmem.SignalSet, peer)
+	case Get:
+		return shmem.GetNBI(ctx, e.pe, e.to.Local(e.pe)[to:to+size], e.from.Slice(from, from+size), peer)
+	}
+	e.olds[i], err = shmem.FetchAdd(ctx, e.pe, e.count, e.add(i), peer)
+	return err
+}
+
+// mark is what the signal holds once message i of the round has come.
+func (e *shmemEnd) mark(i int) uint64 { return e.task.Round.Number<<24 | uint64(i+1) }
+
+func (e *shmemEnd) flush(bool) error         { return e.pe.Quiet(e.task.Ctx) }
+func (e *shmemEnd) completed() (bool, error) { return true, nil }
+
+func (e *shmemEnd) arrived() (int, error) {
+	if e.shape.Op == PutSignal && e.seen < e.task.Take && shmem.Load(e.pe, e.signal) == e.mark(e.seen) {
+		e.seen++
+	}
+	return e.seen, nil
+}
