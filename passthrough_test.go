@@ -3,7 +3,6 @@ package ibverbx
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
@@ -80,12 +79,11 @@ func FuzzPassThroughCompletions(f *testing.F) {
 				t.Fatalf("error %v, want %v", q.Err(), failed)
 			}
 		}
-		start := time.Now()
 		if err := errors.Join(q.Close(), null.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(start); took > 900*time.Millisecond {
-			t.Fatalf("closing took %v", took)
+		if q.pass.probes.gaveUp {
+			t.Fatal("closing has waited in vain for the NIC")
 		}
 	})
 }

@@ -31,33 +31,38 @@ func stranger(ctx context.Context, cfg *job.Config, rank int) (*rendezvous.Conn,
 // A process that vanishes without a word, as with its host, is found dead, and named.
 func TestSilence(t *testing.T) {
 	t.Parallel()
-	cfg := config(t, 3)
-	cfg.Patience = 400 * time.Millisecond
-	var silent *rendezvous.Conn
-	defer func() { _ = silent.Close() }()
-	began := time.Now()
-	allRight(t, each(t, ranks(cfg)[:2], func(ctx context.Context, j *job.Job) error {
-		return blame(j.Barrier(ctx), 2, job.ErrDied)
-	}, func() (err error) {
-		silent, err = stranger(t.Context(), &cfg, 2)
-		return err
-	}))
-	if d := time.Since(began); d < cfg.Patience || d > 30*time.Second {
-		t.Errorf("found dead after %v", d)
-	}
+	patiently(t, 400*time.Millisecond, func(patience time.Duration) error {
+		cfg := config(t, 3)
+		cfg.Patience = patience
+		var silent *rendezvous.Conn
+		defer func() { _ = silent.Close() }()
+		began := time.Now()
+		errs := each(t, ranks(cfg)[:2], func(ctx context.Context, j *job.Job) error {
+			return blame(j.Barrier(ctx), 2, job.ErrDied)
+		}, func() (err error) {
+			silent, err = stranger(t.Context(), &cfg, 2)
+			return err
+		})
+		if d := time.Since(began); d < patience {
+			t.Errorf("found dead after %v", d)
+		}
+		return errors.Join(errs...)
+	})
 }
 
 // Processes that compute, or wait, for longer than Patience are alive.
 func TestPatience(t *testing.T) {
 	t.Parallel()
-	cfg := config(t, 3)
-	cfg.Patience = time.Second
-	allRight(t, each(t, ranks(cfg), func(ctx context.Context, j *job.Job) error {
-		if j.Rank() == 1 {
-			time.Sleep(2 * cfg.Patience)
-		}
-		return j.Barrier(ctx)
-	}))
+	patiently(t, time.Second, func(patience time.Duration) error {
+		cfg := config(t, 3)
+		cfg.Patience = patience
+		return errors.Join(each(t, ranks(cfg), func(ctx context.Context, j *job.Job) error {
+			if j.Rank() == 1 {
+				time.Sleep(2 * patience)
+			}
+			return j.Barrier(ctx)
+		})...)
+	})
 }
 
 // What a process says that is none of the protocol ends the job with its name: nothing of it is

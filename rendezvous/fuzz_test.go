@@ -175,11 +175,9 @@ func FuzzConversation(f *testing.F) {
 			}
 			break
 		}
-		start := time.Now()
 		conn.Fail(errors.New("enough"))
-		if err := conn.Send(t.Context(), "word", nil); !errors.Is(err, ErrClosed) ||
-			time.Since(start) > time.Second {
-			t.Fatalf("after %v: %v", time.Since(start), err)
+		if err := conn.Send(t.Context(), "word", nil); !errors.Is(err, ErrClosed) {
+			t.Fatal(err)
 		}
 	})
 }

@@ -231,13 +231,14 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 		if n != 2 || wcs[0].ID != 100 || wcs[1].ID != 101 {
 			t.Errorf("all signaled %v: %s", all, vqptest.FormatWCs(wcs[:n]))
 		}
-		start := time.Now()
 		if _, err := ends[1].PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
 			t.Fatal(err)
 		}
 		ends[1].CQ().FailDevice(0, verbs.ErrOverrun)
-		if err := ends[1].CQ().Close(); err != nil || time.Since(start) > 500*time.Millisecond {
-			t.Errorf("closing what has died: %v after %v", err, time.Since(start))
+		start := time.Now()
+		if err := ends[1].CQ().Close(); err != nil || time.Since(start) > 900*time.Millisecond {
+			t.Errorf("closing what has died, for which nobody waits a second: %v after %v", err,
+				time.Since(start))
 		}
 		if err := errors.Join(a.CQ().Close(), mr.Close(), pd.Close(), fabric.Close()); err != nil {
 			t.Errorf("leak: %v", err)

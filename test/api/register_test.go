@@ -112,7 +112,7 @@ func (m *meeting) call(verbs.DeviceID) error {
 	select {
 	case <-m.met:
 		return nil
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		return errors.New("the others did not come")
 	}
 }

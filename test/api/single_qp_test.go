@@ -238,35 +238,50 @@ func TestDrainWhoseFlushCannotBeConfirmed(t *testing.T) {
 func TestEndingAFullQueueIsQuick(t *testing.T) {
 	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
 		t.Run(how, func(t *testing.T) {
-			l := vqptest.NewLink(t, vqptest.LinkConfig{CQDepth: 4096, QP: ibverbx.Config{MaxMsgCntPerQP: 4}})
-			fillUnsignaled(t, l.A, l.A.VirtualQP)
-			limit, end := 500*time.Millisecond, l.A.Reset
-			switch how {
-			case "close":
-				end = l.A.Close
-			case "shutdown":
-				end = func() error { // the context's error is the only one
-					if err := l.A.Shutdown(endedContext()); !errors.Is(err, context.Canceled) {
-						return errors.Join(errors.New("the context's error is missing"), err)
+			quickly(t, func() (end func() error) {
+				l := vqptest.NewLink(t, vqptest.LinkConfig{CQDepth: 4096,
+					QP: ibverbx.Config{MaxMsgCntPerQP: 4}})
+				fillUnsignaled(t, l.A, l.A.VirtualQP)
+				switch how {
+				case "close":
+					return l.A.Close
+				case "shutdown":
+					return func() error { // the context's error is the only one
+						if err := l.A.Shutdown(endedContext()); !errors.Is(err, context.Canceled) {
+							return errors.Join(errors.New("the context's error is missing"), err)
+						}
+						return nil
 					}
-					return nil
+				case "close the cq":
+					for range 80 {
+						a, _ := l.Another(t)
+						fillUnsignaled(t, l.A, a)
+					}
+					return l.A.CQ().Close
 				}
-			case "close the cq":
-				for range 80 {
-					a, _ := l.Another(t)
-					fillUnsignaled(t, l.A, a)
-				}
-				end = l.A.CQ().Close
-			}
-			start := time.Now()
-			if err := end(); err != nil {
-				t.Error(err)
-			}
-			if took := time.Since(start); took > limit {
-				t.Errorf("took %v", took)
-			}
+				return l.A.Reset
+			})
 		})
 	}
+}
+
+// quickly fails the test unless something that prepare returns is done at once, and without an
+// error. A library that waits in vain for a NIC does so for a second, each time; a busy machine is
+// that slow once.
+func quickly(t *testing.T, prepare func() (do func() error)) {
+	t.Helper()
+	var took time.Duration
+	for range 5 {
+		do := prepare()
+		start := time.Now()
+		if err := do(); err != nil {
+			t.Error(err)
+		}
+		if took = time.Since(start); took < 500*time.Millisecond {
+			return
+		}
+	}
+	t.Errorf("took %v, and as long each time before", took)
 }
 
 // A NIC that does not answer is awaited for a second, the same one for all queue pairs of a CQ.
