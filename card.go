@@ -11,18 +11,18 @@ import (
 	"ibverbx/verbs"
 )
 
-// BusinessCard is what two virtual queue pairs tell each other to connect. It travels as JSON:
+// BusinessCard is what two virtual queue pairs exchange to connect. It travels as JSON:
 //
 //	{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000"}
 //
-// with further keys that an end may leave out and that an end which does not know them ignores. The
-// i-th queue pair connects to the i-th of the peer.
+// with further keys, which an end may leave out, and ignores if it does not know them. The i-th
+// queue pair connects to the i-th of the peer.
 //
-// A card that says neither the scheme nor how many credits there are is of the kind that the C++
+// A card that names neither the scheme nor the number of credits is of the kind that the C++
 // original (torchcomms) writes. With such a peer this end follows the original's rules: see the
 // package comment. Programs over the original exchange cards in slots of one size, so all cards of
-// a job must be of one length. A card with the two keys alone is as long as theirs, 39 bytes and 13
-// for each queue pair (91 for four):
+// a job must have the same length. A card with only the two keys is as long as theirs, 39 bytes and
+// 13 for each queue pair (91 for four):
 //
 //	json.Marshal(ibverbx.BusinessCard{QPNums: card.QPNums, NotifyQPNum: card.NotifyQPNum})
 type BusinessCard struct {

@@ -20,7 +20,7 @@ type Keys struct {
 	key          [verbs.MaxDevices]uint32
 }
 
-// NewKeys makes keys for raw memory, from one key a device. Addresses are not checked against
+// NewKeys makes keys for raw memory, from one key per device. Addresses are not checked against
 // bounds.
 func NewKeys(keys map[verbs.DeviceID]uint32) *Keys {
 	k := &Keys{length: math.MaxUint64}

@@ -12,9 +12,9 @@ import (
 // MR is memory registered on every NIC of a [Domain]. It is safe for concurrent use.
 //
 // A work request names a piece of it with [MR.Slice]. While a request of a virtual queue pair over
-// several queue pairs uses the region, the region cannot be closed. A single queue pair tracks
-// nothing: closing a region that its requests still use makes them fail, and ends the connection.
-// Either refuses a request that names a closed region.
+// several queue pairs uses the region, you cannot close it. A single queue pair tracks nothing:
+// closing a region that its requests still use makes them fail, and ends the connection. Both
+// refuse a request that names a closed region.
 type MR struct {
 	dom *Domain
 	// buf is nil once the region is closed: requests that were reported may still refer to the MR,
@@ -55,8 +55,8 @@ func (m *MR) Slice(off, n uint64) Segment {
 // All names the whole region.
 func (m *MR) All() Segment { return m.Slice(0, m.lkeys.length) }
 
-// Remote describes the region to the peer, who may use it as the access rights allow until the
-// region is closed. Send it as JSON. It allocates nothing. After Close it names no memory.
+// Remote describes the region to the peer, who may use it as the access rights allow until you
+// close the region. Send it as JSON. It allocates nothing. After Close it names no memory.
 func (m *MR) Remote() RemoteMR {
 	if m.holds.Load() < 0 {
 		return RemoteMR{}
@@ -65,7 +65,7 @@ func (m *MR) Remote() RemoteMR {
 }
 
 // Close deregisters the memory on every NIC. It is refused with [verbs.ErrBusy] while requests use
-// the region. When it returns nil no NIC touches the memory any more; the peer's requests that
+// the region. When it returns nil no NIC accesses the memory any more; requests of the peer that
 // still name it fail.
 func (m *MR) Close() error {
 	if !m.holds.CompareAndSwap(0, closedHolds) {

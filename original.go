@@ -113,9 +113,9 @@ func (s RemoteSegment) AppendBinary(b []byte) []byte {
 }
 
 // DecodeSegment reads what [RemoteSegment.AppendBinary] wrote, and returns the segment and the
-// bytes behind it. The keys are stored in k, which the segment refers to: it must not change while
-// requests name it. Nothing is allocated. A description that no segment has is refused with
-// [verbs.ErrInvalid], and k is as before.
+// remaining bytes. It stores the keys in k, to which the segment refers: do not change k while
+// requests name it. Nothing is allocated. An invalid description is refused with
+// [verbs.ErrInvalid], and k stays as it was.
 func (k *Keys) DecodeSegment(b []byte) (s RemoteSegment, rest []byte, err error) {
 	if len(b) < segmentFixed {
 		return s, b, fmt.Errorf("ibverbx: remote segment: %w: %d bytes: must be %d at least",

@@ -9,11 +9,11 @@ import (
 
 // SendWR is a virtual work request for the send direction.
 //
-// A write, read or WRITE_WITH_IMM may be of no bytes: a doorbell, or a probe of the connection.
-// Like any other it goes out, on one queue pair, and completes in its turn; a WRITE_WITH_IMM
-// follows all earlier writes. It touches no memory, so Local and Remote may be left out, and
-// neither the library nor the NIC looks at their keys and bounds (IBTA C9-88). The peer's queue
-// pair must grant the right ([ConnConfig.Access]) all the same.
+// A write, read or WRITE_WITH_IMM may have no bytes: a doorbell, or a probe of the connection. Like
+// any other it is sent, on one queue pair, and completes in its turn; a WRITE_WITH_IMM follows all
+// earlier writes. It touches no memory, so you may leave out Local and Remote, and neither the
+// library nor the NIC checks their keys and bounds (IBTA C9-88). The peer's queue pair must still
+// grant the right ([ConnConfig].Access).
 type SendWR struct {
 	// ID comes back in the completion. It need not be unique.
 	ID     uint64
@@ -36,34 +36,34 @@ type SendWR struct {
 	// changes from one piece to the next it is a fifth, because a region is held once for each run
 	// of its pieces; up to two regions in turn cost no atomic step but the first.
 	SGL []Segment
-	// Inline is the payload itself when Flags has [verbs.SendInline], in place of Local and SGL. It
-	// needs no registration and is the caller's again when the post returns.
+	// Inline is the payload itself when Flags has [verbs.SendInline], instead of Local and SGL. It
+	// needs no registration, and you may reuse it when the post returns.
 	Inline []byte
 	// Remote is the peer's memory, for RDMA and atomics.
 	Remote RemoteSegment
 	// Imm travels with the _WITH_IMM opcodes: a number in host order. DQPLB delivers it between
 	// ends that both announce that they can (see [BusinessCard]); a peer that cannot receives 0.
 	//
-	// The C++ original stores it as its host has it, so to an original on a little-endian host it
-	// arrives with its bytes in reverse, and comes so from there: set [ConnConfig].ImmLittleEndian
-	// for such a peer. In DQPLB the original sends and reports none.
+	// The C++ original stores it in its host's byte order, so an original on a little-endian host
+	// receives and sends it with the bytes reversed: set [ConnConfig].ImmLittleEndian for such a
+	// peer. In DQPLB the original sends and reports none.
 	Imm uint32
 	// Relaxed frees a SEND from promise 4 of the package. Over several queue pairs an ordinary SEND
-	// waits until all earlier data is acknowledged; a relaxed one goes out in its turn, behind the
-	// data of earlier requests but without waiting for it to arrive, and may be received before
-	// that data is in the peer's memory. Relaxed SENDs are received in the order of posting among
-	// themselves; an ordinary SEND posted before one may be received after it. What waits for the
-	// data of earlier requests waits for the acknowledgement of a relaxed SEND too: a fenced
-	// request, an ordinary SEND, a notification of [Spray]. With [verbs.SendFence] a relaxed SEND
-	// waits as any other request does. A single queue pair keeps everything in order anyway. Other
-	// opcodes are refused with [verbs.ErrInvalid].
+	// waits until all earlier data is acknowledged. A relaxed one is sent in its turn, behind the
+	// data of earlier requests but without waiting for its arrival, so it may be received before
+	// that data is in the peer's memory. Relaxed SENDs are received in posting order among
+	// themselves; an ordinary SEND posted before one may be received after it. Requests that wait
+	// for earlier data also wait for the acknowledgement of a relaxed SEND: a fenced request, an
+	// ordinary SEND, a notification of [Spray]. With [verbs.SendFence] a relaxed SEND waits like
+	// any other request. A single queue pair keeps everything in order anyway. Other opcodes are
+	// refused with [verbs.ErrInvalid].
 	Relaxed bool
-	// EveryRail cuts an RDMA read or write into one fragment for each data queue pair, all of one
-	// length. So a read comes behind the earlier writes of *every* queue pair, and its response
-	// pushes them into the peer's memory (IBTA o9-20). The length must be a multiple of
-	// [VirtualQP.DataRails], of fragments that [Config.FragmentSize] allows, and not 0, since a
-	// read of nothing pushes nothing; a scatter list must be no longer than what one work request
-	// takes. Other opcodes are refused with [verbs.ErrInvalid].
+	// EveryRail cuts an RDMA read or write into one fragment for each data queue pair, all of equal
+	// length. A read then follows the earlier writes of *every* queue pair, and its response pushes
+	// them into the peer's memory (IBTA o9-20). The length must be a multiple of
+	// [VirtualQP.DataRails], the fragments must be no longer than [Config.FragmentSize], and the
+	// length must not be 0, because a read of nothing pushes nothing. A scatter list must be no
+	// longer than one work request takes. Other opcodes are refused with [verbs.ErrInvalid].
 	EveryRail bool
 	// CompareAdd is an atomic's value to add or to compare with, Swap the value that
 	// compare-and-swap stores.
@@ -74,10 +74,10 @@ type SendWR struct {
 //
 // With several queue pairs there are two kinds: one without memory waits for a notification
 // (WRITE_WITH_IMM), one with memory waits for a SEND. Each takes the messages of its kind in order,
-// and all complete in the order of posting. With a single queue pair any receive takes any message,
-// as in verbs.
+// and all complete in posting order. With a single queue pair any receive takes any message, as in
+// verbs.
 //
-// A receive that waits also shows when the queue pair under it fails: see [VirtualQP.Err].
+// A waiting receive also reveals that the queue pair under it fails: see [VirtualQP.Err].
 type RecvWR struct {
 	ID    uint64    // comes back in the completion
 	Local Segment   // where a SEND goes; zero for a notification
