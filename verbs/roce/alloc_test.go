@@ -51,8 +51,14 @@ func TestNoAllocations(t *testing.T) {
 		for range 4 {
 			round()
 		}
-		if n := testing.AllocsPerRun(20, round); n >= 1 {
-			t.Errorf("%s: %v allocations a round of %d", name, n, batch)
+		// What repairs a loss may allocate, and a receiver that is not run for long loses packets. What
+		// posts and polls allocate, they allocate every time.
+		least := testing.AllocsPerRun(20, round)
+		for tries := 1; least >= 1 && tries < 10; tries++ {
+			least = min(least, testing.AllocsPerRun(20, round))
+		}
+		if least >= 1 {
+			t.Errorf("%s: at least %v allocations a round of %d", name, least, batch)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx/internal/tool"
 	"ibverbx/verbs"
@@ -64,9 +65,20 @@ type captured struct {
 }
 
 func (c captured) test(t *testing.T) {
-	s := sniff(t)
-	c.talk(t)
-	frames := s.end(t)
+	var frames [][]byte
+	for tries, missed := 1, uint32(1); missed != 0; tries++ {
+		if tries == 10 { // a busy machine does that to some of them
+			t.Fatalf("each capture misses frames, the last one %d", missed)
+		}
+		t.Run(fmt.Sprint("conversation ", tries), func(t *testing.T) {
+			s := sniff(t)
+			c.talk(t, s)
+			frames, missed = s.end(t)
+		})
+		if t.Failed() {
+			return
+		}
+	}
 	name := filepath.Join(t.TempDir(), "roce.pcap")
 	writeCapture(t, name, frames)
 	packets := dissect(t, name)
@@ -90,8 +102,7 @@ func (c captured) test(t *testing.T) {
 		ids[p.id]++
 	}
 	for op := range wire.Opcode(255) {
-		// Where the window is small after losses, reads are asked for in parts of a packet or two.
-		if op.Known() && seen[op] == 0 && (c.loss == 0 || op != wire.ReadResponseMiddle) {
+		if op.Known() && seen[op] == 0 {
 			t.Errorf("no %v", op)
 		}
 	}
@@ -102,8 +113,9 @@ func (c captured) test(t *testing.T) {
 	t.Logf("%d packets, %d of them announce; by identification %v", len(packets), announced, ids)
 }
 
-// talk lets every operation of every size around the MTU pass between two ends.
-func (c captured) talk(t *testing.T) {
+// talk lets every operation of every size around the MTU pass between two ends, until every opcode
+// has passed.
+func (c captured) talk(t *testing.T, s *sniffer) {
 	p := openNICs(t, c.cfg, c.addrs...)
 	a, b := newNode(t, p.Device(0), 1<<18), newNode(t, p.Device(1), 1<<18)
 	must(t, verbstest.Connect(a.qp, b.qp, verbstest.ConnectConfig{Port: 1,
@@ -140,6 +152,17 @@ func (c captured) talk(t *testing.T) {
 				b.succeed(t)
 			}
 		}
+	}
+	// After a loss or a timeout the window is small, and reads are asked for in parts of a packet or
+	// two. It grows again.
+	for end := time.Now().Add(20 * time.Second); !s.has(wire.ReadResponseMiddle); {
+		if time.Now().After(end) {
+			t.Fatal("for 20 seconds no read was answered with more than two packets")
+		}
+		wr := a.write(b, 0, 17*mtu)
+		wr.Opcode = verbs.OpRDMARead
+		a.post(t, wr)
+		a.succeed(t)
 	}
 }
 

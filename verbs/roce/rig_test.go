@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/test/sim"
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
 )
@@ -36,6 +37,34 @@ func deafNIC(t testing.TB, wrap func(*Device, link) link) *Device {
 	close(d.recv.ended)
 	t.Cleanup(func() { must(t, d.close()) })
 	return d
+}
+
+// openVirtual makes two NICs on a network in virtual time that does no harm.
+func openVirtual(t testing.TB, cfg Config) *network {
+	t.Helper()
+	n := newNetwork(&sim.NetworkPlan{NICs: 2, Latency: 5 * time.Microsecond, Bursts: true}).(*network)
+	for _, x := range n.nics {
+		x.cfg = cfg
+	}
+	t.Cleanup(func() { must(t, n.Close()) })
+	return n
+}
+
+// await lets things happen until an end has a completion.
+func (n *network) await(t testing.TB, x *node) verbs.WC {
+	t.Helper()
+	var wcs [1]verbs.WC
+	for {
+		k, err := x.cq.Poll(wcs[:])
+		must(t, err)
+		if k == 1 {
+			return wcs[0]
+		}
+		if n.Movable() == 0 {
+			t.Fatal("no completion, and nothing happens any more")
+		}
+		n.step()
+	}
 }
 
 // ownAddr is a loopback address that no other process's test is likely to use, and so has port 4791
