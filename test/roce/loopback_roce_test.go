@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"testing"
+	"unsafe"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
@@ -153,3 +154,6 @@ func serveRoCE(talk *conversation, size int) {
 	<-stopped
 	r.close()
 }
+
+// wordOf is the first eight bytes of b, which a NIC may change.
+func wordOf(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(b))) }

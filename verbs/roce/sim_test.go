@@ -1,10 +1,16 @@
 package roce
 
 import (
+	"errors"
+	"fmt"
+	"reflect"
 	"regexp"
+	"slices"
+	"sync"
 	"testing"
 
 	"ibverbx/test/sim"
+	"ibverbx/verbs/roce/internal/rc"
 )
 
 var flags = sim.NewFlags()
@@ -30,3 +36,115 @@ func TestSimulation(t *testing.T) {
 var drawn = regexp.MustCompile(`0x[0-9a-f]{6,}|wr [0-9]+|(?i:virtual (qp|cq)) [0-9]+|PSN:[0-9]+`)
 
 func TestSameSeedSameRun(t *testing.T) { worlds.Replays(t, 60, drawn) }
+
+// failoverWorlds are those of package sim whose rails die, on networks that lose, repeat, forge and
+// hold up packets.
+var failoverWorlds = sim.FailoverOver("TestFailover", "./verbs/roce", newNetwork)
+
+func TestFailover(t *testing.T) { flags.Test(t, &failoverWorlds, 100) }
+
+// What is looked at inside of NICs on a network, because users do not see it: what a NIC does wrong
+// to a packet looks like loss, and what it forgets to send is sent again after a while.
+
+// Check is the first thing that was wrong.
+func (n *network) Check() error { return n.broken }
+
+// inspect checks a NIC after something has happened to it.
+func (n *network) inspect(x *networkNIC) {
+	if n.broken == nil {
+		n.broken = x.wrong()
+	}
+}
+
+// wrong says what is wrong with a NIC; nil if nothing is.
+func (x *networkNIC) wrong() error {
+	n, c := x.net, &x.counts
+	if p := n.plan; p.Corrupt == 0 && c.BadICRC+c.Malformed != 0 ||
+		p.Corrupt+p.Forge == 0 && !p.Liars && c.Strangers != 0 {
+		return fmt.Errorf("%s: %d packets with a wrong ICRC, %d malformed, %d of strangers: nobody has sent "+
+			"such", x.Name(), c.BadICRC, c.Malformed, c.Strangers)
+	}
+	for i, t := range x.timers.heap {
+		if !t.IsArmed() || t.When < x.timers.heap[0].When {
+			return fmt.Errorf("%s: timer %d of %d is in disorder", x.Name(), i, len(x.timers.heap))
+		}
+		if t.Of.core.Closed {
+			return fmt.Errorf("%s: a queue pair that is closed has a timer", x.Name())
+		}
+	}
+	first := x.timers.heap.First(rc.Never)
+	if late := max(first, n.now); x.ringAt > late {
+		return fmt.Errorf("%s: the first of %d timers is due at %d, the alarm goes off at %d, now is %d",
+			x.Name(), len(x.timers.heap), first, x.ringAt, n.now)
+	}
+	for _, q := range x.qps.All {
+		if err := q.wrong(n); err != nil {
+			return fmt.Errorf("%s qp %d: %w", x.Name(), q.Num(), err)
+		}
+	}
+	return nil
+}
+
+// rounding is by how many nanoseconds the time at which a rate allows the next packet may differ
+// from call to call.
+const rounding = 8
+
+// wrong says what is wrong with a queue pair, whose NIC has done what there is to do.
+func (q *QP) wrong(n *network) error {
+	if err := q.engine.Check(); err != nil {
+		return err
+	}
+	if s := q.engine.Stats(); s.Broken != 0 && !n.plan.Liars {
+		return fmt.Errorf("%d packets against the protocol, and all ends keep it", s.Broken)
+	}
+	at := q.engine.Deadline()
+	switch {
+	case at <= n.now+rounding:
+		return nil // its time has come at this very moment
+	case at != rc.Never && (!q.timer.IsArmed() || q.timer.When > at+rounding):
+		return fmt.Errorf("it has to be called at %d, and its timer is at %d; now is %d", at, q.timer.When,
+			n.now)
+	case q.blocked || q.path.to == nil:
+		return nil
+	case q.ackDelayed:
+		return q.wrongToDelay()
+	}
+	for range 2 { // requests and answers take turns at being first, which two calls leave as it was
+		q.engine.Transmit(n.now, &n.scratch)
+	}
+	if left := len(n.scratch.Packets()); left != 0 {
+		return fmt.Errorf("%d packets could leave, and did not", left)
+	}
+	return nil
+}
+
+// total is what all NICs of all networks have done.
+var total struct {
+	sync.Mutex
+	Counters
+}
+
+// add adds what the NICs of a network have done.
+func (n *network) add() {
+	total.Lock()
+	defer total.Unlock()
+	for _, x := range n.nics {
+		sum, c := reflect.ValueOf(&total.Counters).Elem(), reflect.ValueOf(x.Counters())
+		for i := range c.NumField() {
+			sum.Field(i).SetUint(sum.Field(i).Uint() + c.Field(i).Uint())
+		}
+	}
+}
+
+// wrongToDelay says what is wrong with a queue pair that delays its acknowledgement.
+func (q *QP) wrongToDelay() error {
+	switch r := &q.dev.recv; {
+	case !q.engine.OwesAckAlone():
+		return errors.New("it delays more than an acknowledgement")
+	case !r.delayed || !slices.Contains(q.dev.sender.delayed, q):
+		return errors.New("it delays an acknowledgement, and nobody knows")
+	case !r.napping.Load():
+		return errors.New("it delays an acknowledgement, and nobody will look after it")
+	}
+	return nil
+}

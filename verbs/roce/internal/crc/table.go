@@ -84,3 +84,12 @@ func quotient() (q uint64) {
 
 // reflect33 reflects a polynomial of 33 bits.
 func reflect33(p uint64) uint64 { return bits.Reverse64(p) >> 31 }
+
+// Run runs bytes through a register, and returns what is in it then.
+func Run(r uint32, p []byte) uint32 {
+	r, p = fold(r, p)
+	if len(p) == 0 {
+		return r
+	}
+	return ^crc32.Update(^r, crc32.IEEETable, p)
+}

@@ -1,6 +1,10 @@
 package udp
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"ibverbx/verbs"
+)
 
 const (
 	// MaxSegments is the most packets that travel as one burst (UDP_MAX_SEGMENTS of Linux 4.18).
@@ -67,4 +71,30 @@ type Stats struct {
 	RecvTruncated uint64 // datagrams that were longer than a buffer of the batch, and dropped
 	SendDropped   uint64 // packets that found a queue of the host full (ENOBUFS), lost as on the wire
 	GSORefused    uint64 // destinations to which bursts were given up
+}
+
+// PathMTU is what fits the way to a destination, in bytes.
+type PathMTU struct {
+	IP      int // of a whole IP packet
+	Payload int // of UDP payload
+}
+
+// pathMTU is the PathMTU of IP packets of so many bytes.
+func pathMTU(ip int, v6 bool) PathMTU {
+	headers := 20 + 8
+	if v6 {
+		headers = 40 + 8
+	}
+	return PathMTU{IP: ip, Payload: max(0, min(ip, 65535)-headers)}
+}
+
+// Verbs returns the largest MTU of package verbs that fits with so many bytes of headers and
+// trailers in the UDP payload, 0 if none does.
+func (p PathMTU) Verbs(headers int) verbs.MTU {
+	for mtu := verbs.MTU4096; mtu >= verbs.MTU256; mtu-- {
+		if mtu.Bytes()+headers <= p.Payload {
+			return mtu
+		}
+	}
+	return 0
 }
