@@ -44,19 +44,19 @@ func (p *peerState) failQP(err error) {
 	p.fail(stageFailed, ErrPeerFailed, cause)
 }
 
-// Abort closes the endpoint at once. Every operation that is outstanding completes with
-// ErrCanceled, unless it has ended before; the functions of pending requests run once more, and
-// their sends fail. Completions fire in later progress; comp, which may be nil, after all of them.
-// No NIC of this end touches memory on the endpoint's behalf once Abort has returned, so that no
-// write of a cancelled operation lands after its completion; packets that are on the wire at that
-// moment can. On a single queue pair this waits for the NIC to flush, a second at most, and the
-// worker with it.
+// Abort closes the endpoint at once. Every outstanding operation completes with ErrCanceled, unless
+// it has ended before; the functions of pending requests run once more, and their sends fail.
+// Completions fire in later progress; comp, which may be nil, fires after all of them. Once Abort
+// has returned, no NIC of this end accesses memory on the endpoint's behalf, so no write of a
+// cancelled operation lands after its completion; packets that are on the wire at that moment can.
+// On a single queue pair Abort waits for the NIC to flush, a second at most, and holds up the
+// worker.
 //
-// The peer is told where the queue pair still works, and its endpoint fails with ErrPeerAborted: a
-// message goes behind what was posted, and Abort gives it a millisecond to go out, in which all
-// other calls on the worker wait, too; Worker.Close takes one millisecond for all endpoints
+// If the queue pair still works, the peer is told, and its endpoint fails with ErrPeerAborted: a
+// message follows what was posted, and Abort gives it a millisecond to leave, during which all
+// other calls on the worker wait, too. [Worker.Close] takes one millisecond for all endpoints
 // together. Operations that end in that time have ended before. A peer that the message does not
-// reach finds out when operations to it fail, or by its keep-alive.
+// reach notices when operations to it fail, or by its keep-alive.
 func (e *Endpoint) Abort(comp *Completion) error {
 	p := e.peer
 	p.w.mu.Lock()
@@ -139,9 +139,9 @@ func (p *peerState) release() {
 	}
 }
 
-// Close ends the endpoint in order: pending requests go out, everything outstanding completes, the
+// Close ends the endpoint in order: pending requests are sent, outstanding operations complete, the
 // peer gets a goodbye, and the queue pair is closed. From then on the peer's calls are refused with
-// ErrPeerClosed; agree with it on the moment if it may have something to send. When ctx ends
+// ErrPeerClosed; agree with the peer on the moment if it may have something to send. If ctx ends
 // before, or the peer fails, the rest is aborted, and Close returns the error. Close of an endpoint
 // that has failed before only releases it.
 func (e *Endpoint) Close(ctx context.Context) error {

@@ -9,19 +9,19 @@ import (
 
 // Config configures a [Worker]. The zero value works.
 type Config struct {
-	// QP configures the virtual queue pair of every endpoint. Where it is zero: MaxMsgCntPerQP is
-	// what the limits below need, and Credits as many, since a rail carries no more messages at a
-	// time than its peer has credits, though no message of this package uses one up; MaxInline is
-	// 128, and MaxSGE 5, or what the NIC takes; MaxRecvSGE 1, QPsPerDevice 4. Conn.RNRRetry is 6,
-	// not for ever: a peer that keeps to the credits always has a receive, so one that has none
+	// QP configures the virtual queue pair of every endpoint. Zero fields mean: MaxMsgCntPerQP is
+	// what the limits below need, and Credits is as large, because a rail carries no more messages
+	// at a time than its peer has credits, although no message of this package uses one; MaxInline
+	// is 128; MaxSGE is 5, or the NIC's maximum; MaxRecvSGE is 1, QPsPerDevice 4. Conn.RNRRetry is
+	// 6, not for ever: a peer that observes the credits always has a receive, so a peer without one
 	// fails its endpoint, within 4 ms or the 6 pauses that the peer's NIC asks for. NoNotifyQP is
-	// refused in DQPLB over several queue pairs: active messages, which are SENDs, travel on the
-	// notify QP there. In Spray nothing of this package needs that.
+	// refused in DQPLB over several queue pairs, because active messages are SENDs and use the
+	// notify QP there. In Spray nothing of this package needs the notify QP.
 	//
-	// With Failover, at both ends, an endpoint goes on when it loses a NIC or a queue pair and
-	// another is left at both ends: see the package comment. Credits are two more then. In Spray
-	// one end must not offer it to one that does not. OnRail is called while the worker is locked:
-	// it must not call the worker, or any of its endpoints.
+	// With Failover at both ends, an endpoint continues when it loses a NIC or a queue pair and
+	// another is left at both ends: see the package comment. Credits are then two more. With Spray,
+	// set it at both ends or at neither. OnRail is called while the worker is locked: it must not
+	// call the worker or any of its endpoints.
 	QP ibverbx.Config
 	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the
 	// NIC's completion queue has room for.
@@ -32,11 +32,11 @@ type Config struct {
 	// memory.
 	BufferSize int
 	// BounceBuffers is how many bounce buffers all endpoints share; 0 means 256. Each endpoint has
-	// two more of its own, for when peers that are slow or have failed hold all others.
+	// two more of its own, for the time when slow or failed peers hold all others.
 	BounceBuffers int
 	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0
-	// means 32, or what the NIC's queues hold; at most 4096. More of them let the sender run
-	// further ahead, and with a hundred endpoints leave the cache.
+	// means 32, or what the NIC's queues hold; at most 4096. With more of them the sender can run
+	// further ahead, but those of a hundred endpoints exceed the cache.
 	AMBuffers int
 	// MaxOutstanding is how many operations of one endpoint may be outstanding, so that one cannot
 	// take what all share; 0 means 64.

@@ -113,7 +113,7 @@ type Card struct {
 const wireVersion = 2
 
 // Card describes the endpoint to its peer. The card lists the worker's handlers, so after the first
-// one [Worker.Handle] takes no more.
+// card [Worker.Handle] accepts no more.
 func (e *Endpoint) Card() (Card, error) {
 	p := e.peer
 	w := p.w

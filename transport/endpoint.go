@@ -113,7 +113,7 @@ func (e *Endpoint) Value() any { return e.peer.cfg.Value }
 // Worker is the worker that the endpoint belongs to.
 func (e *Endpoint) Worker() *Worker { return e.peer.w }
 
-// Err says why the endpoint serves no more, as an [*EndpointError]; nil while it does.
+// Err returns why the endpoint has ended, as an [*EndpointError]; nil while it has not.
 func (e *Endpoint) Err() error {
 	e.peer.w.mu.Lock()
 	defer e.peer.w.mu.Unlock()
@@ -134,7 +134,7 @@ type Limits struct {
 	Pieces   int // of registered memory in one active message by zcopy
 }
 
-// Limits is what the endpoint takes, once it is connected.
+// Limits returns how long the data of each operation may be, once the endpoint is connected.
 func (e *Endpoint) Limits() Limits {
 	e.peer.w.mu.Lock()
 	defer e.peer.w.mu.Unlock()

@@ -73,7 +73,7 @@ func (e *OpError) Error() string {
 // Unwrap returns Err.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// EndpointError is why an endpoint serves no more: its operations complete with it, and later calls
+// EndpointError is why an endpoint has ended: its operations complete with it, and later calls
 // return it.
 type EndpointError struct {
 	Peer  string // the endpoint's name

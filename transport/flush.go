@@ -8,13 +8,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// Fence orders everything that is called on the endpoint after it behind everything before: no byte
-// of a later put lands, and no later active message arrives, before the earlier ones have. It
-// completes nothing, and costs nothing where nothing is outstanding.
+// Fence orders every later call on the endpoint behind every earlier one: no byte of a later put
+// lands, and no later active message arrives, before the earlier ones have. It completes nothing,
+// and costs nothing if nothing is outstanding.
 //
-// "Have landed" means that the peer's NIC has acknowledged. Where PCIe writes of several NICs may
-// pass each other on the peer's host, an order that its processor can rely on takes a remote flush;
-// see [ibverbx.Spray].
+// "Have landed" means that the peer's NIC has acknowledged. If PCIe writes of several NICs may
+// overtake each other on the peer's host, only a remote flush gives an order on which the peer's
+// processor can rely; see [ibverbx.Spray].
 func (e *Endpoint) Fence() {
 	p := e.peer
 	p.w.mu.Lock()

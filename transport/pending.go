@@ -131,9 +131,9 @@ func (p *peerState) enqueue(req *Pending) {
 	p.schedule()
 }
 
-// NotifyReady is a view of the endpoint whose sends need no [Pending]: when one of them meets
-// ErrNoResource, EndpointConfig.OnReady is called once resources are back. While that is due,
-// nothing overtakes it, as with [Endpoint.Pending].
+// NotifyReady returns a view of the endpoint whose sends need no [Pending]: when one of them meets
+// ErrNoResource, EndpointConfig.OnReady is called once resources are back. Until then nothing
+// overtakes it, as with [Endpoint.Pending].
 func (e *Endpoint) NotifyReady() *Endpoint {
 	if e.head {
 		return &e.peer.views[viewHead|viewNotify]
@@ -141,11 +141,11 @@ func (e *Endpoint) NotifyReady() *Endpoint {
 	return &e.peer.views[viewNotify]
 }
 
-// BypassQueue is a view of the endpoint whose sends do not wait behind pending requests, nor for a
-// [Endpoint.Fence] that does. It is for operations with which nothing is ordered, and which need
-// less than what the queue may be waiting for: a get needs no credit, and need not stand behind
-// active messages that do. When one meets ErrNoResource, the first request of the queue is called
-// again once resources are back; if there is none, queue one.
+// BypassQueue returns a view of the endpoint whose sends do not wait behind pending requests, nor
+// for a [Endpoint.Fence] that does. Use it for operations that need no order and fewer resources
+// than the queue may be waiting for: a get needs no credit, so it need not wait behind active
+// messages that do. When a send meets ErrNoResource, the first request of the queue is called again
+// once resources are back; if there is none, queue one.
 func (e *Endpoint) BypassQueue() *Endpoint { return &e.peer.views[viewBypass] }
 
 // callOnReady is the function of sending.readyRequest. That request stays in the queue if a send on
