@@ -21,10 +21,10 @@ type Config struct {
 	// with the NICs. What the package needs for itself comes on top: 128 KiB a PE, 4 MiB at most
 	// for up to 2048 PEs.
 	HeapSize int
-	// Background starts a goroutine that makes progress, so that what waits behind a fence leaves
+	// Background starts a goroutine that makes progress, so that operations behind a fence are sent
 	// without a call of this PE. It costs switches to that goroutine; programs that call Quiet or
-	// wait do not need it. With Transport.QP.Failover it is started in any case, unless
-	// Transport.Idle is set: a connection that has lost a NIC needs both its PEs to go on.
+	// wait do not need it. With Transport.QP.Failover it is always started, unless Transport.Idle
+	// is set: after the loss of a NIC both PEs of a connection must make progress.
 	Background bool
 	// RegisterFrom is the length in bytes from which on a Put or Get registers memory outside of
 	// the heap for the call instead of copying it through registered buffers; 0 means 256 KiB,

@@ -12,10 +12,9 @@ import (
 )
 
 // Join makes this process, or a part of it, one PE among others: it registers the heap, makes an
-// endpoint to each PE, and connects to them with the help of cfg.Exchange. It returns when all PEs
-// have joined. The domain stays the caller's, who closes it after the PE; several PEs may share
-// one. When one PE cannot join, none does: the others return an error, too, if Exchange still
-// works.
+// endpoint to each PE, and connects to them through cfg.Exchange. It returns when all PEs have
+// joined. The domain stays yours: close it after the PE; several PEs may share one. If one PE
+// cannot join, none does: the others return an error, too, if Exchange still works.
 func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
 	if err := needContext("join", ctx); err != nil {
 		return nil, err

@@ -57,8 +57,8 @@ func (p *PE) Size() int { return len(p.peers) }
 // Config is the configuration in force.
 func (p *PE) Config() Config { return p.cfg }
 
-// Progress makes progress without waiting; it returns how much it did. A program that computes for
-// long between its calls may call it, so that what waits behind a fence leaves.
+// Progress makes progress without waiting, and returns how much it did. A program that computes for
+// long between its calls may call it, so that operations behind a fence are sent.
 func (p *PE) Progress() int { return p.worker.Progress() }
 
 // Close ends the PE: it waits until the others close, too, unless one has failed, ends the

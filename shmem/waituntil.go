@@ -52,16 +52,15 @@ func holds[T Word](c Cmp, a, b T) bool {
 }
 
 // WaitUntil waits until the first word of s in pe's own heap compares with value as asked, because
-// another PE has changed it. The change is complete then, and so is what its writer ordered before
-// it (PutSignal, Fence, Quiet). When a PE fails or closes it returns a [*PEError]: the change may
-// never come.
+// another PE has changed it. The change is then complete, and so is what its writer ordered before
+// it (PutSignal, Fence, Quiet). If a PE fails or closes, WaitUntil returns a [*PEError], because
+// the change may never come.
 //
-// Writes of others raise no event, so a wait has to look. The goroutine polls for
+// Writes by others raise no event, so a wait must look. The goroutine polls for
 // Config.Transport.Spin and then sleeps in steps, of Config.Step at first and of a millisecond in
-// the end. After tens of milliseconds a change is seen 1.2 ms after it was made, measured in the
-// median, and the wait takes 4 % of a core. To see it in microseconds, at the price of a core, set
-// Spin to more than the wait takes; collective calls, in which it is known who writes, have
-// themselves woken.
+// the end. After tens of milliseconds a change is seen 1.2 ms after it was made (median), and the
+// wait takes 4 % of a core. To see changes in microseconds, at the cost of a core, set Spin to more
+// than the wait takes. Collective calls know who writes and are woken.
 func WaitUntil[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value T) error {
 	return WaitUntilAll(ctx, pe, s.first(), cmp, value)
 }

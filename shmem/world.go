@@ -20,7 +20,7 @@ type World struct {
 }
 
 // NewLocal makes a world of len(doms) PEs in this process, PE i over the NICs of doms[i]; PEs may
-// share a domain. It sets PE, PEs and Exchange of cfg itself.
+// share a domain. It sets Rank, Size and Exchange of cfg itself.
 func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World, error) {
 	if len(doms) == 0 {
 		return nil, invalid("new local", "no domains: one for each PE is needed")

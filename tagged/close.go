@@ -80,8 +80,8 @@ func (e *Endpoint) idle() bool {
 }
 
 // Abort closes the endpoint at once: its requests complete with ErrCanceled, those that read into
-// memory in later progress. Messages of the peer that nobody has received are dropped. An endpoint
-// that has failed before is only released. The worker waits with it while the peer is told, a
+// memory in later progress. Messages of the peer that nobody has received are dropped. If the
+// endpoint has failed before, Abort only releases it. The worker waits while the peer is told, a
 // millisecond at most: see [transport.Endpoint.Abort].
 func (e *Endpoint) Abort() error {
 	w := e.w

@@ -29,21 +29,21 @@ type Config struct {
 	// Chunk is how many bytes of a long message one read fetches; 0 means DefaultChunk. It is at
 	// most what the NICs' ports carry in one message.
 	Chunk int
-	// Window is how many reads each endpoint has under way at most, for all its long messages
+	// Window is how many reads each endpoint has in flight at most, for all its long messages
 	// together, which take turns; 0 means 8. The limit keeps the queues short for short messages.
 	Window int
 	// MaxUnexpected is how many eager fragments and announcements of long messages this end keeps
 	// for each peer while no receive has matched them; 0 means 1024, at most 65535. Each takes the
 	// memory of a transport buffer at most. When the number is reached the peer's sends wait.
 	MaxUnexpected int
-	// MaxLeftover is how many eager fragments this end keeps, for all endpoints together that were
-	// closed, of messages that had arrived whole and that nobody has received. When there are more,
-	// the oldest messages are dropped. 0 means as many as MaxUnexpected, [ibverbx.None] none.
+	// MaxLeftover is how many eager fragments this end keeps, for all closed endpoints together, of
+	// messages that have arrived whole and that nobody has received. If there are more, the oldest
+	// messages are dropped. 0 means as many as MaxUnexpected, [ibverbx.None] none.
 	MaxLeftover int
-	// RelaxedOrdering registers the memory of long messages with verbs.AccessRelaxedOrdering, where
-	// NICs have that. Some hosts are much faster then. What this package promises rests on
-	// completions and holds; a program that polls on memory which it has registered here must not
-	// set it.
+	// RelaxedOrdering registers the memory of long messages with verbs.AccessRelaxedOrdering, if
+	// the NICs have it. Some hosts are then much faster. The promises of this package depend on
+	// completions and hold; a program that polls memory that it has registered here must not set
+	// it.
 	RelaxedOrdering bool
 	// MaxRequests is how many requests are kept for use again after Free; 0 means 4096. It is
 	// at most 1<<30.

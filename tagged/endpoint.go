@@ -103,7 +103,7 @@ func (e *Endpoint) Transport() *transport.Endpoint { return e.tep }
 // Worker is the worker of the endpoint.
 func (e *Endpoint) Worker() *Worker { return e.w }
 
-// Err says why the endpoint serves no more; nil while it does.
+// Err returns why the endpoint has ended; nil while it has not.
 func (e *Endpoint) Err() error {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()

@@ -15,7 +15,7 @@ type Info struct {
 	Source *Endpoint // where it came from; nil for sends, and for receives that nothing has matched
 }
 
-// Request is a send or a receive that goes on. It is safe for concurrent use, but for Free. It must
+// Request is a send or a receive in progress. It is safe for concurrent use, except Free. It must
 // not be copied.
 type Request struct {
 	// Invariant: a receive that is requestQueued is in matching.posted of its Worker or, if it is
