@@ -3,6 +3,7 @@ package job_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,7 +22,10 @@ import (
 	"ibverbx/verbs"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8") // they mostly wait
+	goleak.VerifyTestMain(m)
+}
 
 // AllGather is a shmem.Config.Exchange.
 var _ = shmem.Config{Exchange: (*job.Job)(nil).AllGather}

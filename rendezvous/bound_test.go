@@ -13,6 +13,7 @@ import (
 // However many strangers come and stay, a listener holds no more than MaxGreetings of them, and
 // throws them out one after another.
 func TestGreetingsAreBounded(t *testing.T) {
+	t.Parallel()
 	var thrown atomic.Int64
 	var who sync.Map // by address
 	l, err := Listen(t.Context(), "127.0.0.1:0", Config{MaxGreetings: 8, Timeout: time.Hour,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"io"
 	"strings"
 	"sync/atomic"
@@ -16,7 +17,10 @@ import (
 	"ibverbx/verbs"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8") // they mostly wait
+	goleak.VerifyTestMain(m)
+}
 
 // pair is two ends of a conversation, whose first messages may take their time.
 func pair(t *testing.T, cfg Config) (a, b *Conn) {

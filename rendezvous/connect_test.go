@@ -315,6 +315,7 @@ func TestConnectRefusesWhatDoesNotFit(t *testing.T) {
 
 // A peer that goes, or falls silent, in the middle of a step ends it in time.
 func TestConnectPeerGone(t *testing.T) {
+	t.Parallel()
 	devices := nics(t, 1)
 	for name, tt := range map[string]struct {
 		peer func(c *rendezvous.Conn)

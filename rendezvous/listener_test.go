@@ -300,6 +300,7 @@ func TestDialRetries(t *testing.T) {
 // Who is slow at the greeting keeps nobody out: it has its time, and where all places are taken it
 // makes room sooner.
 func TestSlowGreetingsMakeRoom(t *testing.T) {
+	t.Parallel()
 	l, addr := listen(t, rendezvous.Config{MaxGreetings: 4, Greeting: time.Hour, Timeout: time.Hour})
 	for range 12 { // one byte each, and then nothing
 		nc, err := net.Dial("tcp", addr)

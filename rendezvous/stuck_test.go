@@ -79,6 +79,7 @@ func in(t *testing.T, what string, do func()) {
 // Nobody waits behind a Send that is held up: neither Close, nor another Send for longer than its
 // context or Config.Timeout, nor Fail for longer than its patience.
 func TestStuckSendHoldsUpNobody(t *testing.T) {
+	t.Parallel()
 	c, sent := stuck(t, Config{Timeout: time.Hour})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -108,6 +109,7 @@ func TestStuckSendHoldsUpNobody(t *testing.T) {
 
 // A Send that waits for its turn has Config.Timeout in all.
 func TestTurnsAreBounded(t *testing.T) {
+	t.Parallel()
 	c, _ := stuck(t, Config{Timeout: time.Second})
 	in(t, "another Send", func() {
 		if err := c.Send(t.Context(), "word", nil); !errors.Is(err, ErrTimeout) &&
@@ -120,6 +122,7 @@ func TestTurnsAreBounded(t *testing.T) {
 // After a message that was cut off nothing more can be sent, which is said at once: the peer has
 // not gone.
 func TestSendAfterOneThatWasCutOff(t *testing.T) {
+	t.Parallel()
 	c, sent := stuck(t, Config{Timeout: 2 * time.Second})
 	if err := <-sent; !errors.Is(err, ErrTimeout) {
 		t.Fatalf("error %v, want ErrTimeout", err)

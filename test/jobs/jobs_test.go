@@ -3,6 +3,7 @@
 package jobs_test
 
 import (
+	"flag"
 	"fmt"
 	"net"
 	"os/exec"
@@ -19,11 +20,13 @@ import (
 
 func TestMain(m *testing.M) {
 	jobtest.Main(nil)
+	_ = flag.Set("test.parallel", "6") // they mostly wait
 	goleak.VerifyTestMain(m)
 }
 
 // Processes that `ibverbx run` starts.
 func TestRun(t *testing.T) {
+	t.Parallel()
 	command := filepath.Join(t.TempDir(), "ibverbx")
 	build := exec.Command("go", "build", "-o", command, "../../cmd/ibverbx")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -57,6 +60,7 @@ func TestRun(t *testing.T) {
 
 // Pods of a Kubernetes indexed job.
 func TestKubernetes(t *testing.T) {
+	t.Parallel()
 	for _, phase := range jobtest.Phases() {
 		t.Run(phase, func(t *testing.T) {
 			t.Parallel()
@@ -72,6 +76,7 @@ func TestKubernetes(t *testing.T) {
 
 // Workers of torchrun, whose agent listens at MASTER_PORT itself.
 func TestTorchrun(t *testing.T) {
+	t.Parallel()
 	for _, phase := range []string{":", jobtest.InBarrier + ":2"} {
 		t.Run(phase, func(t *testing.T) {
 			t.Parallel()

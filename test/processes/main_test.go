@@ -1,6 +1,7 @@
 package processes_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -19,6 +20,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	_ = flag.Set("test.parallel", "4") // they mostly wait
 	goleak.VerifyTestMain(m)
 }
 
