@@ -1,5 +1,9 @@
 package rdmacore
 
+import (
+	"ibverbx/verbs"
+)
+
 // Config configures [Open]. The zero value takes every device of the host.
 type Config struct {
 	// Library is the path of libibverbs; empty means libibverbs.so.1, which the dynamic loader
@@ -9,3 +13,17 @@ type Config struct {
 	// "mlx5_0:1,mlx5_1:1", "mlx5_*", "^mlx5_2". Empty takes all, in the library's order.
 	Devices string
 }
+
+// Why there are no real NICs to work with. Both are [verbs.ErrNotSupported] to errors.Is.
+var (
+	// ErrNoLibrary: libibverbs is not installed, or what was loaded is something else.
+	ErrNoLibrary error = &unavailable{"no libibverbs"}
+	// ErrNoDevice: the kernel shows no RDMA device, or none that was asked for, or none that its
+	// library knows.
+	ErrNoDevice error = &unavailable{"no RDMA device"}
+)
+
+type unavailable struct{ text string }
+
+func (u *unavailable) Error() string        { return u.text }
+func (u *unavailable) Is(target error) bool { return target == verbs.ErrNotSupported }

@@ -1,6 +1,10 @@
 package nic
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"ibverbx/verbs"
+)
 
 // This file holds all uses of unsafe in this package. A region's address only names its memory,
 // which is always reached through the region's slice.
@@ -24,4 +28,24 @@ func Word32(b []byte) *uint32 {
 		return nil
 	}
 	return (*uint32)(p)
+}
+
+// LocalSlice is the n bytes at addr under a local key; ok is false if no region of the queue pair's
+// domain covers them and grants the access. It is valid while the lock is held, or until the region
+// is closed.
+func (q *QP) LocalSlice(lkey uint32, addr, n uint64, access verbs.AccessFlags) (b []byte, ok bool) {
+	m := q.dev.Keys.find(lkey)
+	if m == nil {
+		return nil, false
+	}
+	return m.slice(q.PD, addr, n, access)
+}
+
+// RemoteSlice is LocalSlice for a remote key.
+func (q *QP) RemoteSlice(rkey uint32, addr, n uint64, access verbs.AccessFlags) (b []byte, ok bool) {
+	m := q.dev.Keys.findRemote(rkey)
+	if m == nil {
+		return nil, false
+	}
+	return m.slice(q.PD, addr, n, access)
 }
