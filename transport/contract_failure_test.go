@@ -127,6 +127,35 @@ func TestContract12AbortOfAStalledQueuePair(t *testing.T) {
 	})
 }
 
+// An abort cancels operations whose completions never come because the CQ dies meanwhile. The
+// planted bug "cancelled operations end well" reports them as successful; in the game hardly any
+// world has a CQ that dies so late.
+func TestContract12AbortOverADyingCQ(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		l := newLink(t, s)
+		for _, nic := range l.a.nics {
+			stall := l.fabric.Inject(soft.Fault{Device: nic, Kind: soft.StallQP, Count: -1})
+			defer stall.Remove()
+		}
+		var ended []error
+		n := outstandingOf(t, l.a, &ended)
+		gone := transport.NewCompletion(1, nil)
+		for _, nic := range l.a.nics {
+			l.fabric.Inject(soft.Fault{Kind: soft.OverrunCQ, Device: nic}) // by the first flushed operation
+		}
+		must(t, l.a.Abort(gone))
+		must(t, l.a.w.Wait(within(t), gone))
+		for i, err := range ended {
+			if !errors.Is(err, transport.ErrCanceled) {
+				t.Errorf("completion %d of %d: %v", i, n, err)
+			}
+		}
+		if len(ended) != n || n == 0 {
+			t.Errorf("%d completions of %d operations", len(ended), n)
+		}
+	})
+}
+
 // An abort ends however busy other endpoints keep the worker.
 func TestContract12AbortEndsOnABusyWorker(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
