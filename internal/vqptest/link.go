@@ -17,6 +17,7 @@ package vqptest
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -163,7 +164,13 @@ func ConnectBoth(tb testing.TB, a, b *ibverbx.VirtualQP) {
 	}
 }
 
-// connect connects each end with the other's card, which through may replace.
+// Connect connects two virtual queue pairs by their cards in wire form.
+func Connect(tb testing.TB, a, b *ibverbx.VirtualQP) error {
+	tb.Helper()
+	return connect(a, b, func(card ibverbx.BusinessCard) ibverbx.BusinessCard { return ThroughJSON(tb, card) })
+}
+
+// connect connects each end with the other's card, as through returns it.
 func connect(a, b *ibverbx.VirtualQP, through func(ibverbx.BusinessCard) ibverbx.BusinessCard) error {
 	cardA, errA := a.Card()
 	cardB, errB := b.Card()
@@ -293,10 +300,9 @@ func IDs(tb testing.TB, wcs []ibverbx.WC, status verbs.Status) []uint64 {
 
 // FillRandom fills p with bytes that follow from the seed.
 func FillRandom(p []byte, seed uint64) {
-	r := rand.New(rand.NewPCG(seed, 1))
-	for i := range p {
-		p[i] = byte(r.Uint32())
-	}
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	_, _ = rand.NewChaCha8(key).Read(p) // never fails
 }
 
 // MustEqual fails the test at the first byte in which got and want differ.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 )
 
@@ -70,7 +71,7 @@ func (h *host) newEnd(cfg ibverbx.Config) *end {
 	if h == peer {
 		peer = h.rig.b
 	}
-	e := &end{VirtualQP: q, host: h, mem: h.mem, peer: throughJSON(h.rig.tb, peer.mem.mr.Remote()),
+	e := &end{VirtualQP: q, host: h, mem: h.mem, peer: vqptest.ThroughJSON(h.rig.tb, peer.mem.mr.Remote()),
 		word: peer.mem.word()}
 	h.ends = append(h.ends, e)
 	return e

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 )
 
@@ -40,16 +41,12 @@ func newMemory(h *host, seed uint64) *memory {
 	h.rig.tb.Helper()
 	m := &memory{host: h, buf: make([]byte, groundAt+groundBytes), rng: rand.New(rand.NewPCG(seed, 1)),
 		next: groundAt}
-	fillRandom(m.buf[:sourceBytes], seed)
+	vqptest.FillRandom(m.buf[:sourceBytes], seed)
 	var err error
 	if m.mr, err = h.dom.Register(m.buf, verbs.AccessAll); err != nil {
 		h.rig.tb.Fatal(err)
 	}
 	return m
-}
-
-func fillRandom(p []byte, seed uint64) {
-	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(p) // never fails
 }
 
 // source is the offset of n bytes that never change: others with each call.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 )
 
@@ -100,7 +101,7 @@ func trespassOnce(a, b *end, c *trespass, op verbs.Opcode) {
 	}[op]()
 	n := uint64(len(bad.want))
 	ground := make([]byte, 2*n)
-	fillRandom(ground, 5)
+	vqptest.FillRandom(ground, 5)
 	before := slices.Clone(ground)
 	mr, err := b.host.dom.Register(ground[:n], c.access)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 )
 
@@ -42,12 +43,12 @@ func reconnect(a, b *end) {
 	a.tb().Helper()
 	rig := a.host.rig
 	a.other, b.other = b, a
-	err := link(a, b)
+	err := vqptest.Connect(a.tb(), a.VirtualQP, b.VirtualQP)
 	if err != nil && !rig.kind.strict {
 		// A link that was just set up may need a moment to find the peer.
 		rig.until("a connection", func() bool {
 			if err = errors.Join(a.Reset(), b.Reset()); err == nil {
-				err = link(a, b)
+				err = vqptest.Connect(a.tb(), a.VirtualQP, b.VirtualQP)
 			}
 			return err == nil
 		})

@@ -1,7 +1,6 @@
 package vqp_test
 
 import (
-	"encoding/json"
 	"errors"
 	"runtime"
 	"slices"
@@ -9,6 +8,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 )
 
@@ -63,7 +63,7 @@ func (l *testRig) join(cfg ibverbx.Config) (a, b *end) {
 	l.tb.Helper()
 	a, b = l.a.newEnd(cfg), l.b.newEnd(cfg)
 	a.other, b.other = b, a
-	if err := link(a, b); err != nil {
+	if err := vqptest.Connect(l.tb, a.VirtualQP, b.VirtualQP); err != nil {
 		l.tb.Fatal(err)
 	}
 	return a, b
@@ -76,28 +76,6 @@ func over(conn, set ibverbx.ConnConfig) ibverbx.ConnConfig {
 		conn.RNRRetry = set.RNRRetry
 	}
 	return conn
-}
-
-// link exchanges the business cards of two ends, in their wire form, and connects them.
-func link(a, b *end) error {
-	cardA, errA := a.Card()
-	cardB, errB := b.Card()
-	if err := errors.Join(errA, errB); err != nil {
-		return err
-	}
-	return errors.Join(a.Connect(throughJSON(a.tb(), cardB)), b.Connect(throughJSON(b.tb(), cardA)))
-}
-
-func throughJSON[T any](tb testing.TB, v T) (out T) {
-	tb.Helper()
-	data, err := json.Marshal(v)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := json.Unmarshal(data, &out); err != nil {
-		tb.Fatalf("%s: %v", data, err)
-	}
-	return out
 }
 
 // close closes what the test has left open. Everything outstanding must be reported, and nothing

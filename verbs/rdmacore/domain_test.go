@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -57,17 +58,6 @@ func names(t *testing.T, seen []seenWR, mr *ibverbx.MR, n uint64) (keys map[uint
 	return keys
 }
 
-// connect connects two virtual queue pairs.
-func connect(t *testing.T, a, b *ibverbx.VirtualQP) {
-	t.Helper()
-	cardA, err := a.Card()
-	ok(t, err)
-	cardB, err := b.Card()
-	ok(t, err)
-	ok(t, a.Connect(cardB))
-	ok(t, b.Connect(cardA))
-}
-
 // A domain registers a dma-buf on each of its NICs, and a virtual queue pair sends from it over all
 // of them.
 func TestDomainRegistersDMABuf(t *testing.T) {
@@ -91,7 +81,7 @@ func TestDomainRegistersDMABuf(t *testing.T) {
 	b, err := dom.NewQP(nil, cfg)
 	ok(t, err)
 	closeLater(t, b)
-	connect(t, a, b)
+	vqptest.ConnectBoth(t, a, b)
 
 	s.set("record", 1)
 	wr := ibverbx.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
