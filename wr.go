@@ -58,12 +58,13 @@ type SendWR struct {
 	// any other request. A single queue pair keeps everything in order anyway. Other opcodes are
 	// refused with [verbs.ErrInvalid].
 	Relaxed bool
-	// EveryRail cuts an RDMA read or write into one fragment for each data queue pair, all of equal
-	// length. A read then follows the earlier writes of *every* queue pair, and its response pushes
-	// them into the peer's memory (IBTA o9-20). The length must be a multiple of
-	// [VirtualQP.DataRails], the fragments must be no longer than [Config.FragmentSize], and the
-	// length must not be 0, because a read of nothing pushes nothing. A scatter list must be no
-	// longer than one work request takes. Other opcodes are refused with [verbs.ErrInvalid].
+	// EveryRail makes a remote flush, such as that of package transport; leave it false otherwise.
+	// It cuts an RDMA read or write into one fragment for each data queue pair, all of equal length.
+	// A read then follows the earlier writes of *every* queue pair, and its response pushes them
+	// into the peer's memory (IBTA o9-20). The length must be a multiple of [VirtualQP.DataRails],
+	// the fragments must be no longer than [Config.FragmentSize], and the length must not be 0,
+	// because a read of nothing pushes nothing. A scatter list must be no longer than one work
+	// request takes. Other opcodes are refused with [verbs.ErrInvalid].
 	EveryRail bool
 	// CompareAdd is an atomic's value to add or to compare with, Swap the value that
 	// compare-and-swap stores.
