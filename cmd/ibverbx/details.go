@@ -42,7 +42,9 @@ func (t *perfTable) details(r *bench.Result) {
 	}
 	t.failedOver(r)
 	if r.Timeline != nil {
-		t.timeline(r.Timeline)
+		for i := range r.Timeline.Dips {
+			t.say("dip", dipText(&r.Timeline.Dips[i], t.unit))
+		}
 	}
 	if r.Failed {
 		label := "cause"
@@ -51,8 +53,8 @@ func (t *perfTable) details(r *bench.Result) {
 			label = ""
 		}
 	}
-	if t.p.Layered() || r.Timeline != nil && !t.verbose {
-		return // the time line has the rails
+	if t.p.Layered() || !t.verbose {
+		return
 	}
 	t.rails("a", &r.Stats.A.Stats)
 	if t.p.Bidirectional || len(r.Stats.B.Rails) > 0 && r.Stats.B.Sends > 0 {

@@ -96,11 +96,11 @@ func perfFlagHelp() map[string]string {
 			"has less.",
 		"max-lat": "Largest median of every cell with --mode lat, likewise.",
 		"json":    "One JSON document in place of the table.",
-		"verbose": "What each rail carried, too, and all intervals of a time line.",
-		"interval": "Show bandwidth over time, of all and of each rail, in intervals of this length: 10ms, " +
-			"1s, 0 for not; more than 10,000 become fewer. [with --fault and --plot 10ms, or so that there " +
-			"are at most 400]",
-		"plot":         "Write the time lines to this file, HTML that a browser shows without a network.",
+		"verbose": "What each rail carried, too.",
+		"interval": "Interval of the bandwidth over time, of all and of each rail, that --plot and --json " +
+			"have: 10ms, 1s, 0 for none; more than 10,000 become fewer. [with --fault and --plot 10ms, or " +
+			"so that there are at most 400]",
+		"plot":         "Write bandwidth over time to this file, HTML that a browser shows without a network.",
 		"report-gbits": "Bandwidths in Gbit/s in place of GB/s.",
 		"CPU-freq":     "Changes nothing, as perftest's users expect.",
 		"noPeak":       "Changes nothing: there is no peak figure.",

@@ -30,6 +30,7 @@ import (
 
 	"github.com/alecthomas/kong"
 	kongcompletion "github.com/jotaen/kong-completion"
+	"golang.org/x/term"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
@@ -187,4 +188,15 @@ func commandOf(args []string) string {
 		}
 	}
 	return "ibverbx"
+}
+
+func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+
+// terminalWidth is the width of a terminal; 0 when f is none.
+func terminalWidth(f *os.File) int {
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return width
 }

@@ -173,7 +173,6 @@ func (f *perfCmd) countNICs() (n int, err error) {
 func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, error)) (err error) {
 	var o bench.Observer = silent{}
 	var table *perfTable
-	finish := func() {}
 	if !f.JSON {
 		table = newPerfTable(c.out, f.Verbose)
 		table.again, f.outcome.table = f.outcome.table, true
@@ -183,9 +182,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		}
 		o = table
 		if c.errTTY {
-			progress := newProgress(c.err, table)
-			finish = progress.close
-			o = progress
+			table.progress = c.err
 		}
 	}
 	file, err := createPlot(f.Plot)
@@ -198,7 +195,9 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		}
 	}()
 	report, err := measure(o)
-	finish()
+	if table != nil {
+		table.clear()
+	}
 	if report == nil {
 		return err
 	}

@@ -73,12 +73,11 @@ how many work requests others repeated. After --failback they are tried again, a
 work. Of two processes the listening one takes these flags over from the connecting one. Without --failover, or
 when no queue pair is left, the column ends with the error that an application gets.
 
-With --fault, --interval or --plot the report has bandwidth over time: of the messages reported to the
-program, at the connecting end of two processes, and of the fragments that each rail has completed. The table
-shows the intervals around the faults; --json, --verbose and --plot have all of them. The clock stands while
-messages are compared. A dip lasts from the first interval below 90 % to the first of three above it. The end
-of each round shows as a small dip where much is outstanding: with more --memory there are fewer, with less
---depth they are less deep.
+With --fault, --interval or --plot bandwidth over time is recorded: of the messages reported to the program,
+at the connecting end of two processes, and of the fragments that each rail has completed. --plot and --json
+have all of it, the table what each fault did. The clock stands while messages are compared. A dip lasts from
+the first interval below 90 % to the first of three above it. The end of each round shows as a small dip where
+much is outstanding: with more --memory there are fewer, with less --depth they are less deep.
 
 Faults strike end a, the initiator, unless end=b. They strike when end a has posted msg= messages of a column
 [100], all its sizes counted, or when the column has been measured for at=. nic= and rail= count from 0, for=

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/plot"
@@ -156,4 +157,30 @@ func markText(m *bench.Mark) string {
 		return m.Text + " back"
 	}
 	return m.Text
+}
+
+func seconds(s bench.Seconds) float64 { return time.Duration(s).Seconds() }
+
+// dipText says what a fault did to the bandwidth.
+func dipText(d *bench.Dip, in unit) string {
+	text := fmt.Sprintf("%s at %.3f s: ", d.Fault, seconds(d.Struck))
+	if d.Before == 0 {
+		return text + "no interval before it to compare with: let it strike later (at=), or use a shorter " +
+			"--interval"
+	}
+	part := func(gb float64) string {
+		return fmt.Sprintf("%s (%.0f %%)", in.fix(gb), 100*gb/d.Before)
+	}
+	text += fmt.Sprintf("%s %s before, lowest %s at %.3f s, ", in.fix(d.Before), in.name, part(d.Lowest),
+		seconds(d.LowestAt))
+	switch {
+	case d.Below == 0:
+		text += "never below 90 %"
+	case d.Back:
+		text += fmt.Sprintf("below 90 %% for %v", time.Duration(d.Below))
+	default:
+		return text + fmt.Sprintf("not back to 90 %%: after %v at what is left, %s",
+			time.Duration(d.Settled).Round(time.Millisecond), part(d.After))
+	}
+	return text + ", " + part(d.After) + " after"
 }

@@ -25,6 +25,10 @@ type perfTable struct {
 	noisy   bool // a figure was marked as noise
 	again   bool // another table stands above
 	unit    unit // of bandwidths
+
+	progress io.Writer // a terminal; nil for none
+	start    time.Time
+	shown    bool // progress is
 }
 
 func newPerfTable(w io.Writer, verbose bool) *perfTable {
@@ -34,14 +38,31 @@ func newPerfTable(w io.Writer, verbose bool) *perfTable {
 // Start writes what comes above the rows.
 func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
 	t.p, t.peer = p, peer
+	t.start = time.Now()
 	if t.again {
 		t.printf("\n")
 	}
 	t.header()
 }
 
-// Cell writes nothing.
-func (t *perfTable) Cell(int, int) {}
+// progressAfter is how long a run goes on before progress is shown.
+const progressAfter = 2 * time.Second
+
+// Cell shows on a terminal how far a longer run is, below the rows.
+func (t *perfTable) Cell(done, all int) {
+	if t.progress != nil && time.Since(t.start) > progressAfter {
+		_, _ = fmt.Fprintf(t.progress, "\r\x1b[Kmeasuring, %d %%", 100*done/max(all, 1)) // a courtesy
+		t.shown = true
+	}
+}
+
+// clear removes the progress that is shown.
+func (t *perfTable) clear() {
+	if t.shown {
+		_, _ = io.WriteString(t.progress, "\r\x1b[K")
+		t.shown = false
+	}
+}
 
 // opName is what is measured.
 func opName(p *bench.Params) string {
@@ -222,6 +243,7 @@ func (t *perfTable) how(m bench.Machine) string {
 
 // Row writes the row of a size.
 func (t *perfTable) Row(row []bench.Result) {
+	t.clear()
 	if t.gap {
 		t.printf("\n")
 		t.gap = false
@@ -232,8 +254,7 @@ func (t *perfTable) Row(row []bench.Result) {
 		t.bandwidths(row)
 	}
 	for i := range row {
-		if t.verbose || row[i].Failed || len(row[i].Faults) > 0 ||
-			row[i].Timeline != nil {
+		if t.verbose || row[i].Failed || len(row[i].Faults) > 0 {
 			t.details(&row[i])
 			t.gap = true
 		}

@@ -468,25 +468,3 @@ func later(err error) error {
 	}
 	return err
 }
-
-// register makes the memory of an end known to its NICs.
-func register(dom *ibverbx.Domain, cfg *Config) (src, dst *ibverbx.MR, err error) {
-	if len(cfg.Src) > 0 {
-		if src, err = dom.Register(cfg.Src, verbs.AccessLocalWrite|verbs.AccessRemoteRead); err != nil {
-			return nil, nil, err
-		}
-	}
-	if dst, err = dom.Register(cfg.Dst, verbs.AccessAll); err != nil && src != nil {
-		err = errors.Join(err, src.Close())
-		src = nil
-	}
-	return src, dst, err
-}
-
-// remoteOf is an end's memory as the other one names it.
-func remoteOf(card *Card, src, dst *ibverbx.MR) {
-	if src != nil {
-		card.Src = src.Remote()
-	}
-	card.Dst = dst.Remote()
-}

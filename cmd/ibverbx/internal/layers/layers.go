@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"ibverbx"
@@ -19,63 +18,25 @@ import (
 
 // memory is what the layers' ends have in common.
 type memory struct {
-	shape    Shape
-	src, dst []byte
-	tail     int
-	task     Task
-	olds     []uint64 // what the atomics of the round brought
-	seen     int      // messages that have come
-	broken   error    // what ended the end; nil while it goes on
-	closers  []func(ctx context.Context) error
+	*Config
+	task   Task
+	olds   []uint64 // what the atomics of the round brought
+	seen   int      // messages that have come
+	broken error    // what ended the end; nil while it goes on
+	closers
 }
 
-func (m *memory) target() []byte                { return m.dst }
-func (m *memory) counter() uint64               { return binary.NativeEndian.Uint64(m.dst[m.tail:]) }
+func (m *memory) target() []byte                { return m.Dst }
+func (m *memory) counter() uint64               { return binary.NativeEndian.Uint64(m.Dst[m.Tail:]) }
 func (m *memory) old(i int) uint64              { return m.olds[i] }
 func (m *memory) arm() (<-chan struct{}, error) { return nil, nil }
 func (m *memory) flush(bool) error              { return nil }
 func (m *memory) arrived() (int, error)         { return m.seen, m.broken }
 
-func memoryOf(cfg *Config) memory {
-	return memory{shape: cfg.Shape, src: cfg.Src, dst: cfg.Dst, tail: cfg.Tail}
-}
-
-// onClose has close call f before what it was told earlier.
-func (m *memory) onClose(f func() error) {
-	m.closers = append(m.closers, func(context.Context) error { return f() })
-}
-
-// close drops the errors that only say that the peer has closed first.
-func (m *memory) close(ctx context.Context) error {
-	var errs []error
-	for _, f := range slices.Backward(m.closers) {
-		err := f(ctx)
-		if !slices.ContainsFunc([]error{transport.ErrPeerClosed, transport.ErrPeerFailed,
-			transport.ErrCanceled, context.Canceled, context.DeadlineExceeded},
-			func(of error) bool { return errors.Is(err, of) }) {
-			errs = append(errs, err)
-		}
-	}
-	m.closers = nil
-	return errors.Join(errs...)
-}
-
-// open makes a domain of the end's NICs, and with rest what else the end is made of.
-func (m *memory) open(cfg *Config, rest func(cfg *Config, dom *ibverbx.Domain) error) error {
-	dom, err := ibverbx.NewDomain(cfg.Devices...)
-	if err != nil {
-		return err
-	}
-	m.onClose(dom.Close)
-	if err = rest(cfg, dom); err != nil {
-		err = errors.Join(err, m.close(context.Background()))
-	}
-	return err
-}
-
-func (m *memory) start(t *Task) {
+// next prepares for a round.
+func (m *memory) next(t *Task) {
 	m.task, m.seen = *t, 0
-	if m.shape.Op.Atomic() && len(m.olds) < t.Send {
+	if m.Shape.Op.Atomic() && len(m.olds) < t.Send {
 		m.olds = make([]uint64, t.Send)
 	}
 }
@@ -88,21 +49,10 @@ func (m *memory) places(i int) (from, to, size int) {
 // add is what atomic i adds.
 func (m *memory) add(i int) uint64 { return m.task.expected(i+1) - m.task.expected(i) }
 
-// each calls start for up to n messages from message i on.
-func each(i, n int, start func(i int) error) (int, error) {
-	for k := range n {
-		if err := start(i + k); err != nil {
-			return k, err
-		}
-	}
-	return n, nil
-}
-
 // transportConfig is the default one, with room for what is outstanding.
 func transportConfig(cfg *Config) transport.Config {
-	const mostBuffers = 1024
 	c := transport.Config{QP: cfg.QP, MaxEndpoints: 1, MaxOutstanding: cfg.Window,
-		AMBuffers: min(max(cfg.Window, 64), mostBuffers), BounceBuffers: max(256, 2*cfg.Window)}
+		AMBuffers: min(max(cfg.Window, 64), 1024), BounceBuffers: max(256, 2*cfg.Window)}
 	c.QP.MaxMsgCntPerQP = max(c.QP.MaxMsgCntPerQP, c.MaxOutstanding+8, c.AMBuffers+8)
 	return c
 }
@@ -126,7 +76,7 @@ type transportEnd struct {
 }
 
 func newTransport(cfg *Config) (traffic, error) {
-	e := &transportEnd{memory: memoryOf(cfg)}
+	e := &transportEnd{memory: memory{Config: cfg}}
 	e.pack = func(dst []byte) int { return copy(dst, e.data) }
 	return e, e.open(cfg, e.make)
 }
@@ -147,11 +97,10 @@ func (e *transportEnd) make(cfg *Config, dom *ibverbx.Domain) (err error) {
 		return err
 	}
 	failed := func(_ *transport.Endpoint, err error) { e.broken = err }
-	if e.ep, err = e.worker.NewEndpoint(transport.EndpointConfig{OnError: failed}); err != nil {
-		return err
+	if e.ep, err = e.worker.NewEndpoint(transport.EndpointConfig{OnError: failed}); err == nil {
+		e.list = append(e.list, e.ep.Close)
 	}
-	e.closers = append(e.closers, e.ep.Close)
-	return nil
+	return err
 }
 
 func (e *transportEnd) progress() int { return e.worker.Progress() }
@@ -174,22 +123,22 @@ func (e *transportEnd) connect(peer *Card) error {
 }
 
 func (e *transportEnd) begin(t *Task) error {
-	e.start(t)
+	e.next(t)
 	e.flushing = false
 	return e.broken
 }
 
-func (e *transportEnd) post(i, n int) (int, error) { return each(i, n, e.post1) }
+func (e *transportEnd) post(i, _ int) (int, error) { return one(e.start(i)) }
 
-func (e *transportEnd) post1(i int) (err error) {
+func (e *transportEnd) start(i int) (err error) {
 	if e.broken != nil {
 		return e.broken
 	}
 	from, to, size := e.places(i)
-	if e.shape.Op == AM || e.shape.Op == Put {
-		e.data = e.memory.src[from : from+size]
+	if e.Shape.Op == AM || e.Shape.Op == Put {
+		e.data = e.Src[from : from+size]
 	}
-	switch e.shape.Op {
+	switch e.Shape.Op {
 	case AM:
 		if size <= e.limits.AMShort {
 			return e.ep.AMShort(amID, nil, e.data)
@@ -205,7 +154,7 @@ func (e *transportEnd) post1(i int) (err error) {
 		e.one[0] = e.dst.Slice(uint64(to), uint64(size))
 		_, err = e.ep.GetZcopy(nil, e.remote.src.At(uint64(from)), e.one[:]...)
 	case FetchAdd:
-		err = e.ep.FetchAdd(nil, &e.olds[i], e.remote.dst.At(uint64(e.tail)), e.add(i))
+		err = e.ep.FetchAdd(nil, &e.olds[i], e.remote.dst.At(uint64(e.Tail)), e.add(i))
 	}
 	return err
 }
@@ -236,7 +185,7 @@ func (e *transportEnd) handle(m *transport.Message) {
 			len(data), e.task.Take, e.task.Round.Size)
 		return
 	}
-	copy(e.memory.dst[e.task.Round.Target(e.seen):], data)
+	copy(e.Dst[e.task.Round.Target(e.seen):], data)
 	e.seen++
 }
 
@@ -254,7 +203,7 @@ type taggedEnd struct {
 }
 
 func newTagged(cfg *Config) (traffic, error) {
-	e := &taggedEnd{memory: memoryOf(cfg), sends: make([]*tagged.Request, cfg.Window)}
+	e := &taggedEnd{memory: memory{Config: cfg}, sends: make([]*tagged.Request, cfg.Window)}
 	return e, e.open(cfg, e.make)
 }
 
@@ -273,11 +222,10 @@ func (e *taggedEnd) make(cfg *Config, dom *ibverbx.Domain) (err error) {
 		e.onClose(e.dst.Close)
 	}
 	failed := func(_ *tagged.Endpoint, err error) { e.broken = err }
-	if e.ep, err = e.worker.NewEndpoint(tagged.EndpointConfig{OnError: failed}); err != nil {
-		return err
+	if e.ep, err = e.worker.NewEndpoint(tagged.EndpointConfig{OnError: failed}); err == nil {
+		e.list = append(e.list, e.ep.Close)
 	}
-	e.closers = append(e.closers, e.ep.Close)
-	return nil
+	return err
 }
 
 func (e *taggedEnd) progress() int { return e.worker.Progress() }
@@ -300,11 +248,11 @@ func (e *taggedEnd) connect(peer *Card) error {
 func (e *taggedEnd) tag(i int) uint64 { return e.task.Round.Number<<24 | uint64(i) }
 
 func (e *taggedEnd) begin(t *Task) error {
-	e.start(t)
+	e.next(t)
 	e.sent, e.done, e.recvs = 0, 0, e.recvs[:0]
 	for i := range t.Take {
 		_, to, size := e.places(i)
-		req, err := e.worker.Recv(e.tag(i), tagged.Exact, e.memory.dst[to:to+size])
+		req, err := e.worker.Recv(e.tag(i), tagged.Exact, e.Dst[to:to+size])
 		if err != nil {
 			return err
 		}
@@ -315,30 +263,29 @@ func (e *taggedEnd) begin(t *Task) error {
 
 func (e *taggedEnd) arrived() (int, error) {
 	for e.seen < len(e.recvs) && e.recvs[e.seen].Done() {
-		req := e.recvs[e.seen]
-		if err := req.Err(); err != nil {
+		err, got := e.recvs[e.seen].Err(), e.recvs[e.seen].Info().Length
+		if err == nil && got != e.task.Round.Size {
+			err = fmt.Errorf("%w: %d bytes in place of %d", ErrMessages, got, e.task.Round.Size)
+		}
+		if err != nil {
 			return e.seen, err
 		}
-		if got := req.Info().Length; got != e.task.Round.Size {
-			return e.seen, fmt.Errorf("%w: a message of %d bytes in place of %d", ErrMessages, got,
-				e.task.Round.Size)
-		}
-		req.Free()
+		e.recvs[e.seen].Free()
 		e.seen++
 	}
 	return e.seen, e.broken
 }
 
-func (e *taggedEnd) post(i, n int) (int, error) { return each(i, n, e.post1) }
+func (e *taggedEnd) post(i, _ int) (int, error) { return one(e.start(i)) }
 
-func (e *taggedEnd) post1(i int) error {
+func (e *taggedEnd) start(i int) error {
 	if e.sent-e.done == len(e.sends) {
 		if _, err := e.completed(); err != nil || e.sent-e.done == len(e.sends) {
 			return cmp.Or(err, error(transport.ErrNoResource))
 		}
 	}
 	from, _, size := e.places(i)
-	req, err := e.ep.Send(e.tag(i), e.memory.src[from:from+size])
+	req, err := e.ep.Send(e.tag(i), e.Src[from:from+size])
 	if err == nil {
 		e.sends[e.sent%len(e.sends)] = req
 		e.sent++
@@ -378,7 +325,7 @@ const openPatience = 30 * time.Second
 func newSHMEM(cfgs *[2]Config) (ends [2]*End, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), openPatience)
 	defer cancel()
-	pes := [2]*shmemEnd{{memory: memoryOf(&cfgs[0])}, {memory: memoryOf(&cfgs[1])}}
+	pes := [2]*shmemEnd{{memory: memory{Config: &cfgs[0]}}, {memory: memory{Config: &cfgs[1]}}}
 	err = pes[0].open(&cfgs[0], func(_ *Config, a *ibverbx.Domain) error {
 		return pes[0].open(&cfgs[1], func(_ *Config, b *ibverbx.Domain) error {
 			return makePEs(ctx, cfgs, &pes, a, b)
@@ -397,7 +344,7 @@ func makePEs(ctx context.Context, cfgs *[2]Config, pes *[2]*shmemEnd, doms ...*i
 	if err != nil {
 		return err
 	}
-	pes[0].closers = append(pes[0].closers, world.Close)
+	pes[0].list = append(pes[0].list, world.Close)
 	return world.Run(ctx, func(ctx context.Context, pe *shmem.PE) error {
 		e := pes[pe.Rank()]
 		e.pe = pe
@@ -409,7 +356,7 @@ func makePEs(ctx context.Context, cfgs *[2]Config, pes *[2]*shmemEnd, doms ...*i
 		if err := errors.Join(errs[:]...); err != nil {
 			return err
 		}
-		copy(e.from.Local(pe), e.src)
+		copy(e.from.Local(pe), e.Src)
 		return pe.Barrier(ctx)
 	})
 }
@@ -417,16 +364,16 @@ func makePEs(ctx context.Context, cfgs *[2]Config, pes *[2]*shmemEnd, doms ...*i
 func (e *shmemEnd) target() []byte      { return e.to.Local(e.pe) }
 func (e *shmemEnd) counter() uint64     { return shmem.Load(e.pe, e.count) }
 func (e *shmemEnd) progress() int       { return e.pe.Progress() }
-func (e *shmemEnd) begin(t *Task) error { e.start(t); return nil }
+func (e *shmemEnd) begin(t *Task) error { e.next(t); return nil }
 func (e *shmemEnd) card() (Card, error) { return Card{}, nil }
 func (e *shmemEnd) connect(*Card) error { return nil }
 
-func (e *shmemEnd) post(i, n int) (int, error) { return each(i, n, e.post1) }
+func (e *shmemEnd) post(i, _ int) (int, error) { return one(e.start(i)) }
 
-func (e *shmemEnd) post1(i int) (err error) {
+func (e *shmemEnd) start(i int) (err error) {
 	from, to, size := e.places(i)
 	ctx, peer := e.task.Ctx, 1-e.pe.Rank()
-	switch e.shape.Op {
+	switch e.Shape.Op {
 	case Put:
 		return shmem.PutNBI(ctx, e.pe, e.to.Slice(to, to+size), e.from.Local(e.pe)[from:from+size], peer)
 	case PutSignal:
@@ -446,7 +393,7 @@ func (e *shmemEnd) flush(bool) error         { return e.pe.Quiet(e.task.Ctx) }
 func (e *shmemEnd) completed() (bool, error) { return true, nil }
 
 func (e *shmemEnd) arrived() (int, error) {
-	if e.shape.Op == PutSignal && e.seen < e.task.Take && shmem.Load(e.pe, e.signal) == e.mark(e.seen) {
+	if e.Shape.Op == PutSignal && e.seen < e.task.Take && shmem.Load(e.pe, e.signal) == e.mark(e.seen) {
 		e.seen++
 	}
 	return e.seen, nil
