@@ -1,16 +1,23 @@
 package shmem_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"ibverbx"
+	"ibverbx/internal/errwrap/errwraptest"
 	"ibverbx/shmem"
 	"ibverbx/transport"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // quick is a configuration in which connections give up soon, and waiting PEs check each other
@@ -183,4 +190,207 @@ func TestAContextEndsDuringAPut(t *testing.T) {
 		}
 		return pe.Quiet(ctx)
 	})
+}
+
+// losses are the ways to lose a NIC, its link, or a queue pair of it.
+var losses = []struct {
+	name string
+	lose func(f *soft.Fabric, nic *soft.Device)
+}{
+	{"kill", func(_ *soft.Fabric, nic *soft.Device) { nic.Kill() }},
+	{"link", func(_ *soft.Fabric, nic *soft.Device) { nic.SetLink(false) }},
+	{"queue pair", func(f *soft.Fabric, nic *soft.Device) {
+		f.Inject(soft.Fault{Kind: soft.FailQP, Device: nic})
+	}},
+}
+
+// A PE loses one of its two NICs while all of them put, get, reduce and meet in barriers: no call
+// fails, and what each reads is what was written.
+func TestAProgramOutlivesANIC(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for _, l := range losses {
+			for nic := range 4 { // both of PE 0, and of PE 1
+				if testing.Short() && (nic == 1 || nic == 2) {
+					continue
+				}
+				t.Run(fmt.Sprintf("%v/%s/nic %d", scheme, l.name, nic), func(t *testing.T) {
+					cfg := quick()
+					cfg.Transport.QP.Scheme, cfg.Transport.QP.Failover = scheme, true
+					cfg.Transport.QP.FragmentSize = 8192
+					cfg.RegisterFrom = 64 << 10
+					bed := newTestbed(t, shape{3, 2, 2}, cfg)
+					var once sync.Once
+					neighbours(bed, func() {
+						once.Do(func() { l.lose(bed.fabric, bed.fabric.Device(nic)) })
+					})
+				})
+			}
+		}
+	}
+}
+
+// neighbours has each PE write to the next one and read it back, and all compare sums. harm is
+// called by PE 0 in the middle.
+func neighbours(l *testbed, harm func()) {
+	l.t.Helper()
+	const size, rounds = 60_000, 14
+	block := allocate[byte](l, size)
+	signals := allocate[uint64](l, 1)
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		n := len(l.world.PEs())
+		next, before := (pe.Rank()+1)%n, (pe.Rank()+n-1)%n
+		mine, got, want := make([]byte, size), make([]byte, size), make([]byte, size)
+		sums := make([]int64, 5)
+		for round := range rounds {
+			length := size >> (round % 4 * 3)
+			fill(mine, round*n+pe.Rank())
+			fill(want, round*n+before)
+			err := shmem.PutSignal(ctx, pe, block, mine[:length], signals, uint64(round+1),
+				shmem.SignalSet, next)
+			if err != nil {
+				return fmt.Errorf("round %d: put: %w", round, err)
+			}
+			if round == 8 && pe.Rank() == 0 { // a long one is on its way
+				harm()
+			}
+			if err := shmem.WaitUntil(ctx, pe, signals, shmem.EQ, uint64(round+1)); err != nil {
+				return fmt.Errorf("round %d: wait: %w", round, err)
+			}
+			if !bytes.Equal(block.Local(pe)[:length], want[:length]) {
+				return wrong("round %d: PE %d did not get what PE %d has put", round, pe.Rank(), before)
+			}
+			if err := shmem.Get(ctx, pe, got[:length], block, next); err != nil {
+				return fmt.Errorf("round %d: get: %w", round, err)
+			}
+			if !bytes.Equal(got[:length], mine[:length]) {
+				return wrong("round %d: PE %d reads something else than it has put", round, pe.Rank())
+			}
+			in := []int64{int64(round), int64(pe.Rank()), 1, -int64(round * pe.Rank()), 1 << 40}
+			if err := shmem.Reduce(ctx, pe, sums, in, shmem.OpSum); err != nil {
+				return fmt.Errorf("round %d: reduce: %w", round, err)
+			}
+			if sums[0] != int64(n*round) || sums[1] != int64(n*(n-1)/2) || sums[4] != int64(n)<<40 {
+				return wrong("round %d: PE %d has sums %v", round, pe.Rank(), sums)
+			}
+			if err := pe.Barrier(ctx); err != nil {
+				return fmt.Errorf("round %d: barrier: %w", round, err)
+			}
+		}
+		return nil
+	})
+	lost := uint64(0)
+	for _, pe := range l.world.PEs() {
+		s := pe.Stats().Transport
+		if lost += s.RailsLost; s.Failures != 0 {
+			l.t.Errorf("PE %d: %d endpoints have failed", pe.Rank(), s.Failures)
+		}
+	}
+	if lost == 0 {
+		l.t.Error("no rail was lost")
+	}
+}
+
+// An atomic whose answer is lost with its queue pair fails alone; one that does not wait has Quiet
+// say so. The PE is not lost.
+func TestAnAtomicIsLost(t *testing.T) {
+	cfg := quick()
+	cfg.Transport.QP.Failover = true
+	l := newTestbed(t, shape{2, 2, 4}, cfg)
+	s := allocate[uint64](l, 2)
+	lose := func() {
+		l.fabric.Inject(soft.Fault{Kind: soft.FailAfterData,
+			Match: func(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpAtomicFetchAdd }})
+	}
+	l.one(func(ctx context.Context, pe *shmem.PE) error {
+		var gone *shmem.PEError
+		lose()
+		_, err := shmem.FetchAdd(ctx, pe, s, 1, 1)
+		if !errors.Is(err, transport.ErrAtomicLost) || errors.As(err, &gone) {
+			return wrong("fetch add: %w", err)
+		}
+		if err := pe.Quiet(ctx); err != nil {
+			return wrong("quiet, of what the call has said: %w", err)
+		}
+		lose()
+		if err := shmem.Add(ctx, pe, s, 1, 1); err != nil {
+			return wrong("add: %w", err)
+		}
+		pe.Fence() // it must not take the error for itself
+		if err := shmem.P(ctx, pe, s.At(1), 7, 1); err != nil {
+			return err
+		}
+		if err := pe.Quiet(ctx); !errors.Is(err, transport.ErrAtomicLost) || errors.As(err, &gone) {
+			return wrong("quiet after a lost add: %w", err)
+		}
+		if old, err := shmem.FetchAdd(ctx, pe, s, 1, 1); err != nil || old != 2 {
+			return wrong("the number is %d, %w", old, err)
+		}
+		return pe.Quiet(ctx)
+	})
+}
+
+// marshaled is an error with a form in JSON.
+type marshaled struct{ error }
+
+func (marshaled) MarshalJSON() ([]byte, error) { return []byte(`{"status":12}`), nil }
+
+// TestPEErrorForMachines: JSON and slog get words and numbers.
+func TestPEErrorForMachines(t *testing.T) {
+	text := errors.New("peer failed: retry count exceeded")
+	for _, c := range []struct {
+		err       error
+		json, log string
+	}{
+		{text, `{"pe":3,"error":"peer failed: retry count exceeded"}`,
+			`{"err":{"pe":3,"err":"peer failed: retry count exceeded"}}`},
+		{marshaled{text}, `{"pe":3,"error":"peer failed: retry count exceeded","err":{"status":12}}`,
+			`{"err":{"pe":3,"err":{"status":12}}}`},
+	} {
+		err := &shmem.PEError{PE: 3, Err: c.err}
+		if got, failed := json.Marshal(err); failed != nil || string(got) != c.json {
+			t.Errorf("JSON: %s, %v: want %s", got, failed, c.json)
+		}
+		var b bytes.Buffer
+		drop := func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == slog.LevelKey || a.Key == slog.MessageKey {
+				return slog.Attr{}
+			}
+			return a
+		}
+		slog.New(slog.NewJSONHandler(&b, &slog.HandlerOptions{ReplaceAttr: drop})).Error("x", "err", err)
+		if got := string(bytes.TrimSpace(b.Bytes())); got != c.log {
+			t.Errorf("slog: %s: want %s", got, c.log)
+		}
+	}
+	// A real failure.
+	failed := &transport.EndpointError{Peer: "PE 3", Err: transport.ErrPeerFailed, Cause: text}
+	got, err := json.Marshal(&shmem.PEError{PE: 3, Err: failed})
+	if err != nil || !bytes.Contains(got, []byte(`"pe":3`)) || !bytes.Contains(got, []byte("retry count")) {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
+// TestErrorsForMachines: the error of a call after a NIC has died, and that of the program, are
+// written in fields.
+func TestErrorsForMachines(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, quick())
+	l.mayFail = true
+	l.fabric.Device(1).Kill()
+	var called error
+	ran := l.world.Run(l.ctx, func(ctx context.Context, pe *shmem.PE) error {
+		if pe.Rank() == 1 {
+			return nil
+		}
+		called = pe.Barrier(ctx)
+		return called
+	})
+	var gone *shmem.PEError
+	if !errors.As(ran, &gone) || !errors.As(called, &gone) || gone.PE != 1 {
+		t.Fatalf("%v, %v", called, ran)
+	}
+	for name, err := range map[string]error{"barrier": called, "run": ran} {
+		errwraptest.Check(t, name, err, func(cause []byte) bool {
+			return bytes.Contains(cause, []byte(`"pe":1,`)) && bytes.Contains(cause, []byte(`"peer":"PE 1"`))
+		})
+	}
 }

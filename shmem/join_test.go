@@ -5,10 +5,13 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/internal/unreliable"
@@ -251,5 +254,82 @@ func TestFailedJoinLeavesNothing(t *testing.T) {
 		if !failed[name] {
 			t.Errorf("no %s failed", name)
 		}
+	}
+}
+
+// BenchmarkJoin makes worlds of n PEs in this process: n² endpoints.
+func BenchmarkJoin(b *testing.B) {
+	for _, n := range []int{8, 16, 32, 48, 64} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			f, err := soft.New(soft.Config{Devices: n})
+			if err != nil {
+				b.Fatal(err)
+			}
+			var doms []*ibverbx.Domain
+			for i := range n {
+				dom, err := ibverbx.NewDomain(f.Device(i))
+				if err != nil {
+					b.Fatal(err)
+				}
+				doms = append(doms, dom)
+			}
+			ctx := context.Background()
+			used := time.Duration(0)
+			for b.Loop() {
+				start := cpuTime()
+				w, err := shmem.NewLocal(ctx, shmem.Config{HeapSize: 4096}, doms...)
+				if err != nil {
+					b.Fatal(err)
+				}
+				used += cpuTime() - start
+				b.StopTimer()
+				if err := w.Close(ctx); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(used.Milliseconds())/float64(b.N), "cpu-ms/op")
+			for _, dom := range doms {
+				if err := dom.Close(); err != nil {
+					b.Error(err)
+				}
+			}
+			if err := f.Close(); err != nil {
+				b.Error(err)
+			}
+		})
+	}
+}
+
+// cpuTime is how much processor time the process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// An impossible configuration is refused before anything is created.
+func TestBadConfigurations(t *testing.T) {
+	l := newTestbed(t, shape{1, 1, 1}, shmem.Config{})
+	exchange := func(_ context.Context, mine []byte) ([][]byte, error) { return [][]byte{mine}, nil }
+	for says, cfg := range map[string]shmem.Config{
+		"Size -1":          {Size: -1},
+		"Rank 2":           {Rank: 2, Size: 2, Exchange: exchange},
+		"Rank -1":          {Rank: -1},
+		"HeapSize -5":      {HeapSize: -5},
+		"Exchange is nil":  {Size: 2},
+		"returned 1 entry": {Size: 2, Exchange: exchange},
+	} {
+		pe, err := shmem.Join(l.ctx, l.doms[0], cfg)
+		if pe != nil || err == nil ||
+			!strings.Contains(err.Error(), strings.ReplaceAll(says, "1 entry", "1 entries")) ||
+			!errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+	if _, err := shmem.NewLocal(l.ctx, shmem.Config{}); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("no domains: %v", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"ibverbx/internal/guard"
 	"ibverbx/shmem"
 	"ibverbx/transport"
 	"ibverbx/verbs"
@@ -194,4 +195,144 @@ func TestTheHeapIsNotCopied(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Once warm, operations do not allocate.
+func TestOperationsDoNotAllocate(t *testing.T) {
+	if guard.Race {
+		t.Skip("the race detector allocates")
+	}
+	eachShape(t, 2, func(t *testing.T, l *testbed) {
+		s, sig := allocate[uint64](l, 4096), allocate[uint64](l, 1)
+		narrow := allocate[int32](l, 2)
+		l.one(func(ctx context.Context, pe *shmem.PE) error {
+			small, large := make([]uint64, 1), make([]uint64, 4096)
+			var err error
+			note := func(e error) {
+				if e != nil && err == nil {
+					err = e
+				}
+			}
+			for name, op := range map[string]func(){
+				"put":        func() { note(shmem.Put(ctx, pe, s, small, 1)) },
+				"put 32 KiB": func() { note(shmem.Put(ctx, pe, s, large, 1)) },
+				"put heap":   func() { note(shmem.Put(ctx, pe, s, s.Local(pe), 1)) },
+				"put nbi":    func() { note(shmem.PutNBI(ctx, pe, s, s.Local(pe), 1)) },
+				"p":          func() { note(shmem.P(ctx, pe, s, 1, 1)) },
+				"get":        func() { note(shmem.Get(ctx, pe, small, s, 1)) },
+				"get 32 KiB": func() { note(shmem.Get(ctx, pe, large, s, 1)) },
+				"get nbi":    func() { note(shmem.GetNBI(ctx, pe, small, s, 1)) },
+				"g":          func() { _, e := shmem.G(ctx, pe, s, 1); note(e) },
+				"add":        func() { note(shmem.Add(ctx, pe, s, 1, 1)) },
+				"fetch add":  func() { _, e := shmem.FetchAdd(ctx, pe, s, 1, 1); note(e) },
+				"swap":       func() { _, e := shmem.Swap(ctx, pe, narrow, 1, 1); note(e) },
+				"fence":      pe.Fence,
+				"quiet":      func() { note(pe.Quiet(ctx)) },
+				"put signal": func() { note(shmem.PutSignal(ctx, pe, s, small, sig, 1, shmem.SignalAdd, 1)) },
+				"wait until": func() { note(shmem.WaitUntil(ctx, pe, sig, shmem.EQ, 0)) },
+			} {
+				for range 200 {
+					op()
+				}
+				if got := testing.AllocsPerRun(200, op); got >= 1 {
+					t.Errorf("%s: %v allocations", name, got)
+				}
+			}
+			return err
+		})
+	})
+}
+
+// Bad arguments are refused at once, with an error that names them, and have no effect.
+func TestBadArguments(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+	s := allocate[uint64](l, 4)
+	other := newTestbed(t, shape{1, 1, 1}, shmem.Config{HeapSize: 16 << 20})
+	far := allocate[uint64](other, 2<<20-64).Slice(2<<20-1000, 2<<20-900)
+	ctx, pe := l.ctx, l.world.PEs()[0]
+	v := make([]uint64, 5)
+	var none shmem.Sym[uint64]
+	for _, c := range []struct {
+		name, says string
+		err        error
+	}{
+		{"put: PE", "PE 2:", shmem.Put(ctx, pe, s, v[:1], 2)},
+		{"put: negative PE", "PE -1:", shmem.Put(ctx, pe, s, v[:1], -1)},
+		{"put: length", "src has 5 elements, dst 4", shmem.Put(ctx, pe, s, v, 1)},
+		{"put nbi: length", "src has 5 elements, dst 4", shmem.PutNBI(ctx, pe, s, v, 1)},
+		{"get: length", "dst has 5 elements, src 4", shmem.Get(ctx, pe, v, s, 1)},
+		{"get nbi: PE", "PE 7:", shmem.GetNBI(ctx, pe, v[:1], s, 7)},
+		{"p: no memory", "dst has no element", shmem.P(ctx, pe, none, 1, 1)},
+		{"g: no memory", "src has no element", only(shmem.G(ctx, pe, none, 1))},
+		{"put: of another heap", "heap", shmem.Put(ctx, pe, far, v[:1], 1)},
+		{"add: no memory", "dst has no element", shmem.Add(ctx, pe, none, 1, 1)},
+		{"fetch add: PE", "PE 9:", only(shmem.FetchAdd(ctx, pe, s, 1, 9))},
+		{"put signal: signal", "sig has no element", shmem.PutSignal(ctx, pe, s, v[:1], none, 1,
+			shmem.SignalSet, 1)},
+		{"put signal: op", "op 2", shmem.PutSignal(ctx, pe, s, v[:1], s, 1, 2, 1)},
+		{"put signal: length", "src has 5", shmem.PutSignalNBI(ctx, pe, s, v, s, 1, shmem.SignalSet, 1)},
+		{"wait: no memory", "s has no element", shmem.WaitUntil(ctx, pe, none, shmem.EQ, 0)},
+		{"wait: cmp", "cmp 6", shmem.WaitUntil(ctx, pe, s, 6, 0)},
+		{"wait: of another heap", "heap", shmem.WaitUntil(ctx, pe, far, shmem.EQ, 0)},
+		{"wait any: no memory", "wait until any: invalid argument: s has no element",
+			only(shmem.WaitUntilAny(ctx, pe, none, shmem.EQ, 0))},
+		{"test: cmp", "test: invalid argument: cmp 6: must be EQ to LE", only(shmem.Test(pe, s, 6, 0))},
+		{"broadcast: root", "root 2", shmem.Broadcast(ctx, pe, v, 2)},
+		{"reduce: lengths", "dst has 5 elements, src 4", shmem.Reduce(ctx, pe, v, v[:4], shmem.OpSum)},
+		{"reduce: op", "op unknown", shmem.Reduce(ctx, pe, v, v, 99)},
+		{"reduce: floats", "op xor of these elements", shmem.Reduce(ctx, pe, []float64{1}, []float64{1},
+			shmem.OpXor)},
+		{"all-gather: lengths", "dst has 5 elements", shmem.AllGather(ctx, pe, v, v)},
+		{"all-to-all: lengths", "dst has 5 elements", shmem.AllToAll(ctx, pe, v, v)},
+	} {
+		if !errors.Is(c.err, verbs.ErrInvalid) || !strings.Contains(c.err.Error(), c.says) {
+			t.Errorf("%s: %v, want %q", c.name, c.err, c.says)
+		}
+	}
+	if st := pe.Stats().Transport; st.Atomics != 0 {
+		t.Errorf("refused calls have sent %d atomics", st.Atomics)
+	}
+}
+
+// TestNilArguments: nil arguments are refused.
+func TestNilArguments(t *testing.T) {
+	l := newTestbed(t, shape{1, 1, 1}, shmem.Config{})
+	var none context.Context
+	for name, err := range map[string]error{
+		"join": func() error { _, err := shmem.Join(l.ctx, nil, shmem.Config{}); return err }(),
+		"new local": func() error {
+			_, err := shmem.NewLocal(l.ctx, shmem.Config{}, l.doms[0],
+				nil)
+			return err
+		}(),
+		"join, no context": func() error {
+			_, err := shmem.Join(none, l.doms[0], shmem.Config{})
+			return err
+		}(),
+		"new local, no context": func() error {
+			_, err := shmem.NewLocal(none, shmem.Config{}, l.doms[0])
+			return err
+		}(),
+		"run, no context": l.world.Run(none, func(context.Context, *shmem.PE) error {
+			t.Error("it ran")
+			return nil
+		}),
+		"close, no context":    l.world.Close(none),
+		"close PE, no context": l.world.PEs()[0].Close(none),
+	} {
+		if !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestWorldOfNil: a world of a PE that is nil panics where it is made, and says which it is.
+func TestWorldOfNil(t *testing.T) {
+	l := newTestbed(t, shape{1, 1, 1}, shmem.Config{})
+	defer func() {
+		if got, want := recover(), "shmem: new world: PE 1 of 2 is nil"; got != want {
+			t.Errorf("panics with %v, want %q", got, want)
+		}
+	}()
+	shmem.NewWorld(l.world.PEs()[0], nil)
 }

@@ -2,6 +2,8 @@ package tagged_test
 
 import (
 	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/internal/errwrap/errwraptest"
 	"ibverbx/tagged"
 	"ibverbx/transport"
 	"ibverbx/verbs"
@@ -275,5 +278,125 @@ func TestOwnNICKilled(t *testing.T) {
 	}
 	if posted.Done() || !posted.Cancel() {
 		t.Error("a receive that no message had matched ended with the NIC")
+	}
+}
+
+// losses are the ways to lose a NIC, its link, or a queue pair of it.
+var losses = []struct {
+	name string
+	lose func(f *soft.Fabric, nic *soft.Device)
+}{
+	{"kill", func(_ *soft.Fabric, nic *soft.Device) { nic.Kill() }},
+	{"link", func(_ *soft.Fabric, nic *soft.Device) { nic.SetLink(false) }},
+	{"queue pair", func(f *soft.Fabric, nic *soft.Device) {
+		f.Inject(soft.Fault{Kind: soft.FailQP, Device: nic})
+	}},
+}
+
+// Two ends of two NICs pass messages back and forth, copied ones and long ones, and one of the NICs
+// is lost at one end while a message is on its way. Neither notices.
+func TestAPingPongOutlivesANIC(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for _, l := range losses {
+			for nic, where := range []string{"a's first", "a's second", "b's first", "b's second"} {
+				if testing.Short() && (nic == 1 || nic == 2) {
+					continue
+				}
+				t.Run(fmt.Sprintf("%v/%s/%s", scheme, l.name, where), func(t *testing.T) {
+					cfg := tagged.Config{EagerLimit: 4096, Chunk: 32 << 10}
+					cfg.Transport.QP = ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, FragmentSize: 4096,
+						Failover: true, Conn: ibverbx.ConnConfig{Timeout: 8, RetryCount: 2}}
+					r, a, b := pair(t, 2, cfg)
+					pingPong(t, r, a, b, func() { l.lose(r.fabric, r.fabric.Device(nic)) })
+				})
+			}
+		}
+	}
+}
+
+func pingPong(t *testing.T, r *rig, a, b *tagged.Endpoint, lose func()) {
+	t.Helper()
+	ctx := background(r)
+	const rounds = 30
+	lengths := []int{0, 100, 4096, 4097, 60_000, 200_000}
+	echoed := make(chan error, 1)
+	go func() { echoed <- echo(ctx, b, rounds) }()
+	for i := range rounds {
+		sent := pattern(lengths[i%len(lengths)], i)
+		req := r.send(a, uint64(i), sent)
+		if i == 17 { // with a long one on its way
+			lose()
+		}
+		got := make([]byte, len(sent))
+		info, err := a.RecvWait(ctx, uint64(i), tagged.Exact, got)
+		if err != nil || info.Length != len(sent) || !bytes.Equal(got, sent) {
+			t.Fatalf("round %d: %d bytes of %d, %v", i, info.Length, len(sent), err)
+		}
+		if req != nil {
+			if err := req.Wait(ctx); err != nil {
+				t.Fatalf("round %d: %v", i, err)
+			}
+		}
+	}
+	if err := <-echoed; err != nil {
+		t.Fatal(err)
+	}
+	lost := uint64(0)
+	for _, w := range r.workers {
+		s := w.Stats()
+		lost += s.Transport.RailsLost
+		if s.Failures != 0 {
+			t.Errorf("%d endpoints have failed", s.Failures)
+		}
+	}
+	if lost == 0 {
+		t.Error("no rail was lost")
+	}
+}
+
+// echo returns what comes.
+func echo(ctx context.Context, b *tagged.Endpoint, rounds int) error {
+	buf := make([]byte, 1<<20)
+	for i := range rounds {
+		info, err := b.RecvWait(ctx, uint64(i), tagged.Exact, buf)
+		if err != nil {
+			return fmt.Errorf("echo, round %d: %w", i, err)
+		}
+		if err := b.SendWait(ctx, uint64(i), buf[:info.Length]); err != nil {
+			return fmt.Errorf("echo, round %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// TestErrorsForMachines: what calls return after the peer has gone is written in fields, and names
+// the package once.
+func TestErrorsForMachines(t *testing.T) {
+	r, a, b := pair(t, 1, impatient())
+	if err := b.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	_, none := a.Worker().RecvWait(background(r), 1, tagged.Exact, make([]byte, 8))
+	_, after := a.Worker().RecvWait(background(r), 1, tagged.Exact, make([]byte, 8))
+	_, gone := a.RecvWait(background(r), 1, tagged.Exact, make([]byte, 8))
+	_, refused := a.Send(1, nil)
+	if !errors.Is(none, tagged.ErrNoPeer) {
+		t.Error(none)
+	}
+	for name, err := range map[string]error{
+		"receive": gone, "receive of any": none, "receive of any, afterwards": after, "send": refused,
+	} {
+		if err == nil || strings.Count(err.Error(), "tagged: ") != 1 {
+			t.Errorf("%s: %v: want the package's name once", name, err)
+		}
+		errwraptest.Check(t, name, err, func(cause []byte) bool {
+			var got struct{ Peer, Kind string }
+			return json.Unmarshal(cause, &got) == nil && got.Peer == a.Name() && got.Kind != ""
+		})
+	}
+	var nowhere context.Context
+	text, err := json.Marshal(a.SendWait(nowhere, 1))
+	if want := `"error":"tagged: send: `; err != nil || !bytes.Contains(text, []byte(want)) {
+		t.Errorf("a refusal: %s, %v", text, err)
 	}
 }

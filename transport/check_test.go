@@ -5,9 +5,11 @@ import (
 	"strings"
 	"testing"
 
+	"ibverbx"
 	"ibverbx/internal/flow"
 	"ibverbx/internal/guard"
 	"ibverbx/internal/ring"
+	"ibverbx/verbs"
 )
 
 // checkedPeer is an open endpoint of a worker with four AM buffers, and nothing beneath it.
@@ -151,5 +153,56 @@ func TestChecksFindBrokenInvariantsOfAWorker(t *testing.T) {
 			}()
 			w.mustHold()
 		})
+	}
+}
+
+// Credits that come with a buffer once it is posted again are owed already; the buffers of the
+// transport's own messages owe none.
+func TestBuffersToPostAgainOweTheirCredits(t *testing.T) {
+	p := checkedPeer()
+	p.w.bounce = &bouncePool{}
+	p.sending.ownBuffers = 1<<ownBuffers - 1
+	p.w.endpoints.add(p)
+	e := &Endpoint{peer: p}
+	if owed := e.Stats().Owed; owed != 0 {
+		t.Errorf("%d credits are owed before a message", owed)
+	}
+	for slot := range uint32(2) { // of active messages
+		if !p.credits.Arrive() {
+			t.Fatal("no credit")
+		}
+		p.receiving.messages[slot].returnsCredit = true
+		p.receiving.toRepost = append(p.receiving.toRepost, slot)
+	}
+	p.receiving.toRepost = append(p.receiving.toRepost, 4, 5) // of the transport's own
+	if owed := e.Stats().Owed; owed != 2 {
+		t.Errorf("%d credits are owed for two active messages", owed)
+	}
+	p.receiving.messages[0].returnsCredit = false
+	p.receiving.toRepost = p.receiving.toRepost[1:]
+	p.credits.Free(1)
+	if owed := e.Stats().Owed; owed != 2 {
+		t.Errorf("%d credits are owed, one of whose buffers is posted", owed)
+	}
+}
+
+// The operation that failed is named, not one that is outstanding before it. What was never posted
+// is named by its opcode.
+func TestNameOfOneOfSeveral(t *testing.T) {
+	p := checkedPeer()
+	kinds := []opKind{opPut, opGet, opFetchAdd}
+	next := p.sending.ops.Tail
+	for _, k := range kinds {
+		p.sending.ops.Push().kind = k
+	}
+	for n, k := range kinds {
+		f := &ibverbx.FailedError{HasID: true, ID: next + uint64(n), Opcode: verbs.WCCompSwap}
+		if got := p.nameOf(f); got != opNames[k] {
+			t.Errorf("operation %d: %q, want %q", n, got, opNames[k])
+		}
+	}
+	refused := &ibverbx.FailedError{HasID: true, ID: p.sendID(), Opcode: verbs.WCCompSwap}
+	if got := p.nameOf(refused); got != opNames[opCompareSwap] {
+		t.Errorf("a compare swap whose post was refused: %q", got)
 	}
 }

@@ -1,12 +1,15 @@
 package transport
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
 	"ibverbx"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
+	"ibverbx/verbs/verbstest"
 )
 
 // What is kept of events is bounded: one for each NIC, or port of one, of each kind, and the last
@@ -93,5 +96,110 @@ func TestPortsAreAskedWhereEventsMayBeLost(t *testing.T) {
 	}
 	if err := dom.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// What a NIC has reported explains a failure of its own queue pairs, what concerns more before what
+// concerns less; an event of another NIC or queue pair explains nothing, nor does any event explain
+// an error that states its cause itself.
+func TestEventsThatExplain(t *testing.T) {
+	null := verbstest.NewNull(2)
+	here, there := verbs.Device(null.Device(0)), verbs.Device(null.Device(1))
+	port := func(e verbs.EventType, dev verbs.Device, n int) verbs.Event {
+		return verbs.Event{Type: e, Device: dev, Port: n}
+	}
+	qp := func(e verbs.EventType, dev verbs.Device, n uint32) verbs.Event {
+		return verbs.Event{Type: e, Device: dev, QPNum: n}
+	}
+	fatal, overrun := verbs.Event{Type: verbs.EventDeviceFatal, Device: here},
+		verbs.Event{Type: verbs.EventCQErr, Device: here}
+	down := port(verbs.EventPortErr, here, 1)
+	died := qp(verbs.EventQPFatal, here, 17)
+	for _, c := range []struct {
+		name   string
+		events []verbs.Event
+		err    error // nil: WR_FLUSH_ERR
+		want   verbs.EventType
+		none   bool
+	}{
+		{name: "nothing was reported", none: true},
+		{name: "the device", events: []verbs.Event{fatal, overrun, down, died}, want: verbs.EventDeviceFatal},
+		{name: "the CQ", events: []verbs.Event{died, down, overrun}, want: verbs.EventCQErr},
+		{name: "the port", events: []verbs.Event{down, died}, want: verbs.EventPortErr},
+		{name: "the queue pair", events: []verbs.Event{died}, want: verbs.EventQPFatal},
+		{name: "its request", events: []verbs.Event{qp(verbs.EventQPReqErr, here, 17)},
+			want: verbs.EventQPReqErr},
+		{name: "its access", events: []verbs.Event{qp(verbs.EventQPAccessErr, here, 17)},
+			want: verbs.EventQPAccessErr},
+		{name: "another queue pair", events: []verbs.Event{qp(verbs.EventQPFatal, here, 18)}, none: true},
+		{name: "another NIC", events: []verbs.Event{port(verbs.EventPortErr, there, 1),
+			qp(verbs.EventQPFatal, there, 17)}, none: true},
+		{name: "another NIC, and this one", events: []verbs.Event{
+			{Type: verbs.EventDeviceFatal, Device: there}, died}, want: verbs.EventQPFatal},
+		{name: "harmless", events: []verbs.Event{port(verbs.EventPortActive, here, 1),
+			qp(verbs.EventCommEst, here, 17)}, none: true},
+		{name: "the port is back", events: []verbs.Event{down, port(verbs.EventPortActive, here, 1)},
+			none: true},
+		{name: "another port is back", events: []verbs.Event{down, port(verbs.EventPortActive, here, 2)},
+			want: verbs.EventPortErr},
+		{name: "the other NIC's port is back", events: []verbs.Event{down,
+			port(verbs.EventPortActive, there, 1)}, want: verbs.EventPortErr},
+		{name: "the port is back, the device is not", events: []verbs.Event{fatal,
+			port(verbs.EventPortActive, here, 1)}, want: verbs.EventDeviceFatal},
+		{name: "no answer", err: verbs.StatusRetryExcErr, events: []verbs.Event{down},
+			want: verbs.EventPortErr},
+		{name: "fatal", err: verbs.StatusFatalErr, events: []verbs.Event{down}, want: verbs.EventPortErr},
+		{name: "general", err: verbs.StatusGeneralErr, events: []verbs.Event{down}, want: verbs.EventPortErr},
+		{name: "no status", err: verbs.ErrDeviceGone, events: []verbs.Event{down}, want: verbs.EventPortErr},
+		{name: "a wrong key", err: verbs.StatusRemAccessErr, events: []verbs.Event{fatal}, none: true},
+		{name: "no receive", err: verbs.StatusRNRRetryExcErr, events: []verbs.Event{fatal}, none: true},
+	} {
+		var w watch
+		for _, e := range c.events {
+			w.seen.note(e)
+		}
+		failed := &ibverbx.FailedError{Device: here.Name(), RailQPNum: 17, Err: c.err}
+		if c.err == nil {
+			failed.Err = fmt.Errorf("put: %w", verbs.StatusWRFlushErr)
+		}
+		got := w.explains(failed)
+		if (got == nil) != c.none || got != nil && (got.Type != c.want || got.Device != here) {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+	// Where it is not known which NIC failed, any may explain it.
+	var w watch
+	w.seen.note(port(verbs.EventPortErr, there, 1))
+	if e := w.explains(&ibverbx.FailedError{Err: errors.New("no NIC is named")}); e == nil {
+		t.Error("nothing explains the failure of a NIC that is not named")
+	}
+}
+
+// However many queue pairs fail, the newest 64 failures are kept, and what concerns NICs besides.
+func TestEventsThatAreKept(t *testing.T) {
+	dev := verbs.Device(verbstest.NewNull(1).Device(0))
+	var w watch
+	down := verbs.Event{Type: verbs.EventPortErr, Device: dev, Port: 1}
+	for n := range uint32(200) {
+		if n == 20 || n == 150 {
+			w.seen.note(down)
+		}
+		w.seen.note(verbs.Event{Type: verbs.EventQPFatal, Device: dev, QPNum: n})
+	}
+	explained := func(qp uint32) *verbs.Event {
+		f := ibverbx.FailedError{Device: dev.Name(), RailQPNum: qp, Err: verbs.StatusWRFlushErr}
+		return w.explains(&f)
+	}
+	if e := explained(0); e == nil || e.Type != verbs.EventPortErr {
+		t.Errorf("the port: %v", e)
+	}
+	if n := len(w.seen); n != 65 {
+		t.Errorf("%d events are kept", n)
+	}
+	w.seen.note(verbs.Event{Type: verbs.EventPortActive, Device: dev, Port: 1})
+	for qp, want := range map[uint32]bool{0: false, 135: false, 136: true, 199: true, 200: false} {
+		if got := explained(qp) != nil; got != want {
+			t.Errorf("the failure of queue pair %d is known: %v", qp, got)
+		}
 	}
 }
