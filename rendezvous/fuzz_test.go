@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -137,8 +138,9 @@ func FuzzConversation(f *testing.F) {
 		cfg := Config{Protocol: "test", Timeout: time.Hour, MaxMessage: limit}
 		conn, err := Start(t.Context(), &tape{text: bytes.NewReader(data), step: 1 + int(step)}, cfg)
 		if err != nil {
-			if bytes.HasPrefix(data, greeting(wireVersion, "test")) || !errors.Is(err, ErrProtocol) &&
-				!errors.Is(err, ErrVersion) && !errors.Is(err, ErrGone) {
+			allowed := []error{ErrProtocol, ErrVersion, ErrGone, ErrTLS}
+			if bytes.HasPrefix(data, greeting(wireVersion, "test")) ||
+				!slices.ContainsFunc(allowed, func(is error) bool { return errors.Is(err, is) }) {
 				t.Fatal(err)
 			}
 			return

@@ -291,8 +291,8 @@ func (d *Device) route(to verbs.GID) route {
 // Watch sends the NIC's events to c.
 func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.core.Watch(c) }
 
-// SetLink(false) makes the NIC drop all packets, in both directions, as if the cable were pulled;
-// SetLink(true) makes it carry them again. It is for tests of programs.
+// SetLink takes the link down or up. While it is down the NIC drops all packets, in both
+// directions, as if the cable were pulled. It is for tests of programs.
 func (d *Device) SetLink(up bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
