@@ -31,6 +31,15 @@ var failoverBugs = hunt.Bugs{Package: ".", File: "testdata/failover.bugs"}
 // TestMutationsOfFailover is TestMutations of what goes on when a rail dies.
 func TestMutationsOfFailover(t *testing.T) { flags.Hunt(t, &FailoverGame, failoverBugs, 20000) }
 
+// protocolGame is the test of internal/failover in which two ends are played without any NIC.
+var protocolGame = hunt.Game{Test: "TestTwoEnds", Dir: "./internal/failover"}
+
+// protocolBugs are mistakes in what two ends say to each other about lost rails.
+var protocolBugs = hunt.Bugs{Package: "internal/failover", File: "testdata/protocol.bugs"}
+
+// TestMutationsOfProtocol is TestMutations of internal/failover.
+func TestMutationsOfProtocol(t *testing.T) { flags.Hunt(t, &protocolGame, protocolBugs, 20000) }
+
 // report is what a person gets of a failure: the rule, the number of events that are left, that of
 // all, and the seed.
 var report = regexp.MustCompile(`(?s)broken: ([^:]*):.*?(\d+) of (\d+) events are enough:\n.*\n *` +

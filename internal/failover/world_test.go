@@ -1,0 +1,736 @@
+package failover
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"ibverbx/internal/wrid"
+	"ibverbx/verbs"
+)
+
+// world is a connection of two ends whose NICs are a few lines of this file. It is stepped at
+// random. A rail is a pair of queues, one in each direction, in which messages and plain data keep
+// their order and are lost with the rail. Between rails there is no order.
+type world struct {
+	rng  *rand.Rand
+	now  time.Time
+	ends [2]*end
+	psn  uint16
+	calm bool // nothing fails any more
+}
+
+// end is one end with its queue pairs.
+type end struct {
+	w        *world
+	id       int
+	p        *Protocol
+	rails    []*queuePair
+	next     uint64 // the number of the next work request
+	works    map[uint64]*work
+	failed   error
+	mayFail  bool // a CQ has died: messages that were acknowledged may be lost
+	serving  [Roles]int
+	received [Roles][]uint64 // the messages of the peer, by role, in the order in which they came
+}
+
+// work is a work request, as its end and the peer know it.
+type work struct {
+	role         Role
+	message      bool
+	atomic, read bool
+	done         bool // acknowledged, or ended
+	unknown      bool // ended as an atomic whose answer is lost
+	posted       bool // on a queue pair, once at least
+	landed       int  // how often the peer's NIC has carried it out
+	handled      int  // how often the peer's program has seen it, if it is a message
+}
+
+// queuePair is a queue pair and its NIC.
+type queuePair struct {
+	rail *Rail
+	log  Log
+	// own and peer are the packet sequence numbers with which it is connected.
+	own, peer uint16
+	up        bool // the queue pair is not in ERR
+	dead      bool // its CQ has died
+	// staged is what is logged and was not posted, wire what the peer's NIC has not carried out, in
+	// order.
+	staged, wire []packet
+	// cq is what the program has not polled: completions of sends and of receives.
+	cq       []completion
+	recvs    int // receives posted
+	unpolled int // receives that a message has used up, and that have not been polled
+}
+
+type packet struct {
+	id      uint64
+	psn     uint16
+	control uint32
+}
+
+type completion struct {
+	id      uint64
+	message bool // a message of the peer, which has the id
+	control uint32
+	status  verbs.Status
+}
+
+const worldRecvs = 8
+
+func newWorld(seed uint64) *world {
+	w := &world{rng: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(0, 0)}
+	roles := []Role{Data, Data, Sends, Sends, Sends}
+	if w.rng.IntN(2) == 0 {
+		roles = []Role{Data, Data, Data, Notifications, Sends, Sends, Notifications}
+	}
+	leader := w.rng.IntN(2)
+	for i := range w.ends {
+		e := &end{w: w, id: i, p: New(roles), works: map[uint64]*work{}, next: 1}
+		c := Config{Leader: i == leader, Failback: time.Millisecond, Timeout: time.Hour,
+			Serving: [Roles]int{-1, -1, -1}}
+		for at, role := range roles {
+			if role != Data && c.Serving[role] < 0 {
+				c.Serving[role] = at
+			}
+			q := &queuePair{rail: e.p.Rail(at), up: true}
+			q.log.Fit(256)
+			e.rails = append(e.rails, q)
+		}
+		e.p.Begin(c)
+		e.serving = c.Serving
+		w.ends[i] = e
+	}
+	for _, e := range w.ends {
+		for i := range e.rails {
+			e.postRecvs(i)
+		}
+	}
+	return w
+}
+
+// drawPSN draws a packet sequence number that no connection has had.
+func (w *world) drawPSN() uint16 {
+	w.psn++
+	return w.psn
+}
+
+func (e *end) peer() *end { return e.w.ends[1-e.id] }
+
+// postRecvs fills up the receives of a rail, if messages may come there.
+func (e *end) postRecvs(i int) {
+	q := e.rails[i]
+	role := q.rail.role
+	if !q.up || role != Data && e.serving[role] != i {
+		return
+	}
+	for q.recvs < worldRecvs {
+		q.recvs++
+		q.rail.Posted(1)
+	}
+}
+
+// post hands a new work request to a rail, as long as the protocol allows.
+func (e *end) post() {
+	if e.failed != nil || e.p.Paused() {
+		return
+	}
+	role := Role(e.w.rng.IntN(int(Roles)))
+	i := e.serving[role]
+	if role == Data {
+		var live []int
+		for at, q := range e.rails {
+			if q.rail.role == Data && q.rail.Stage() == Live {
+				live = append(live, at)
+			}
+		}
+		i = live[e.w.rng.IntN(len(live))]
+	}
+	if i < 0 || !e.hasRoom(i) {
+		return
+	}
+	n := e.next
+	e.next++
+	k := &work{role: role, message: true}
+	kind := uint64(wrid.Final)
+	if role == Data {
+		kind = wrid.Data
+		switch e.w.rng.IntN(6) {
+		case 0, 1, 2:
+			kind = wrid.Numbered
+		case 3:
+			k.atomic = true
+		case 4:
+			k.read = true
+		}
+	}
+	k.message = kind != wrid.Data
+	e.works[n] = k
+	e.stage(i, wrid.New(kind, wrid.RailBits(i), 0, n))
+}
+
+// hasRoom reports whether a rail takes more work.
+func (e *end) hasRoom(i int) bool {
+	q := e.rails[i]
+	return q.rail.Stage() == Live && q.log.Pushed()-q.log.Completed() < 24
+}
+
+// stage logs a work request, which is to be posted later.
+func (e *end) stage(i int, id uint64) {
+	q := e.rails[i]
+	if wrid.Kind(id) == wrid.Data {
+		q.log.Push(id)
+	} else {
+		q.log.PushMessage(id)
+	}
+	q.staged = append(q.staged, packet{id: id, psn: q.own})
+}
+
+// postStaged posts what is staged on a rail.
+func (e *end) postStaged(i int) {
+	q := e.rails[i]
+	switch {
+	case len(q.staged) == 0:
+	case q.up:
+		for _, pk := range q.staged {
+			e.works[wrid.Number(pk.id)].posted = true
+		}
+		q.wire, q.staged = append(q.wire, q.staged...), nil
+	default:
+		e.refused(i)
+	}
+}
+
+// refused handles a refusal of the queue pair: it is in ERR.
+func (e *end) refused(i int) {
+	if !e.canLose(e.rails[i].rail) {
+		e.failed = verbs.ErrState
+		return
+	}
+	e.lose(i, verbs.ErrState)
+}
+
+// sendControls posts the control messages that wait.
+func (e *end) sendControls() {
+	for i, q := range e.rails {
+		for len(q.staged) == 0 && e.failed == nil {
+			bits, ok := q.rail.NextControl()
+			if !ok {
+				break
+			}
+			if !q.up {
+				e.refused(i)
+				break
+			}
+			id := wrid.New(wrid.Control, wrid.RailBits(i), 0, q.log.Pushed())
+			q.rail.ControlPosted(q.log.Messages())
+			q.log.PushMessage(id)
+			q.wire = append(q.wire, packet{id, q.own, bits})
+		}
+	}
+}
+
+var errBroken = errors.New("broken")
+
+func (w *world) fail(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{errBroken}, args...)...)
+}
+
+// carryOut has the peer's NIC carry out the oldest packet of a rail, and acknowledge it.
+func (e *end) carryOut(i int) error {
+	q, to := e.rails[i], e.peer().rails[i]
+	if len(q.wire) == 0 {
+		return nil
+	}
+	pk := q.wire[0]
+	if !q.up || !to.up || to.peer != pk.psn {
+		// A queue pair in ERR sends nothing and takes nothing. The retries are used up.
+		if q.up && e.w.rng.IntN(4) == 0 {
+			e.killQP(i)
+		}
+		return nil
+	}
+	message := wrid.Kind(pk.id) != wrid.Data
+	if role := q.rail.role; wrid.Kind(pk.id) == wrid.Final && e.peer().serving[role] != i {
+		return e.w.fail("end %d: rail %d carries what the peer has no receives for", e.id, i)
+	}
+	if message && to.recvs == to.unpolled {
+		return nil // receiver not ready
+	}
+	q.wire = q.wire[1:]
+	if message {
+		to.unpolled++
+		to.cq = append(to.cq, completion{id: pk.id, message: true, control: pk.control})
+	}
+	if k := e.works[wrid.Number(pk.id)]; wrid.Kind(pk.id) != wrid.Control {
+		k.landed++
+		if k.done {
+			return e.w.fail("end %d: work %d lands after it was reported", e.id, wrid.Number(pk.id))
+		}
+		if k.atomic && k.landed > 1 {
+			return e.w.fail("end %d: atomic %d is carried out twice", e.id, wrid.Number(pk.id))
+		}
+	}
+	if e.w.calm || e.w.rng.IntN(16) != 0 || !e.w.spared(i) {
+		q.cq = append(q.cq, completion{id: pk.id})
+		return nil
+	}
+	// The acknowledgement is lost, and the rail with it: the NIC repeats in vain.
+	q.wire = append([]packet{{id: pk.id}}, q.wire...)
+	e.killQP(i)
+	return nil
+}
+
+// killQP moves a queue pair to ERR: what it holds is flushed behind what has completed.
+func (e *end) killQP(i int) {
+	q := e.rails[i]
+	if !q.up {
+		return
+	}
+	q.up = false
+	for _, pk := range q.wire {
+		q.cq = append(q.cq, completion{id: pk.id, status: verbs.StatusWRFlushErr})
+	}
+	q.wire = nil
+	for range q.recvs - q.unpolled {
+		q.cq = append(q.cq, completion{message: true, status: verbs.StatusWRFlushErr})
+	}
+}
+
+// killCQ has the CQ of a rail die: what it holds is lost, and nothing comes any more.
+func (e *end) killCQ(i int) {
+	q := e.rails[i]
+	if q.dead || e.failed != nil || !e.canLose(q.rail) && q.rail.Works() {
+		return
+	}
+	e.peer().mayFail, e.mayFail = true, true
+	q.dead, q.cq, q.up, q.wire = true, nil, false, nil
+	if q.rail.Works() {
+		e.lose(i, verbs.ErrOverrun)
+	}
+	q.rail.Abandon()
+}
+
+func (e *end) canLose(r *Rail) bool { return e.failed == nil && e.p.CanLose(r) }
+
+// lose takes a rail out.
+func (e *end) lose(i int, cause error) {
+	q := e.rails[i]
+	messages, entries := q.log.Messages(), q.log.Take(len(q.staged))
+	q.staged = nil
+	for at := range entries {
+		en := &entries[at]
+		if en.State != Done && wrid.Kind(en.ID) != wrid.Control {
+			k := e.works[wrid.Number(en.ID)]
+			en.Atomic, en.Read = k.atomic, k.read
+		}
+	}
+	e.p.Lose(q.rail, e.w.now, cause, entries, messages)
+	e.killQP(i)
+}
+
+// poll takes one completion of a rail.
+func (e *end) poll(i int) error {
+	q := e.rails[i]
+	if len(q.cq) == 0 || e.failed != nil {
+		return nil
+	}
+	c := q.cq[0]
+	q.cq = q.cq[1:]
+	if c.status != verbs.StatusSuccess && q.rail.Works() {
+		if !e.canLose(q.rail) {
+			e.failed = c.status
+			return nil
+		}
+		e.lose(i, c.status)
+	}
+	switch {
+	case c.message && c.status != verbs.StatusSuccess:
+		q.recvs--
+		q.rail.Unanswered(1)
+	case c.message:
+		q.recvs--
+		q.unpolled--
+		if err := e.receive(i, c); err != nil {
+			return err
+		}
+	case !q.rail.Works():
+		known, over := e.p.Returned(q.rail, c.id, c.status)
+		if !known {
+			return e.w.fail("end %d: rail %d does not know what comes back: %#x", e.id, i, c.id)
+		}
+		if over {
+			e.acknowledge(c.id)
+		}
+	case wrid.Kind(c.id) == wrid.Control:
+		if q.rail.HasControls() && q.log.Complete(c.id) {
+			if err := e.do(e.p.ControlCompleted(q.rail, true)); err != nil {
+				return err
+			}
+		}
+	case q.log.Complete(c.id):
+		e.acknowledge(c.id)
+	default:
+		return e.w.fail("end %d: rail %d has not logged %#x", e.id, i, c.id)
+	}
+	return e.flushed(i)
+}
+
+// receive handles a message of the peer.
+func (e *end) receive(i int, c completion) error {
+	q := e.rails[i]
+	if wrid.Kind(c.id) == wrid.Control {
+		actions, err := e.p.HandleControl(q.rail, c.control, false)
+		if err != nil {
+			return e.w.fail("end %d: control %#x: %v", e.id, c.control, err)
+		}
+		return e.do(actions)
+	}
+	n := wrid.Number(c.id)
+	k := e.peer().works[n]
+	if k.handled++; k.handled > 1 {
+		return e.w.fail("end %d: message %d is handled twice", e.id, n)
+	}
+	if k.role != Data {
+		if list := e.received[k.role]; len(list) != 0 && list[len(list)-1] > n {
+			return e.w.fail("end %d: message %d comes after %d", e.id, n, list[len(list)-1])
+		}
+		e.received[k.role] = append(e.received[k.role], n)
+	}
+	return nil
+}
+
+// acknowledge ends a work request that was carried out.
+func (e *end) acknowledge(id uint64) {
+	if wrid.Kind(id) != wrid.Control {
+		e.works[wrid.Number(id)].done = true
+	}
+}
+
+// flushed tells the protocol when nothing of a lost rail is left.
+func (e *end) flushed(i int) error {
+	q := e.rails[i]
+	if q.rail.Stage() != Dying {
+		return nil
+	}
+	if q.dead {
+		q.rail.Unanswered(q.recvs)
+		q.recvs, q.unpolled = 0, 0
+		q.rail.NothingReturns()
+	}
+	if q.recvs != 0 || !q.rail.AllReturned() {
+		return nil
+	}
+	return e.do(e.p.Flushed(q.rail, false))
+}
+
+// do carries out what the protocol decides.
+func (e *end) do(actions []Action) error {
+	for _, a := range actions {
+		i := a.Rail
+		q := e.rails[i]
+		var err error
+		switch a.Kind {
+		case Lose:
+			if !e.canLose(q.rail) {
+				e.failed = errors.New("the last rail")
+				return nil
+			}
+			e.lose(i, errors.New("the peer has lost it"))
+			err = e.flushed(i)
+		case Settle:
+			err = e.settle(i)
+		case Connect:
+			err = e.connect(i, a)
+		case GoLive:
+			e.p.WentLive(q.rail)
+			e.postRecvs(i)
+		case Serve:
+			e.serving[q.rail.role] = i
+			e.postRecvs(i)
+		}
+		if err != nil || e.failed != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle checks that what counts as arrived has, and that nothing of the rail can land any more.
+func (e *end) settle(i int) error {
+	q, to := e.rails[i], e.peer().rails[i]
+	if len(q.wire) != 0 || to.up && to.peer == q.own {
+		return e.w.fail("end %d: rail %d is settled while a NIC carries it out", e.id, i)
+	}
+	arrived, unknown, err := e.p.Settle(q.rail, nil)
+	if err != nil {
+		if e.failed = err; !e.mayFail {
+			return e.w.fail("end %d: rail %d: %v", e.id, i, err)
+		}
+		return nil
+	}
+	for _, en := range arrived {
+		k := e.works[wrid.Number(en.ID)]
+		if k.landed == 0 || en.IsMessage() && k.handled == 0 {
+			return e.w.fail("end %d: work %d has not arrived", e.id, wrid.Number(en.ID))
+		}
+		k.done = true
+	}
+	for _, en := range unknown {
+		k := e.works[wrid.Number(en.ID)]
+		if k.done, k.unknown = true, true; !k.posted {
+			return e.w.fail("end %d: atomic %d fails, and no NIC had it", e.id, wrid.Number(en.ID))
+		}
+	}
+	return nil
+}
+
+// connect resets a queue pair and connects it anew.
+func (e *end) connect(i int, a Action) error {
+	q, to := e.rails[i], e.peer().rails[i]
+	if len(q.wire)+len(q.cq) != 0 || to.up && to.peer == q.own {
+		return e.w.fail("end %d: rail %d is connected anew while a NIC holds something", e.id, i)
+	}
+	if q.dead || e.w.rng.IntN(8) == 0 {
+		return nil // it refuses
+	}
+	q.rail.Reset()
+	q.log.Clear()
+	q.wire, q.cq, q.recvs, q.unpolled = nil, nil, 0, 0
+	q.up = true
+	if q.own, q.peer = a.OwnPSN, a.PeerPSN; q.own == 0 {
+		q.own = e.w.drawPSN()
+	}
+	// The queue pair of a rail without data has a receive for GO, at the follower.
+	if q.rail.role == Data {
+		e.postRecvs(i)
+	} else if !e.p.Leader() {
+		q.recvs = 1
+		q.rail.Posted(1)
+	}
+	e.p.Connected(q.rail, q.own)
+	return nil
+}
+
+// repost stages lost work again.
+func (e *end) repost() error {
+	for role := range Roles {
+		w := e.p.Work(role)
+		if !w.Any() {
+			continue
+		}
+		if w.On() < 0 {
+			on := e.serving[role]
+			if role == Data {
+				on = e.p.firstLive(Data)
+			}
+			w.Begin(e.p.Rail(on))
+		}
+		for w.Any() && e.hasRoom(w.On()) && e.w.rng.IntN(3) != 0 {
+			next, on := w.Next(), w.On()
+			for i, q := range e.rails {
+				for _, pk := range q.wire {
+					if wrid.OnNoRail(pk.id) == wrid.OnNoRail(next.ID) {
+						return e.w.fail("end %d: %#x is posted again while rail %d carries it", e.id, next.ID, i)
+					}
+				}
+			}
+			if k := e.works[wrid.Number(next.ID)]; k.message && k.handled != 0 || k.atomic && k.landed != 0 {
+				return e.w.fail("end %d: %#x is posted again, and has arrived", e.id, next.ID)
+			}
+			e.stage(on, wrid.New(wrid.Kind(next.ID), wrid.RailBits(on), 0, wrid.Number(next.ID)))
+			w.Posted()
+		}
+	}
+	return nil
+}
+
+// progress does what an end does each time that it polls.
+func (e *end) progress() error {
+	for i := range e.rails {
+		if err := e.flushed(i); err != nil || e.failed != nil {
+			return err
+		}
+	}
+	e.p.Answer()
+	if err := e.do(e.p.Choose()); err != nil {
+		return err
+	}
+	if e.p.MayAsk() {
+		for _, q := range e.rails {
+			switch due, _ := e.p.Due(q.rail, e.w.now); {
+			case !due:
+			case e.w.rng.IntN(8) == 0:
+				e.p.Postpone(q.rail, e.w.now)
+			default:
+				e.p.Ask(q.rail, e.w.now, e.w.drawPSN())
+			}
+		}
+	}
+	e.sendControls()
+	if e.failed != nil {
+		return nil
+	}
+	if !e.p.Waits() {
+		return e.repost()
+	}
+	if _, err := e.p.Overdue(e.w.now); err != nil {
+		return e.w.fail("end %d: %v", e.id, err)
+	}
+	return nil
+}
+
+// spared reports whether another rail of the role of rail i is healthy at both ends.
+func (w *world) spared(i int) bool {
+	for at, q := range w.ends[0].rails {
+		to := w.ends[1].rails[at]
+		if at != i && q.rail.role == w.ends[0].rails[i].rail.role && q.up && to.up && q.own == to.peer &&
+			q.rail.Stage() == Live && to.rail.Stage() == Live {
+			return true
+		}
+	}
+	return false
+}
+
+// strike has a rail fail that others can stand in for.
+func (w *world) strike() {
+	e := w.ends[w.rng.IntN(2)]
+	i := w.rng.IntN(len(e.rails))
+	if !w.spared(i) || e.failed != nil {
+		return
+	}
+	switch kind := w.rng.IntN(24); {
+	case kind == 0:
+		e.killCQ(i)
+	case kind < 8 && e.rails[i].rail.Works() && e.canLose(e.rails[i].rail):
+		e.lose(i, errors.New("its port is down"))
+	default:
+		e.killQP(i)
+	}
+}
+
+// step does one thing at random.
+func (w *world) step() error {
+	e := w.ends[w.rng.IntN(2)]
+	i := w.rng.IntN(len(e.rails))
+	if e.failed != nil {
+		return nil
+	}
+	switch w.rng.IntN(10) {
+	case 0:
+		w.now = w.now.Add(time.Duration(w.rng.IntN(int(time.Millisecond))))
+	case 1:
+		e.postRecvs(i)
+	case 2, 3, 4:
+		return e.carryOut(i)
+	case 5, 6, 7:
+		return e.poll(i)
+	case 8:
+		e.postStaged(i)
+	default:
+		return e.progress()
+	}
+	return nil
+}
+
+// play plays the world of a seed, and returns what is broken. failed says that the connection has
+// failed because a CQ has died with messages in it.
+func play(seed uint64) (failed bool, err error) {
+	w := newWorld(seed)
+	events := 400 + w.rng.IntN(800)
+	for range events {
+		switch w.rng.IntN(40) {
+		case 0:
+			w.strike()
+		case 1, 2, 3, 4, 5:
+			w.ends[w.rng.IntN(2)].post()
+		default:
+			err = w.step()
+		}
+		if over, err := w.over(err); over {
+			return true, err
+		}
+	}
+	w.calm = true
+	for range 200 { // everything is settled, and all rails come back
+		for range 400 {
+			err := w.step()
+			if over, err := w.over(err); over {
+				return true, err
+			}
+		}
+		w.now = w.now.Add(100 * time.Millisecond)
+		if w.quiet() {
+			return false, w.check()
+		}
+	}
+	return false, w.fail("the rails do not come back: %s", w)
+}
+
+// over reports whether the world has ended, because something is broken or an end has failed.
+func (w *world) over(err error) (bool, error) {
+	for _, e := range w.ends {
+		if err == nil {
+			err = e.p.Check()
+		}
+		if e.failed != nil {
+			if err == nil && !e.mayFail {
+				err = w.fail("end %d has failed: %v", e.id, e.failed)
+			}
+			return true, err
+		}
+	}
+	return err != nil, err
+}
+
+// quiet reports whether all rails that can are back, and nothing is outstanding.
+func (w *world) quiet() bool {
+	for _, e := range w.ends {
+		for i, q := range e.rails {
+			to := e.peer().rails[i]
+			if !q.dead && !to.dead && q.rail.Stage() != Live || len(q.wire)+len(q.cq)+len(q.staged) != 0 {
+				return false
+			}
+		}
+		if e.p.Paused() || e.p.ControlsQueued() {
+			return false
+		}
+	}
+	return true
+}
+
+// check checks that both ends agree, and that nothing is lost.
+func (w *world) check() error {
+	for _, e := range w.ends {
+		for i, q := range e.rails {
+			if to := e.peer().rails[i]; q.rail.epoch != to.rail.epoch && !q.dead && !to.dead {
+				return w.fail("rail %d is in epochs %d and %d", i, q.rail.epoch, to.rail.epoch)
+			}
+		}
+		if e.p.serving != e.peer().p.serving || e.p.serving != e.serving {
+			return w.fail("the ends are served by %v and %v", e.p.serving, e.peer().p.serving)
+		}
+		for n := uint64(1); n < e.next; n++ {
+			switch k := e.works[n]; {
+			case !k.done:
+				return w.fail("end %d: work %d has no end", e.id, n)
+			case k.unknown:
+			case k.landed == 0 || k.message && k.handled != 1:
+				return w.fail("end %d: work %d landed %d times, handled %d times", e.id, n, k.landed, k.handled)
+			}
+		}
+	}
+	return nil
+}
+
+// String says how far the rails are.
+func (w *world) String() (s string) {
+	for _, e := range w.ends {
+		for i, q := range e.rails {
+			s += fmt.Sprintf("end %d rail %d: stage %d, epoch %d, up %v, dead %v, %d on the wire, %d and %d to be polled; ", e.id, i,
+				q.rail.stage, q.rail.epoch, q.up, q.dead, len(q.wire), q.rail.held, q.recvs)
+		}
+	}
+	return s
+}
