@@ -34,13 +34,21 @@ func (p *Protocol) MayAsk() bool {
 // Due reports whether the pause of a rail that is to be brought back is over, and when it is over
 // or has to be looked at again. at is zero for a rail that is not to be brought back.
 func (p *Protocol) Due(r *Rail, now time.Time) (due bool, at time.Time) {
-	if r.stage != Settled || r.gone {
+	if r.stage != Settled || r.gone || p.beingReplaced(r) {
 		return false, time.Time{}
 	}
 	if r.due.IsZero() {
 		r.due = now.Add(p.pause(r))
 	}
 	return !now.Before(r.due), r.due
+}
+
+// beingReplaced reports whether a rail is still in service, or the peer has not confirmed that
+// another one serves in its place. SERVE names the epoch in which the rail was lost: were the rail
+// brought back before, the follower would take SERVE for a late one, and the ends would wait for
+// each other. The leader always has another live rail of the role, so this ends.
+func (p *Protocol) beingReplaced(r *Rail) bool {
+	return p.serving[r.role] == r.index || p.unconfirmed[r.role] == r
 }
 
 // Ask asks the follower for a rail that is due. psn is what the caller has drawn for it, which
