@@ -16,7 +16,7 @@ var (
 	ErrTruncated = errors.New("tagged: message longer than its receive")
 	// ErrDeviceMemory: the message was copied by its sender, and its receive is device memory,
 	// which only NICs write to. None of it was written. What is to go there is sent with SendRegion
-	// from device memory, or is longer than the sender's Config.EagerLimit, which may be negative.
+	// from device memory, or is longer than the sender's Config.EagerLimit, which may be none.
 	ErrDeviceMemory = errors.New("tagged: message copied by its sender, and its receive is device memory")
 	// ErrCanceled: [Request.Cancel] succeeded, or the endpoint was aborted.
 	ErrCanceled = transport.ErrCanceled
