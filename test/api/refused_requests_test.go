@@ -257,36 +257,6 @@ var ofNothing = []struct {
 	}},
 }
 
-// A notification of no bytes keeps promise 4: no earlier write may still be on its way.
-func TestNotificationOfNoBytesFollowsEarlierWrites(t *testing.T) {
-	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-		t.Run(scheme.String(), func(t *testing.T) {
-			l := vqptest.SteppedLink(t, 3, ibverbx.Config{Scheme: scheme, FragmentSize: 100})
-			l.B.ExpectRecv(t, 9)
-			l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 1, 0, 300))
-			wr := l.A.Write(verbs.OpRDMAWriteWithImm, 2, 0, 0)
-			wr.Imm = 0 // nothing but the number travels
-			l.A.Send(t, wr)
-			for _, rail := range []int{2, 0} {
-				for l.Do(vqptest.On(l.A, rail, soft.Execute)) || l.Do(vqptest.On(l.A, rail,
-					soft.Acknowledge)) ||
-					l.Do(vqptest.On(l.A, rail, soft.Reveal)) || l.Do(recvSeen) {
-				}
-			}
-			l.Reports(l.A)
-			l.Reports(l.B) // the write's fragment on rail 1 is on its way
-			for range 200 {
-				l.Fabric.Run(1)
-				l.A.Pump(t)
-			}
-			l.Reports(l.A, 1, 2)
-			l.Reports(l.B, 9)
-		})
-	}
-}
-
-func recvSeen(a soft.Action) bool { return a.Kind == soft.Reveal && a.Recv }
-
 // A request of no bytes that fails is described as what it was.
 func TestFailedRequestOfNoBytesIsNamed(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {

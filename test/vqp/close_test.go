@@ -1,6 +1,7 @@
 package vqp_test
 
 import (
+	"context"
 	"os"
 	"testing"
 
@@ -98,5 +99,32 @@ func TestProviderWithOpenObjectsDoesNotClose(t *testing.T) {
 			t.Errorf("closing a provider in use: %v, want %v", err, verbs.ErrBusy)
 		}
 		exchange(a, b)
+	})
+}
+
+// Drain waits until every accepted send has succeeded, and then flushes the receives that no
+// message has matched. After a reset the end works again. Twice.
+func TestDrain(t *testing.T) {
+	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
+		ctx, cancel := context.WithTimeout(t.Context(), *waitFlag)
+		defer cancel()
+		for range 2 {
+			a.deliver(a.write(5*fragment), a.writeImm(2*fragment+1), a.message(100), a.read(3*fragment),
+				a.fetchAdd(3), a.writeImm(1))
+			a.recv()
+			a.recv(a.mem.land(100))
+			a.mayFail = true
+			if err := a.Drain(ctx); err != nil {
+				t.Fatalf("%v\n%s", err, a.host.rig.describe())
+			}
+			a.host.rig.until("what Drain leaves", func() bool { return a.settled() && b.settled() })
+			if f := a.sends.failure; f != nil {
+				t.Errorf("not drained but failed: %s", fmtWC(f))
+			}
+			if f := a.recvs.failure; f == nil || f.Status != verbs.StatusWRFlushErr {
+				t.Errorf("an unmatched receive ends with %+v, want WR_FLUSH_ERR", f)
+			}
+			restart(a, b)
+		}
 	})
 }
