@@ -3,6 +3,7 @@ package api_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -203,4 +204,229 @@ func TestDrainOnAFailedCQ(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A drain whose context ends half way: after Reset or Close each request has completed exactly
+// once, and Drain's own requests are not reported. The NIC is stalled for good, so a Reset or Close
+// that waited for it would never return.
+func TestDrainWhoseContextEnds(t *testing.T) {
+	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
+		vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
+			stall := l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+			defer stall.Remove()
+			fill(l.A, t, 7, 3)
+			short, cancel := context.WithTimeout(context.Background(), 3*time.Millisecond)
+			defer cancel()
+			if err := l.A.Drain(short); !errors.Is(err, context.DeadlineExceeded) ||
+				l.A.State() != verbs.StateSQD {
+				t.Fatalf("%v, %v", err, l.A.State())
+			}
+			switch how {
+			case "reset":
+				if err := l.A.Reset(); err != nil || l.A.State() != verbs.StateReset {
+					t.Errorf("reset: %v, %v", err, l.A.State())
+				}
+				l.A.Pump(t)
+			case "close":
+				if err := l.A.Close(); err != nil {
+					t.Error(err)
+				}
+				pollClosed(l.A, t)
+			case "close the cq":
+				if err := l.A.CQ().Close(); err != nil {
+					t.Error(err)
+				}
+				pollClosed(l.A, t)
+			default:
+				short, cancel := context.WithTimeout(context.Background(), 3*time.Millisecond)
+				defer cancel()
+				if err := l.A.Shutdown(short); !errors.Is(err, context.DeadlineExceeded) ||
+					errors.Is(err, ibverbx.ErrClosed) || !strings.Contains(err.Error(), "outstanding") {
+					t.Errorf("shutdown: %v", err)
+				}
+				if err := l.A.Close(); !errors.Is(err, ibverbx.ErrClosed) {
+					t.Errorf("it is not closed: %v", err)
+				}
+				pollClosed(l.A, t)
+			}
+			sends, recvs := directions(t, l.A.Backlog)
+			if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 7)) ||
+				!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
+				t.Errorf("%s: sends %v, receives %v", how, sends, recvs)
+			}
+			if err := l.A.MR.Close(); err != nil {
+				t.Errorf("a region is still held: %v", err)
+			}
+		})
+	}
+}
+
+// rawPair is two connected virtual queue pairs on one NIC, each on physical CQs of its own without
+// a completion channel.
+func rawPair(t *testing.T, fabric *soft.Fabric, qps int) (ends [2]*ibverbx.VirtualQP, mr verbs.MR,
+	done func() error) {
+	t.Helper()
+	dev := fabric.Device(0)
+	pd, err := dev.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mr, err = pd.RegisterMR(make([]byte, 2<<20), verbs.AccessAll); err != nil {
+		t.Fatal(err)
+	}
+	for i := range ends {
+		cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 4096})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []verbs.QP
+		for range qps {
+			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, qp)
+		}
+		vcq, err := ibverbx.NewVirtualCQ(cq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ends[i], err = ibverbx.NewVirtualQP(vcq, list, nil, ibverbx.Config{NoNotifyQP: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	vqptest.ConnectBoth(t, ends[0], ends[1])
+	return ends, mr, func() error {
+		return errors.Join(ends[0].CQ().Close(), ends[1].CQ().Close(), mr.Close(), pd.Close(), fabric.Close())
+	}
+}
+
+// Without a completion channel Drain polls. It waits for the last unsignaled request, which has no
+// completion, and does not report its own request.
+func TestDrainOfUnsignaledRequestsWithoutAChannel(t *testing.T) {
+	for _, qps := range []int{1, 3} {
+		t.Run(fmt.Sprint(qps, " queue pairs"), func(t *testing.T) {
+			fabric, err := soft.New(soft.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ends, mr, done := rawPair(t, fabric, qps)
+			keys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()})
+			rkeys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.RKey()})
+			delay := fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 3 * time.Millisecond, Skip: 2,
+				Count: 3})
+			depth := ends[0].Config().MaxMsgCntPerQP
+			flags := verbs.SendFlags(0)
+			if qps > 1 {
+				flags, depth = verbs.SendSignaled, 50
+			}
+			depth-- // the last slot is for Drain's own request
+			for id := range uint64(depth) {
+				if _, err := ends[0].PostSend(ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags,
+					Local: ibverbx.Segment{Addr: mr.Addr(), Length: 100, Keys: keys},
+					Remote: ibverbx.RemoteSegment{Addr: mr.Addr() + 1<<20 + id*100, Length: 100,
+						Keys: rkeys}}); err != nil {
+					t.Fatal(id, err)
+				}
+			}
+			if err := ends[0].Drain(patience(t)); err != nil {
+				t.Fatal(err)
+			}
+			if delay.Hits() == 0 {
+				t.Error("nothing was delayed")
+			}
+			wcs := make([]ibverbx.WC, depth+10)
+			if n, err := ends[0].CQ().Poll(wcs); err != nil || n != depth*int(flags/verbs.SendSignaled) {
+				t.Errorf("%s, %v", vqptest.FormatWCs(wcs[:n]), err)
+			}
+			if n, err := ends[1].CQ().Poll(wcs); err != nil || n != 0 || ends[1].Err() != nil {
+				t.Errorf("the peer: %s, %v, %v", vqptest.FormatWCs(wcs[:n]), err, ends[1].Err())
+			}
+			if err := done(); err != nil {
+				t.Errorf("leak: %v", err)
+			}
+		})
+	}
+}
+
+// Sends of a previous connection do not concern a drain: in INIT it only flushes the receives.
+func TestDrainInINITAfterAReset(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{})
+	wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 8)
+	wr.Flags = 0 // it has no completion if it succeeds
+	l.A.Send(t, wr)
+	if err := l.A.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	l.A.Poll(t)
+	init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
+	if err := l.A.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
+		nil); err != nil {
+		t.Fatal(err)
+	}
+	l.A.ExpectRecv(t, 7)
+	if err := l.A.Drain(patience(t)); err != nil || l.A.Err() != nil {
+		t.Fatal(err, l.A.Err())
+	}
+	only(t, l.A.Poll(t), verbs.StatusWRFlushErr, 7)
+}
+
+// An end that only receives drains without an error after its peer was shut down, on its first
+// connection and on the next.
+func TestReceiverDrainsAfterItsPeer(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		l := vqptest.NewLink(t, vqptest.LinkConfig{})
+		if again {
+			stall := l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1, Device: l.A.NICs[0]})
+			l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 1, 0, 8))
+			if err := l.A.Reset(); err != nil {
+				t.Fatal(err)
+			}
+			stall.Remove()
+			only(t, l.A.Poll(t), verbs.StatusWRFlushErr, 1)
+			if err := l.B.Reset(); err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Reconnect(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.A.ExpectRecv(t, 5)
+		l.A.ExpectRecv(t, 6)
+		l.B.Send(t, l.B.Write(verbs.OpRDMAWriteWithImm, 9, 0, 8))
+		only(t, l.A.Wait(t, 1), verbs.StatusSuccess, 5)
+		if err := l.B.Shutdown(patience(t)); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.A.Drain(patience(t)); err != nil {
+			t.Fatalf("reconnected %v: %v", again, err)
+		}
+		only(t, l.A.Poll(t), verbs.StatusWRFlushErr, 6)
+	}
+}
+
+// A queue pair that failed with its queue full of unsignaled requests can be drained and then
+// reset.
+func TestDrainedFullQueueCanBeReset(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{MaxMsgCntPerQP: 4}})
+	l.A.ExpectRecv(t, 1)
+	fillUnsignaled(t, l.A, l.A.VirtualQP)
+	l.B.Send(t, l.B.Write(verbs.OpSend, 5, 0, 100)) // longer than the receive
+	for l.A.Err() == nil {
+		l.A.Pump(t)
+	}
+	if err := l.A.Drain(patience(t)); err == nil {
+		t.Error("nothing has failed")
+	}
+	if err := l.A.Reset(); err != nil {
+		t.Error(err)
+	}
+}
+
+// only checks that there is one completion, with this status and ID.
+func only(t *testing.T, wcs []ibverbx.WC, status verbs.Status, id uint64) {
+	t.Helper()
+	if len(wcs) != 1 || wcs[0].ID != id || wcs[0].Status != status {
+		t.Fatalf("%s, want %v of %d", vqptest.FormatWCs(wcs), status.Name(), id)
+	}
 }
