@@ -41,7 +41,7 @@ func (t *perfTable) details(r *bench.Result) {
 		t.say("fault", text)
 	}
 	t.failedOver(r)
-	if r.Timeline != nil {
+	if r.Timeline != nil && !r.Failed {
 		for i := range r.Timeline.Dips {
 			t.say("dip", dipText(&r.Timeline.Dips[i], t.unit))
 		}
