@@ -38,17 +38,16 @@ func perfFlagHelp() map[string]string {
 		"scheme":   "single (one queue pair), spray, dqplb, or all. [all]",
 		"iters":    "Messages a measurement, over all queue pairs, in place of --duration.",
 		"duration": "Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]",
-		"samples": "How often a cell is measured in its time, or number of messages. [6, 1 of less than 24 " +
-			"times --tx-depth messages]",
-		"run-infinitely": "Measure again and again, a row each time, until Ctrl-C, which is no error then.",
-		"inline-size": "Send or write messages of up to so many bytes inline, from the request itself, " +
-			"where the NICs take that. [0]",
-		"tx-depth": "Messages outstanding, over all queue pairs. [${default}]",
-		"events":   "Sleep until a completion event comes, in place of polling.",
-		"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs sleeps until an " +
-			"event comes, for software NICs need the core.",
-		"no-verify": "Do not compare what arrived.",
-		"memory": "Memory that one direction writes to before it starts again. Less than the caches hold " +
+		"samples": "How many samples a cell has; its time or messages are shared among them. [6, or 1 with " +
+			"fewer messages than 24 times --tx-depth]",
+		"run-infinitely": "Repeat the measurement until Ctrl-C, which is no error then.",
+		"inline-size":    "Send or write messages of up to N bytes inline. [0]",
+		"tx-depth":       "Messages outstanding, over all queue pairs. [${default}]",
+		"events":         "Wait for completion events instead of polling.",
+		"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs waits for an event, " +
+			"because software NICs need the core.",
+		"no-verify": "Do not verify the data.",
+		"memory": "Size of the buffer of each direction, which is reused. A buffer that fits into the caches " +
 			"measures the caches. [${default}]",
 		"provider": "Where the NICs come from: soft, software NICs in this process, rdmacore, the host's, " +
 			"or roce, UDP sockets. [soft; for two processes rdmacore, or roce where the host has no RDMA " +
@@ -59,44 +58,40 @@ func perfFlagHelp() map[string]string {
 		"gid-index": "Entry of the port's GID table, see ibverbx devices. [RoCE v2 over IPv4 first]",
 		"mtu": "Path MTU in bytes, 256 to 4096; the smaller one of both ends counts. [the ports' active " +
 			"MTU]",
-		"ib-port": "Port of the NICs. [each NIC's first active one, or as --device says]",
-		"tclass":  "Traffic class, 0 to 255, of the packets' IP header. [0]",
-		"sl":      "Service level, 0 to 15. [0]",
-		"qp-timeout": "How long a queue pair waits for an acknowledgement: 4.096µs·2^N, 1 to 31; 0 is for " +
-			"ever. [14: 67ms]",
-		"retry-count": "How often it tries again then, 0 to 7; some NICs take 7 for ever. [6]",
-		"rnr-retry":   "How often it tries again when the peer has no receive, 0 to 7; 7 is for ever. [7]",
+		"ib-port":     "Port of the NICs. [each NIC's first active one, or as --device says]",
+		"tclass":      "Traffic class, 0 to 255, of the packets' IP header. [0]",
+		"sl":          "Service level, 0 to 15. [0]",
+		"qp-timeout":  "Acknowledgement timeout of a queue pair: 4.096µs·2^N, 1 to 31; 0 is none. [14: 67ms]",
+		"retry-count": "Retries after a timeout, 0 to 7; some NICs take 7 as unlimited. [6]",
+		"rnr-retry":   "Retries when the peer has no receive posted, 0 to 7; 7 is unlimited. [7]",
 		"outs": "Reads and atomics outstanding on a queue pair, 1 to 255. [16, or what the NIC " +
 			"allows]",
 		"library": "Path of libibverbs. [as the dynamic loader finds it]",
 		"udp-port": "UDP port of the NICs of roce; on two hosts the same at both ends. [4791, or a free " +
 			"one where that is taken]",
-		"rate-limit": "Most that a queue pair of this end's NICs sends, of roce: 10Gbit, 500Mbit, 1GB/s. " +
+		"rate-limit": "Rate limit of each queue pair of this end's roce NICs: 10Gbit, 500Mbit, 1GB/s. " +
 			"[unlimited]",
 		"nics":     "NICs of each end. [soft: 2, others: all that are chosen]",
 		"qps":      "Queue pairs on each NIC. [${default}]",
 		"fragment": "Largest fragment of a message. [${default}]",
 		"balance": "Which queue pair carries the next fragment: round-robin, or ability, the one that will " +
 			"have finished it first. [${default}]",
-		"failback": "With --failover, after how long a queue pair that has failed is tried again; 0 for " +
-			"never. [1s]",
-		"failover": "Go on without the queue pairs that fail, while others work at both ends: no request " +
-			"fails.",
-		"depth": "Fragments outstanding on a queue pair. [${default}]",
-		"listen": "Drive one end, wait for the other, and do once what it asks for: HOST, :PORT or " +
-			"HOST:PORT. [every address, port 18515]",
-		"connect":     "Drive one end, and measure with the other, which listens there.",
+		"failback": "With --failover: when a failed queue pair is tried again; 0 is never. [1s]",
+		"failover": "Go on without queue pairs that fail, as long as others work at both ends.",
+		"depth":    "Fragments outstanding on a queue pair. [${default}]",
+		"listen": "Drive one end, and wait for one client: HOST, :PORT or HOST:PORT. [every address, port " +
+			"18515]",
+		"connect":     "Drive one end; the other one listens there.",
 		"port":        "TCP port where the two processes meet. [18515]",
-		"timeout":     "How long the other process may take for a step. [${default}]",
+		"timeout":     "How long the other process may take for each step. [${default}]",
 		"nic-speed":   "Bandwidth of the NICs, such as 25Gbit; one for all, or one for each NIC of an end.",
 		"nic-latency": "One-way latency of the NICs, likewise.",
-		"fault":       "Let something go wrong, see above; may be repeated.",
+		"fault":       "Inject a fault, see above; may be repeated.",
 		"seed":        "Seed of the data. [${default}]",
-		"min-bw": "Least bandwidth of every cell, such as 90Gbit or 11GB/s; the exit code is 1 where one " +
-			"has less.",
-		"max-lat": "Largest median of every cell with --mode lat, likewise.",
-		"json":    "One JSON document in place of the table.",
-		"verbose": "What each rail carried, too.",
+		"min-bw":      "Exit with 1 if a cell has less bandwidth, such as 90Gbit or 11GB/s.",
+		"max-lat":     "Exit with 1 if a cell of --mode lat has a larger median.",
+		"json":        "Write a JSON document instead of the table.",
+		"verbose":     "Show what each rail carried, too.",
 		"interval": "Interval of the bandwidth over time, of all and of each rail, that --plot and --json " +
 			"have: 10ms, 1s, 0 for none; more than 10,000 become fewer. [with --fault and --plot 10ms, or " +
 			"so that there are at most 400]",

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/layers"
@@ -97,10 +96,11 @@ func TestIdleEndReportsFailure(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for range 2 {
-		if err := column.ends[0].Begin(layers.Task{}, func() {}); err != nil {
+		if err := column.ends[0].Begin(layers.Task{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := layers.Run(ctx, 0, func() bool { return false }, column.ends[0]); !errors.Is(err, errFailed) {
+		if err := layers.Run(ctx, layers.Pace{Stall: time.Minute}, func() bool { return false },
+			column.ends[0]); !errors.Is(err, errFailed) {
 			t.Errorf("an end that sends nothing: error %v, want errFailed", err)
 		}
 	}
@@ -166,28 +166,6 @@ func TestRefusedInOneProcess(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestWatchdog shows that what moves keeps a round alive for as long as it takes, and that nothing
-// else does.
-func TestWatchdog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, w, stop := watched(t.Context(), time.Minute)
-		defer stop()
-		for range 100 {
-			time.Sleep(50 * time.Second)
-			w.feed()
-		}
-		if ctx.Err() != nil {
-			t.Fatalf("ended after it had moved: %v", context.Cause(ctx))
-		}
-		start := time.Now()
-		<-ctx.Done()
-		if took := time.Since(start); took < time.Minute || took > 90*time.Second ||
-			!errors.Is(context.Cause(ctx), ErrStalled) {
-			t.Errorf("ended after %v: %v", took, context.Cause(ctx))
-		}
-	})
 }
 
 // TestPatience shows how long nothing may move: not long between fast NICs, however much a round

@@ -1,10 +1,6 @@
 package bench
 
-import (
-	"errors"
-
-	"ibverbx/cmd/ibverbx/internal/layers"
-)
+import "ibverbx/cmd/ibverbx/internal/layers"
 
 // Failures of a cell.
 var (
@@ -12,7 +8,7 @@ var (
 	// wrong number.
 	ErrVerify = layers.ErrVerify
 	// ErrStalled: nothing completed for so long that the round was given up.
-	ErrStalled = errors.New("no completion")
+	ErrStalled = layers.ErrStalled
 	// errFailed: requests completed unsuccessfully; the virtual queue pair says why.
 	errFailed = layers.ErrRequests
 )

@@ -172,7 +172,7 @@ func TestLayerVerifyFinds(t *testing.T) {
 		}
 		if s.Op.Atomic() {
 			c.tasks[0].Counter++
-			if err := column.ends[0].Begin(c.tasks[0], func() {}); err != nil {
+			if err := column.ends[0].Begin(c.tasks[0]); err != nil {
 				t.Fatal(err)
 			}
 		} else {

@@ -15,7 +15,6 @@ type round struct {
 	number uint64
 	tasks  [2]layers.Task
 	posted [2]int // messages that each end has sent, once its part is played
-	watch  *watchdog
 	// Of two processes each end says that it has sent its messages once they have completed, and
 	// neither ends the round before it has heard that from the other.
 	said, heard bool
@@ -66,9 +65,8 @@ func (c *cell) runRound(n int, warmup bool) error {
 	if c.recorder == nil && c.p.Interval != 0 && !warmup {
 		c.recorder = newRecorder(c)
 	}
-	ctx, watch, cancel := c.deadline(n)
+	ctx, cancel := c.deadline()
 	defer cancel()
-	c.watch = watch
 	var ends []*layers.End
 	for i, e := range c.pair.ends {
 		c.tasks[i] = c.task(ctx, i, n, warmup)
@@ -76,7 +74,7 @@ func (c *cell) runRound(n int, warmup bool) error {
 			continue
 		}
 		ends = append(ends, e)
-		if err := e.Begin(c.tasks[i], func() { watch.feed() }); err != nil {
+		if err := e.Begin(c.tasks[i]); err != nil {
 			return err
 		}
 	}
@@ -87,7 +85,7 @@ func (c *cell) runRound(n int, warmup bool) error {
 		c.pair.watch.start()
 	}
 	start := time.Now()
-	err := cause(ctx, layers.Run(ctx, c.p.spin(), c.parted, ends...))
+	err := cause(ctx, layers.Run(ctx, layers.Pace{Spin: c.p.spin(), Stall: c.patience(n)}, c.parted, ends...))
 	if !warmup {
 		if c.recorder != nil {
 			c.read()
@@ -186,24 +184,29 @@ func (c *cell) elapsed(start time.Time) (longest time.Duration) {
 	return longest
 }
 
-// deadline is a context that ends when a round of n messages has to end, and the watchdog whose
-// patience that is.
-func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) {
-	if c.peer == nil {
-		ctx, w, cancel := watched(context.Background(), patience(c.p, idlePatience, c.size))
-		stop := context.AfterFunc(c.ctx, func() { time.AfterFunc(lastRound, cancel) })
-		return ctx, w, func() { stop(); cancel() }
+// deadline is a context that ends when a round has to end: soon after the user has asked for it, or
+// when the other process has gone.
+func (c *cell) deadline() (context.Context, context.CancelFunc) {
+	if c.peer != nil {
+		_, at := c.pair.here()
+		return c.peer.watch(c.sends(at))
 	}
-	d := patience(c.p, c.peer.conn.Timeout(), c.size)
-	_, at := c.pair.here()
-	if c.sends(1-at) && !c.shape.Seen {
+	ctx, cancel := context.WithCancel(context.Background())
+	stop := context.AfterFunc(c.ctx, func() { time.AfterFunc(lastRound, cancel) })
+	return ctx, func() { stop(); cancel() }
+}
+
+// patience is how long nothing may move in a round of n messages.
+func (c *cell) patience(n int) time.Duration {
+	if c.peer == nil {
+		return patience(c.p, idlePatience, c.size)
+	}
+	if _, at := c.pair.here(); c.sends(1-at) && !c.shape.Seen {
 		// This end sees nothing of what the other process sends: once its own messages are reported
 		// nothing moves here.
-		d = passivePatience(c.peer.conn.Timeout(), n, c.size, c.pace)
+		return passivePatience(c.peer.conn.Timeout(), n, c.size, c.pace)
 	}
-	ctx, stop := c.peer.watch(c.sends(at))
-	ctx, w, cancel := watched(ctx, d)
-	return ctx, w, func() { cancel(); stop() }
+	return patience(c.p, c.peer.conn.Timeout(), c.size)
 }
 
 // cause is why ctx ended where err says only that it has.
@@ -233,7 +236,6 @@ func (c *cell) converse() error {
 	select {
 	case m := <-c.peer.conn.Inbox():
 		c.heard = true
-		c.watch.feed()
 		if m.Kind != kindDone || len(m.Body) > len("null") {
 			return fmt.Errorf("%w: message %q came in place of %q", rendezvous.ErrProtocol, m.Kind, kindDone)
 		}

@@ -1,12 +1,6 @@
 package bench
 
-import (
-	"context"
-	"fmt"
-	"sync"
-	"sync/atomic"
-	"time"
-)
+import "time"
 
 const (
 	// idlePatience is how long nothing may happen between two ends in this process.
@@ -55,62 +49,4 @@ func passivePatience(idle time.Duration, n, size int, rate float64) time.Duratio
 // transfer is how long bytes take at a speed, in bytes a second.
 func transfer(bytes int, speed float64) time.Duration {
 	return time.Duration(float64(bytes) / speed * float64(time.Second))
-}
-
-// watchdog ends a round in which nothing moves for a while.
-type watchdog struct {
-	fed    atomic.Bool // something has moved since the last look
-	every  time.Duration
-	err    error
-	cancel context.CancelCauseFunc
-
-	mu     sync.Mutex
-	timer  *time.Timer
-	hungry int // looks in a row that saw nothing move
-	over   bool
-}
-
-// looks is after how many looks in a row that saw nothing move a watchdog ends the round.
-const looks = 4
-
-// watched is a context that ends with ErrStalled when nothing has moved for d.
-func watched(ctx context.Context, d time.Duration) (context.Context, *watchdog, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	w := &watchdog{every: d / looks, err: fmt.Errorf("%w within %v", ErrStalled, d.Round(time.Millisecond)),
-		cancel: cancel}
-	w.mu.Lock()
-	w.timer = time.AfterFunc(w.every, w.look)
-	w.mu.Unlock()
-	return ctx, w, func() {
-		w.mu.Lock()
-		w.over = true
-		w.timer.Stop()
-		w.mu.Unlock()
-		cancel(nil)
-	}
-}
-
-// feed records that something has moved. It is one atomic store.
-func (w *watchdog) feed() {
-	if !w.fed.Load() {
-		w.fed.Store(true)
-	}
-}
-
-func (w *watchdog) look() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case w.over:
-		return
-	case w.fed.Swap(false):
-		w.hungry = 0
-	default:
-		w.hungry++
-	}
-	if w.hungry == looks {
-		w.cancel(w.err)
-		return
-	}
-	w.timer.Reset(w.every)
 }

@@ -96,6 +96,8 @@ var (
 	ErrVerify = errors.New("verification failed")
 	// ErrRequests says that requests completed unsuccessfully. The virtual queue pair says why.
 	ErrRequests = errors.New("requests failed")
+	// ErrStalled says that nothing has moved for so long that the round was given up.
+	ErrStalled = errors.New("no completion")
 	// ErrMessages says that the messages that arrived are not those that were sent.
 	ErrMessages = errors.New("other messages came than were sent")
 )
@@ -107,7 +109,6 @@ var (
 type End struct {
 	traffic
 
-	moved   func() // called whenever something has moved
 	task    Task
 	posted  int // messages of the round that this end has started
 	came    int // messages of the peer that it has seen
@@ -217,10 +218,9 @@ func (e *End) Sent() bool { return e.stage == sent }
 // EndedAt is when the last message of the round had completed or come.
 func (e *End) EndedAt() time.Time { return e.endedAt }
 
-// Begin prepares for a round. moved is called whenever something has moved. The peer may send when
-// it returns.
-func (e *End) Begin(t Task, moved func()) error {
-	*e = End{traffic: e.traffic, task: t, moved: moved}
+// Begin prepares for a round. The peer may send when it returns.
+func (e *End) Begin(t Task) error {
+	*e = End{traffic: e.traffic, task: t}
 	return e.begin(&e.task)
 }
 
@@ -236,20 +236,26 @@ const (
 	shortNap = 50 * time.Microsecond
 )
 
+// Pace is how a round is played: where there is nothing to do Run polls for as long as Spin, and
+// sleeps then; a negative Spin sleeps at once. When nothing has moved for Stall, it gives up.
+type Pace struct{ Spin, Stall time.Duration }
+
 // Run plays a round in this goroutine until the parts of the ends are over and until says so; nil
-// is at once. Where it finds nothing to do it polls for as long as spin, and sleeps then; a negative
-// spin sleeps at once.
-func Run(ctx context.Context, spin time.Duration, until func() bool, ends ...*End) error {
-	idle := 0
-	var idleSince time.Time
+// is at once.
+func Run(ctx context.Context, pace Pace, until func() bool, ends ...*End) error {
+	idle, fresh := 0, true // fresh: something has moved since last was set
+	var idleSince, last time.Time
 	for turn := 1; ; turn++ {
 		moved, over := 0, true
 		for _, e := range ends {
-			moved += e.progress()
+			n := e.progress()
+			before := e.posted + e.came + e.timed
 			if err := e.step(); err != nil {
 				return err
 			}
+			fresh = fresh || e.posted+e.came+e.timed != before || n > 0 && e.QueuePair() != nil
 			over = over && e.over
+			moved += n
 		}
 		if over && (until == nil || until()) {
 			return nil
@@ -261,18 +267,23 @@ func Run(ctx context.Context, spin time.Duration, until func() bool, ends ...*En
 			idle = 0
 			continue
 		}
-		if idle++; spin >= 0 {
-			if idle == 1 {
-				idleSince = time.Now()
-			}
-			if idle%idlePolls != 0 {
-				continue
-			}
+		if idle++; idle%idlePolls != 0 && pace.Spin >= 0 {
+			continue
+		}
+		now := time.Now()
+		if idle <= idlePolls {
+			idleSince = now
+		}
+		if fresh {
+			last, fresh = now, false
+		}
+		if now.Sub(last) > pace.Stall {
+			return fmt.Errorf("%w within %v", ErrStalled, pace.Stall.Round(time.Millisecond))
 		}
 		if q := ends[0].QueuePair(); q != nil && len(ends) == 1 && q.vqp.Err() != nil {
 			q.failed = true // also where no request of this end reports it
 		}
-		if spin >= 0 && time.Since(idleSince) < spin {
+		if now.Sub(idleSince) < pace.Spin {
 			runtime.Gosched()
 			continue
 		}
@@ -326,12 +337,7 @@ func (e *End) step() error {
 		_, err := e.arrived() // an end that only serves can fail too
 		return err
 	}
-	before := e.posted + e.came + e.timed
-	err := e.play()
-	if e.posted+e.came+e.timed != before {
-		e.moved()
-	}
-	return err
+	return e.play()
 }
 
 func (e *End) play() error {

@@ -64,11 +64,11 @@ func both(t *testing.T, ends [2]*End, tasks [2]Task) error {
 	defer cancel()
 	for i, e := range ends {
 		tasks[i].Ctx, tasks[i].Slots, tasks[i].Window = ctx, 16, 8
-		if err := e.Begin(tasks[i], func() {}); err != nil {
+		if err := e.Begin(tasks[i]); err != nil {
 			return err
 		}
 	}
-	return Run(ctx, 0, nil, ends[:]...)
+	return Run(ctx, Pace{Stall: 10 * time.Second}, nil, ends[:]...)
 }
 
 // TestRounds plays streams of every shape, one after the other:
@@ -142,7 +142,7 @@ func TestTooManyMessages(t *testing.T) {
 		// who expects nothing may be over before it comes: then the next round finds out
 		for ends[1].progress() != 0 {
 		}
-		if !errors.Is(err, ErrMessages) && !errors.Is(ends[1].Begin(tasks[1], func() {}), ErrMessages) {
+		if !errors.Is(err, ErrMessages) && !errors.Is(ends[1].Begin(tasks[1]), ErrMessages) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -177,6 +177,23 @@ func TestForeignCard(t *testing.T) {
 		}
 		if err := pair(t, s)[1].Connect(&Card{}); !errors.Is(err, ErrMessages) {
 			t.Errorf("%s: %v", layer, err)
+		}
+	}
+}
+
+// TestStalled gives up a round in which nothing moves, and not before that has lasted for a while.
+func TestStalled(t *testing.T) {
+	for _, spin := range []time.Duration{-1, 0, time.Hour} {
+		const stall = 50 * time.Millisecond
+		ends := pair(t, Shapes()[1])
+		round := Task{Ctx: t.Context(), Round: pattern.Round{Number: 1, Size: 64}, Take: 1, Slots: 16, Window: 1}
+		if err := ends[1].Begin(round); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		err := Run(t.Context(), Pace{Spin: spin, Stall: stall}, nil, ends[1])
+		if took := time.Since(start); !errors.Is(err, ErrStalled) || took < stall {
+			t.Errorf("spin %v: error %v after %v", spin, err, took)
 		}
 	}
 }
