@@ -98,6 +98,31 @@ func same(t *testing.T, got, want job.Place) {
 	}
 }
 
+// With Slurm rank 0 is on the first host of the step's list.
+func TestFirstHostOfSlurm(t *testing.T) {
+	for list, want := range map[string]string{
+		"n1":                   "n1",
+		"n1,n2":                "n1",
+		"node[07-09,12],other": "node07",
+		"node[12,07-09]":       "node12",
+		"rack[1-2]n[3,5]-ib":   "rack1n3-ib",
+		"[1-2]":                "1",
+		"":                     "",
+		",n1":                  "",
+		"n[":                   "",
+		"n[1":                  "",
+		"n[]":                  "",
+		"n[a-b]":               "",
+		"n]1":                  "",
+	} {
+		setenv(t, strings.ReplaceAll(slurm, "node[07-09,12],big1", list))
+		place, err := job.Find(job.Config{})
+		if host, _, _ := strings.Cut(place.Address, ":"); host != want || (err != nil) != (want == "") {
+			t.Errorf("%q: got %+v, %v, want host %q", list, place, err, want)
+		}
+	}
+}
+
 // PMIx is asked for what the variables do not say, where they do not speak of another job.
 func TestFindByPMIx(t *testing.T) {
 	const alone, prte = "PMIX_NAMESPACE=n@1 PMIX_RANK=2", "PMIX_NAMESPACE=prterun-h-17@1 PMIX_RANK=1"
