@@ -11,8 +11,8 @@ import (
 	"ibverbx/shmem"
 )
 
-// The plate on which heat flows has edge by edge cells, of which each of 2 by 2 processes has a
-// block. What leaves it on one side comes in on the other.
+// Heat flows on a plate of edge by edge cells; each of 2 by 2 processes has a block of them. The
+// plate is periodic: what leaves it on one side enters on the other.
 const (
 	across = 2
 	block  = 24
@@ -20,7 +20,8 @@ const (
 	steps  = 60
 )
 
-// The sides of a block: also those of a signal, and of the place where cells of a neighbour arrive.
+// The sides of a block. They also number the signals, and the places where a neighbour's cells
+// arrive.
 const (
 	top = iota
 	bottom
@@ -29,8 +30,8 @@ const (
 	sides
 )
 
-// heat computes how heat flows, with an exchange of the blocks' borders in each step, and compares
-// with what one process computes, to the last bit.
+// heat computes how heat flows. In each step the processes exchange the borders of their blocks.
+// The result must equal that of a single process to the last bit.
 func (m *member) heat(ctx context.Context, pe *shmem.PE) error {
 	// Odd and even steps use different places: a neighbour may be one step ahead, and not two.
 	halo, err1 := shmem.Alloc[float64](ctx, pe, 2*sides*block)
@@ -82,7 +83,7 @@ func (m *member) heat(ctx context.Context, pe *shmem.PE) error {
 	return nil
 }
 
-// serial computes everything by itself.
+// serial returns the plate after all steps, computed by one process.
 func serial() *plate {
 	whole, next := newPlate(edge), newPlate(edge)
 	for i := range edge {
@@ -100,7 +101,7 @@ func serial() *plate {
 	return whole
 }
 
-// initial is a cell before the first step.
+// initial returns the value of a cell before the first step.
 func initial(i, j int) float64 { return float64((i*31+j*17)%101) / 7 }
 
 // plate is a square of cells with a border of others around it.
@@ -111,7 +112,7 @@ type plate struct {
 
 func newPlate(n int) *plate { return &plate{n, make([]float64, (n+2)*(n+2))} }
 
-// at is a cell; -1 and n are those around.
+// at returns a cell; the border around the plate has the indices -1 and n.
 func (p *plate) at(i, j int) *float64 { return &p.cells[(i+1)*(p.n+2)+j+1] }
 
 // border returns the outermost cells of a side.
@@ -123,14 +124,14 @@ func (p *plate) border(side int) []float64 {
 	return cells
 }
 
-// surround sets the cells around a side.
+// surround sets the border cells on a side.
 func (p *plate) surround(side int, cells []float64) {
 	for k, c := range cells {
 		*p.along(side, 1, k) = c
 	}
 }
 
-// along is a cell of a side, the outermost ones or, with 1, those around.
+// along returns a cell on a side: an outermost cell of the plate or, with outside 1, a border cell.
 func (p *plate) along(side, outside, k int) *float64 {
 	first, last := -outside, p.n-1+outside
 	switch side {
@@ -145,7 +146,7 @@ func (p *plate) along(side, outside, k int) *float64 {
 	}
 }
 
-// flow computes a step.
+// flow sets the plate to the next step of another.
 func (p *plate) flow(from *plate) {
 	for i := range p.n {
 		for j := range p.n {

@@ -20,9 +20,9 @@ import (
 	"ibverbx/shmem"
 )
 
-// Env has a test binary be a process of a job, by [Main]: PHASE:VICTIM:DIRECTORY, the phase in
-// which the process of that rank kills itself, both empty where none does, and a directory in which
-// the processes tell each other how far they are.
+// Env is the environment variable that makes a test binary a process of a job, in [Main]. Its value
+// is PHASE:VICTIM:DIRECTORY: the phase in which the process of that rank kills itself, both empty
+// where none does, and the directory in which the processes report how far they are.
 const Env = "IBVERBX_TEST_JOB"
 
 // Where a process can be killed.
@@ -36,14 +36,14 @@ const (
 	InHeat    = "heat"    // between steps of a computation, each of which needs the neighbours
 )
 
-// Unnoticed is what a process says, after the rank of the victim, whose job has ended without it
-// and without an error.
+// Unnoticed is what a process prints, after the rank of the victim, when the job has ended without
+// the victim and without an error.
 const Unnoticed = "has died unnoticed"
 
-// Size is how many processes a job has.
+// Size is the number of processes of a job.
 const Size = 4
 
-// Phases are those in which a process is killed, with its rank, and the one in which none is.
+// Phases returns the phases in which a process is killed, with its rank, and ":" for none.
 func Phases() []string {
 	return []string{":", AtStart + ":2", InJoin + ":1", InGather + ":2", InGather + ":0", InBarrier + ":2",
 		InStore + ":2", InReduce + ":2", InReduce + ":0", InHeat + ":1"}
@@ -59,9 +59,9 @@ type member struct {
 	configure func(context.Context, *job.Config) (end func() error, err error)
 }
 
-// Main is to be called first by the TestMain of a package that runs jobs of its test binary: in a
-// process of a job it is the program, and does not return. Configure, if not nil, changes how it
-// joins, and returns what to do in the end.
+// Main must be the first call in the TestMain of a package that runs jobs of its test binary. In a
+// process of a job it runs the program and does not return. configure, if not nil, changes how the
+// process joins, and returns a function to call at the end.
 func Main(configure func(ctx context.Context, cfg *job.Config) (end func() error, err error)) {
 	task, member := os.LookupEnv(Env)
 	if !member {
@@ -74,7 +74,7 @@ func Main(configure func(ctx context.Context, cfg *job.Config) (end func() error
 	os.Exit(0)
 }
 
-// run is the program of a process. It prints what it has found.
+// run is the program of a process. It prints "named" when the job has named the victim.
 func run(task string, configure func(context.Context, *job.Config) (func() error, error)) error {
 	signal.Ignore(syscall.SIGTERM) // it ends by itself, or the test fails
 	phase, rest, _ := strings.Cut(task, ":")
@@ -109,7 +109,7 @@ func run(task string, configure func(context.Context, *job.Config) (func() error
 	return nil
 }
 
-// die kills this process if it is the victim, and this the phase.
+// die kills this process if it is the victim and the phase is the one in which it dies.
 func (m *member) die(rank int, phase string) {
 	if rank == m.victim && phase == m.phase {
 		m.mark(dying, rank)
@@ -118,7 +118,7 @@ func (m *member) die(rank int, phase string) {
 	}
 }
 
-// work joins the job, and goes through the phases.
+// work joins the job and runs through the phases.
 func (m *member) work(ctx context.Context) (err error) {
 	cfg := job.Config{Wait: Limit / 2, Logger: slog.New(slog.DiscardHandler)}
 	if m.phase == AtStart {
@@ -139,7 +139,7 @@ func (m *member) work(ctx context.Context) (err error) {
 	m.mark(started, place.Rank)
 	switch {
 	case m.phase == AtStart:
-		// Wait is not for those that the machine has not come to start.
+		// Config.Wait does not have to cover the start of the processes.
 		if err := m.await(ctx, started, 0, 1, 2, 3); err != nil {
 			return err
 		}
@@ -150,7 +150,7 @@ func (m *member) work(ctx context.Context) (err error) {
 		if err := m.await(ctx, dying, m.victim); err != nil {
 			return err
 		}
-		time.Sleep(200 * time.Millisecond) // rather after rank 0 knows than before; both are right
+		time.Sleep(200 * time.Millisecond) // probably after rank 0 has noticed; before would be right too
 	}
 	if m.job, err = job.Join(ctx, cfg); err != nil {
 		return err
@@ -221,7 +221,7 @@ func (m *member) compute(ctx context.Context) error {
 		return err
 	}
 	cfg := shmem.Config{Rank: j.Rank(), Size: j.Size(), Exchange: j.AllGather, HeapSize: 1 << 20}
-	// The job says who has died. Who does not answer has perhaps not been scheduled.
+	// The job reports who has died. A process that does not answer may only be waiting for a CPU.
 	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric
 	pe, err := shmem.Join(ctx, dom, cfg)
 	if err != nil {
@@ -259,8 +259,8 @@ func (m *member) reduce(ctx context.Context, pe *shmem.PE) error {
 	return nil
 }
 
-// blame checks that a PE which SHMEM finds dead is the one that the job names, or one that has
-// ended since the job has failed.
+// blame checks that the PE which SHMEM reports dead is the one that the job names, or one that has
+// ended because the job failed.
 func (m *member) blame(err error) error {
 	if m.victim < 0 {
 		return err
@@ -272,7 +272,7 @@ func (m *member) blame(err error) error {
 	select {
 	case <-m.job.Done():
 		return m.job.Err()
-	case <-time.After(Limit / 4): // far longer than rank 0 needs to say it
+	case <-time.After(Limit / 4): // far longer than rank 0 needs to report it
 		return fmt.Errorf("the job has no failure: %w", err)
 	}
 }

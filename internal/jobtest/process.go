@@ -18,8 +18,8 @@ import (
 // connection up. On an idle one it takes a second or two.
 const Limit = 3 * time.Minute
 
-// EachRank runs a job of processes that are this test binary, whose TestMain calls [Main], and with
-// no launcher but this: env is what it gives each of them. It checks how they end.
+// EachRank runs a job without a launcher. Its processes run this test binary, whose TestMain calls
+// [Main]; env returns the environment of each. EachRank checks how they end.
 func EachRank(t *testing.T, phase string, env func(rank int) []string) {
 	t.Helper()
 	for rank, p := range StartAll(t, phase, env) {
@@ -35,8 +35,8 @@ func EachRank(t *testing.T, phase string, env func(rank int) []string) {
 	}
 }
 
-// StartAll starts the processes of a job that has no launcher, which are this test binary: env is
-// what it gives each of them.
+// StartAll starts the processes of a job without a launcher, which run this test binary; env
+// returns the environment of each.
 func StartAll(t *testing.T, phase string, env func(i int) []string) (all [Size]*Process) {
 	t.Helper()
 	marks := t.TempDir()
@@ -46,14 +46,14 @@ func StartAll(t *testing.T, phase string, env func(i int) []string) (all [Size]*
 	return all
 }
 
-// Process is a process under way.
+// Process is a running process.
 type Process struct {
-	Out bytes.Buffer // what it writes, once it has ended
+	Out bytes.Buffer // its output, once it has ended
 
 	cmd *exec.Cmd
 }
 
-// Start starts a process; what it starts are processes of a job.
+// Start starts a launcher, whose children are the processes of a job.
 func Start(t *testing.T, phase string, env []string, name string, args ...string) *Process {
 	t.Helper()
 	return start(t, phase, t.TempDir(), env, name, args...)
@@ -66,7 +66,7 @@ func start(t *testing.T, phase, marks string, env []string, name string, args ..
 	p := &Process{cmd: exec.CommandContext(ctx, name, args...)}
 	p.cmd.Env = append(append(os.Environ(), Env+"="+phase+":"+marks), env...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.Out, &p.Out
-	// A launcher that is told to end ends what it has started as well.
+	// A launcher that is terminated terminates its children.
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = 10 * time.Second
 	if err := p.cmd.Start(); err != nil {
@@ -75,7 +75,7 @@ func start(t *testing.T, phase, marks string, env []string, name string, args ..
 	return p
 }
 
-// Wait returns its exit code; -1 if it was killed.
+// Wait waits for the process and returns its exit code, or -1 if it was killed.
 func (p *Process) Wait(t *testing.T) int {
 	t.Helper()
 	if err := p.cmd.Wait(); p.cmd.ProcessState == nil {
@@ -84,7 +84,7 @@ func (p *Process) Wait(t *testing.T) int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// Self is the test binary.
+// Self returns the path of the test binary.
 func Self(t testing.TB) string {
 	t.Helper()
 	path, err := os.Executable()

@@ -1,4 +1,4 @@
-// Package tcptest connects the two ends of a test.
+// Package tcptest gives tests TCP connections and free addresses on the loopback interface.
 package tcptest
 
 import (
@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Pair is two ends of a TCP connection, which the test need not close.
+// Pair returns the two ends of a TCP connection. They are closed when the test ends.
 func Pair(t testing.TB) (a, b net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -29,17 +29,17 @@ func Pair(t testing.TB) (a, b net.Conn) {
 	return a, b
 }
 
-// FreeAddr is an address at which nobody listens, nor at the port after it: on a loopback address
-// drawn for this call, at a port that no connection is given. A free port of 127.0.0.1 would do
-// until another test connects from it.
+// FreeAddr returns an address at which nobody listens, nor at the port after it. It draws a
+// loopback address, and takes a port outside the ephemeral range. A free port of 127.0.0.1 would
+// stay free only until another test connects from it.
 func FreeAddr(t testing.TB) netip.AddrPort {
 	t.Helper()
 	for range 100 {
 		drawn := rand.Uint32()
 		ip := netip.AddrFrom4([4]byte{127, byte(drawn>>16) | 1, byte(drawn >> 8), byte(drawn) | 1})
 		addr := netip.AddrPortFrom(ip, 7471)
-		// Not by listening: a process that another test starts in that moment would keep the
-		// listening socket for a while.
+		// Do not listen to find out: a process that another test forks at that moment would keep
+		// the listening socket open for a while.
 		c, err := net.Dial("tcp", addr.String())
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			return addr

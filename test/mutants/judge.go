@@ -55,7 +55,7 @@ type bench struct {
 	all   module
 	tmp   string
 	usual map[string]time.Duration // how long a judge takes where nothing is planted
-	// rehearsed has how the tests of a judge fail with the mutants built in and none of them chosen.
+	// rehearsed has how the tests of a judge fail with the mutants built in and none chosen.
 	rehearsed map[string]string
 }
 

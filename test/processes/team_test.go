@@ -50,7 +50,9 @@ func (c team) runOver(t *testing.T, provider string) {
 	start := startProcess
 	if base.Provider == "soft" {
 		fabric := openFabric(t, c.members*base.NICs)
-		start = func(p task, ended func(error, []byte)) (handle, error) { return startGoroutine(fabric, p, ended) }
+		start = func(p task, ended func(error, []byte)) (handle, error) {
+			return startGoroutine(fabric, p, ended)
+		}
 	}
 	ended := make(chan result, c.members)
 	var members []handle

@@ -37,9 +37,9 @@
 // that are certainly lost, once neither end's queue pair of the dead rail executes anything any
 // more, on another rail, unchanged and in order (part.go). The memory that a write has filled is
 // reused as soon as its request, or a notification behind it, is reported, so that a late copy is
-// detected. Config.OnRail reports each loss and each return once, in turns, and the counters and the
-// state of the rails match those events. A peer that breaks the rules also counts falsely what has
-// arrived.
+// detected. Config.OnRail reports each loss and each return once, in turns, and the counters and
+// the state of the rails match those events. A peer that breaks the rules also reports false counts
+// of what has arrived.
 //
 // # Running it
 //

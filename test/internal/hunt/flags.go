@@ -32,7 +32,7 @@ func NewFlags() *Flags {
 	flag.BoolVar(&f.hunt, "hunt", false, "report what was found in one line, and do not shrink it")
 	flag.BoolVar(&f.progress, "progress", false, "report progress on stderr")
 	flag.BoolVar(&f.mutate, "mutate", false, "plant bugs and check that they are found: some minutes")
-	flag.BoolVar(&f.kit, "kit", false, "test the simulation itself: that worlds replay, and failures are shrunk")
+	flag.BoolVar(&f.kit, "kit", false, "test the simulation itself: worlds replay, failures are shrunk")
 	flag.IntVar(&f.every, "every", 1, "with -mutate: plant one bug of so many only,")
 	flag.IntVar(&f.from, "from", 0, "beginning with this one, from 0 on")
 	return f
