@@ -14,8 +14,6 @@ var (
 	ErrQueueFull = errors.New("queue full")
 	// ErrState: the queue pair's state does not allow the call.
 	ErrState = errors.New("wrong queue pair state")
-	// ErrProtection: a key, range or access right does not cover the memory named.
-	ErrProtection = errors.New("memory not covered by the registration")
 	// ErrNotSupported: this provider or NIC cannot do it. The error around it says what would be
 	// needed.
 	ErrNotSupported = errors.New("not supported")

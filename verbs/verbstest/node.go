@@ -65,11 +65,11 @@ func (n *Node) NewQP(cfg verbs.QPConfig) verbs.QP {
 // Register makes a buffer of size bytes, all zero, and registers it in the node's domain.
 func (n *Node) Register(size int, access verbs.AccessFlags) *Buffer {
 	n.T.Helper()
-	return n.RegisterIn(n.PD, make([]byte, size), access)
+	return n.registerIn(n.PD, make([]byte, size), access)
 }
 
-// RegisterIn registers memory in a domain.
-func (n *Node) RegisterIn(pd verbs.PD, buf []byte, access verbs.AccessFlags) *Buffer {
+// registerIn registers memory in a domain.
+func (n *Node) registerIn(pd verbs.PD, buf []byte, access verbs.AccessFlags) *Buffer {
 	n.T.Helper()
 	mr, err := pd.RegisterMR(buf, access)
 	if err != nil {

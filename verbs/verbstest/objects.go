@@ -226,7 +226,7 @@ func (s *suite) properties(t *testing.T) {
 	}
 
 	buf := n.Register(5000, verbs.AccessAll)
-	inner := n.RegisterIn(n.PD, buf.B[100:200], verbs.AccessLocalWrite) // regions may overlap
+	inner := n.registerIn(n.PD, buf.B[100:200], verbs.AccessLocalWrite) // regions may overlap
 	if buf.Len() != 5000 || inner.Len() != 100 || buf.Addr() == 0 {
 		t.Errorf("regions of %d and %d bytes at %#x", buf.Len(), inner.Len(), buf.Addr())
 	}

@@ -46,16 +46,16 @@ func violations(full, missing verbs.AccessFlags, rightMatters bool) []violation 
 		}},
 		{"past_the_end", func(t *testing.T, n *Node, size int) (uint64, uint32, uint32, []byte) {
 			outer := make([]byte, 4096)
-			b := n.RegisterIn(n.PD, outer[1024:2048], full)
+			b := n.registerIn(n.PD, outer[1024:2048], full)
 			return b.At(1024 - size + 1), b.LKey(), b.RKey(), outer
 		}},
 		{"before_the_start", func(t *testing.T, n *Node, size int) (uint64, uint32, uint32, []byte) {
 			outer := make([]byte, 4096)
-			b := n.RegisterIn(n.PD, outer[1024:2048], full)
+			b := n.registerIn(n.PD, outer[1024:2048], full)
 			return b.At(-1), b.LKey(), b.RKey(), outer
 		}},
 		{"other_domain", func(t *testing.T, n *Node, size int) (uint64, uint32, uint32, []byte) {
-			b := n.RegisterIn(n.NewPD(), make([]byte, 4096), full)
+			b := n.registerIn(n.NewPD(), make([]byte, 4096), full)
 			return b.At(64), b.LKey(), b.RKey(), b.B
 		}},
 	}
@@ -159,7 +159,7 @@ func (s *suite) protectRemote(t *testing.T) {
 				outside := violation{name, func(t *testing.T, n *Node, size int) (uint64, uint32, uint32,
 					[]byte) {
 					outer := make([]byte, 4096)
-					b := n.RegisterIn(n.PD, outer[1024:2048], verbs.AccessAll)
+					b := n.registerIn(n.PD, outer[1024:2048], verbs.AccessAll)
 					return b.At(offset), b.LKey(), b.RKey(), outer
 				}}
 				s.remoteViolation(t, s.pair(t, PairConfig{}), op, outside,
@@ -172,7 +172,7 @@ func (s *suite) protectRemote(t *testing.T) {
 	s.run(t, "RDMA_WRITE_long", func(t *testing.T) {
 		p := s.pair(t, PairConfig{})
 		outer := make([]byte, 32<<10)
-		b := p.B.RegisterIn(p.B.PD, outer[:20000], verbs.AccessAll)
+		b := p.B.registerIn(p.B.PD, outer[:20000], verbs.AccessAll)
 		Fill(outer, 9)
 		want := slices.Clone(outer)
 		p.A.failsAndFlushes(t, verbs.SendWR{
