@@ -126,9 +126,9 @@ func (e *element) toggle() bool {
 	if got := e.halves.At(0).Local(t.peers[home].pe)[0]; got != other {
 		t.Broken(ruleAtomic, "the half beside a word of four bytes was %#x, and is %#x", other, got)
 	}
-	if got := large.Local(t.peers[home].pe)[0]; got != want || small.Local(t.peers[home].pe)[0] != 0 {
-		t.Broken(ruleAtomic, "the bits are %#x and %#x, and should be %#x and 0", got,
-			small.Local(t.peers[home].pe)[0], want)
+	at := t.peers[home].pe
+	if got, half := shmem.Load(at, large), shmem.Load(at, small); got != want || half != 0 {
+		t.Broken(ruleAtomic, "the bits are %#x and %#x, and should be %#x and 0", got, half, want)
 	}
 	return e.barrier()
 }

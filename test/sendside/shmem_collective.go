@@ -7,6 +7,7 @@ import (
 
 	"ibverbx/shmem"
 	"ibverbx/test/internal/lab"
+	"ibverbx/verbs"
 )
 
 // collective makes one of the collective calls and compares the result with its own.
@@ -167,4 +168,49 @@ func (e *element) mismatch(common *rand.Rand) bool {
 		return true
 	}
 	return e.ok("alloc of different sizes", refusedWith(err))
+}
+
+// misstep has one PE make another collective call than the others, or one with wrong arguments. No
+// PE may wait for ever: all learn of it, in that call or in the next, and can still Close.
+func (e *element) misstep(common *rand.Rand) bool {
+	t, pes := e.t, len(e.t.peers)
+	odd, way, root := common.IntN(pes), common.IntN(4), common.IntN(pes)
+	n := 1 + common.IntN(40)
+	src := make([]byte, n*pes)
+	for _, o := range t.peers { // what ends this call would end an earlier one, too
+		for o.phase < e.phase && o.failed == nil {
+			t.idle()
+		}
+	}
+	gather := func(n int) error { return shmem.AllGather(t.ctx, e.pe, make([]byte, n*pes), src[:n]) }
+	var err error
+	switch {
+	case way == 0 && e.id == odd:
+		err = shmem.Broadcast(t.ctx, e.pe, src, pes)
+	case way == 0:
+		err = shmem.Broadcast(t.ctx, e.pe, src, root)
+	case e.id != odd:
+		err = gather(n)
+	case way == 1:
+		err = gather(n - 1)
+	case way == 2:
+		err = shmem.AllToAll(t.ctx, e.pe, make([]byte, n*pes), src)
+	default:
+		err = shmem.Reduce(t.ctx, e.pe, make([]byte, n), src[:n], shmem.ReduceOp(99))
+	}
+	wrong := e.id == odd && (way == 0 || way == 3) // its own arguments
+	switch {
+	case wrong && !errors.Is(err, verbs.ErrInvalid):
+		return e.ok("a call with wrong arguments", refusedWith(err))
+	case !wrong && err != nil && !errors.Is(err, shmem.ErrMismatch):
+		return e.ok("a call that others do not make", err)
+	case pes == 1 && !wrong:
+		return e.ok("a call that the only PE makes", err)
+	case way != 0 && err == nil: // every PE needs the data of the odd one, or is it
+		return e.ok("a call that others do not make", refusedWith(err))
+	}
+	if err = e.pe.Barrier(t.ctx); errors.Is(err, shmem.ErrMismatch) {
+		return true
+	}
+	return e.ok("a barrier after calls that differ", refusedWith(err))
 }

@@ -40,6 +40,8 @@ func (e *element) play(kind phaseKind, common *rand.Rand) bool {
 		return e.mismatch(common)
 	case phaseMistake:
 		e.mistake()
+	case phaseMisstep:
+		return e.misstep(common)
 	case phaseFault:
 		if e.id == 0 {
 			e.t.strike(e.t.all, e.t.plan.Mood == lab.Calm || e.rng.IntN(2) == 0)
@@ -280,11 +282,18 @@ func (e *element) mistake() {
 	ctx, pe := e.t.ctx, e.pe
 	small := e.area.Slice(0, 4)
 	for name, err := range map[string]error{
-		"put too long":   shmem.Put(ctx, pe, small, make([]byte, 5), 0),
-		"get too long":   shmem.Get(ctx, pe, make([]byte, 5), small, 0),
-		"put to no PE":   shmem.Put(ctx, pe, small, make([]byte, 4), len(e.t.peers)),
-		"put to PE -1":   shmem.P(ctx, pe, small, 1, -1),
-		"add to nothing": shmem.Add(ctx, pe, shmem.Sym[uint64]{}, 1, 0),
+		"put too long":            shmem.Put(ctx, pe, small, make([]byte, 5), 0),
+		"get too long":            shmem.Get(ctx, pe, make([]byte, 5), small, 0),
+		"put to no PE":            shmem.Put(ctx, pe, small, make([]byte, 4), len(e.t.peers)),
+		"put to PE -1":            shmem.P(ctx, pe, small, 1, -1),
+		"put nbi too long":        shmem.PutNBI(ctx, pe, small, make([]byte, 5), 0),
+		"get nbi too long":        shmem.GetNBI(ctx, pe, make([]byte, 5), small, 0),
+		"get nbi from no PE":      shmem.GetNBI(ctx, pe, make([]byte, 4), small, -1),
+		"wait for nothing":        shmem.WaitUntil(ctx, pe, shmem.Sym[uint64]{}, shmem.EQ, 0),
+		"no comparison":           shmem.WaitUntil(ctx, pe, e.words, shmem.Cmp(77), 0),
+		"quiet without a context": pe.Quiet(nil), //nolint:staticcheck // that is the mistake
+		"xor on no PE":            shmem.Xor(ctx, pe, e.words, 1, len(e.t.peers)),
+		"add to nothing":          shmem.Add(ctx, pe, shmem.Sym[uint64]{}, 1, 0),
 		"no signal op": shmem.PutSignal(ctx, pe, small, nil, e.signals, 1, shmem.SignalOp(bits.UintSize),
 			0),
 	} {

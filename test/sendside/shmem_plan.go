@@ -42,12 +42,13 @@ const (
 	phaseMismatch // PEs ask for different sizes
 	phaseMistake  // wrong arguments
 	phaseFault    // a fault
+	phaseMisstep  // PEs make different collective calls; always the last phase
 	phaseKinds
 )
 
 var phaseNames = [phaseKinds]string{"scatter", "signal", "flag", "count", "bits", "swap", "barrier",
 	"broadcast", "reduce", "all-gather", "all-to-all", "alloc",
-	"mismatch", "mistake", "fault"}
+	"mismatch", "mistake", "fault", "misstep"}
 
 func (k phaseKind) String() string { return phaseNames[k] }
 
@@ -75,6 +76,9 @@ func newShmemPlan(seed uint64) *shmemPlan {
 	p.Events = make([]phase, 1+rng.IntN(pick(2, 4, 8)))
 	for i := range p.Events {
 		p.Events[i] = phase{phaseKind(lab.DrawWeighted(rng, phaseWeights[:])), rng.Uint64()}
+	}
+	if rng.IntN(5) == 0 {
+		p.Events = append(p.Events, phase{phaseMisstep, rng.Uint64()})
 	}
 	return p
 }

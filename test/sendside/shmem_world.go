@@ -236,7 +236,22 @@ func (e *element) begin() bool {
 		return false
 	}
 	e.signals, err = shmem.Alloc[uint64](t.ctx, e.pe, n)
-	return e.ok("alloc", err)
+	if !e.ok("alloc", err) {
+		return false
+	}
+	for _, o := range t.peers { // those that have come as far have the same blocks
+		if o.signals.Len() == n && o.signals.Offset() != e.signals.Offset() {
+			t.Broken(lab.Content, "PE %d has a block at %d, PE %d at %d", e.id, e.signals.Offset(), o.id,
+				o.signals.Offset())
+		}
+	}
+	if s := e.pe.Stats(); s.HeapBlocks != 5 || s.HeapSize != heapSize || s.Barriers == 0 {
+		t.Broken(lab.Content, "PE %d has allocated 5 blocks, and counts %+v", e.id, s)
+	}
+	if e.pe.Rank() != e.id || e.pe.Size() != n {
+		t.Broken(lab.Content, "PE %d of %d says that it is %d of %d", e.id, n, e.pe.Rank(), e.pe.Size())
+	}
+	return true
 }
 
 // barrier calls Barrier, and checks that all PEs have entered it and their puts have landed.
