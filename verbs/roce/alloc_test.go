@@ -51,8 +51,8 @@ func TestNoAllocations(t *testing.T) {
 		for range 4 {
 			round()
 		}
-		// What repairs a loss may allocate, and a receiver that is not run for long loses packets. What
-		// posts and polls allocate, they allocate every time.
+		// What repairs a loss may allocate, and a receiver that is not run for long loses
+		// packets. What posts and polls allocate, they allocate every time.
 		least := testing.AllocsPerRun(20, round)
 		for tries := 1; least >= 1 && tries < 10; tries++ {
 			least = min(least, testing.AllocsPerRun(20, round))

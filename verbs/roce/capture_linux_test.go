@@ -153,8 +153,8 @@ func (c captured) talk(t *testing.T, s *sniffer) {
 			}
 		}
 	}
-	// After a loss or a timeout the window is small, and reads are asked for in parts of a packet or
-	// two. It grows again.
+	// After a loss or a timeout the window is small, and reads are asked for in parts of a packet
+	// or two. It grows again.
 	for end := time.Now().Add(20 * time.Second); !s.has(wire.ReadResponseMiddle); {
 		if time.Now().After(end) {
 			t.Fatal("for 20 seconds no read was answered with more than two packets")

@@ -9,8 +9,8 @@ import (
 )
 
 // A rate limit holds in both directions: of writes, and of the answers to reads, which the other
-// end sends. The NICs are on a network in virtual time, so that the figure is theirs and not that of
-// the machine.
+// end sends. The NICs are on a network in virtual time, so that the figure is theirs and not that
+// of the machine.
 func TestRate(t *testing.T) {
 	for _, rate := range []float64{0.25e6, 5e6, 50e6, 1e9} {
 		for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMARead} {

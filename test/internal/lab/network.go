@@ -242,9 +242,9 @@ func (q *networkQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	return q.QP.Modify(&a, mask)
 }
 
-// psns replaces each packet sequence number that the library has drawn by one that follows from the
-// seed. As with the library's, those of one queue pair are far apart: an end cannot tell packets of
-// an earlier connection from those of a later one if their numbers fit.
+// psns replaces each packet sequence number that the library has drawn by one that follows from
+// the seed. As with the library's, those of one queue pair are far apart: an end cannot tell packets
+// of an earlier connection from those of a later one if their numbers fit.
 type psns struct {
 	rng   *rand.Rand
 	known map[drawnPSN]uint32
