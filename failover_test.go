@@ -6,9 +6,79 @@ import (
 	"time"
 
 	"ibverbx/internal/failover"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
+
+// The fragments of a request that are outstanding are never so far apart that their ids are the
+// same: what a rail has lost is found by them.
+func TestFragmentsOutstandingAreTellable(t *testing.T) {
+	r := sendReq{opcode: verbs.OpRDMAWrite, length: 1 << 40, offset: 1 << 30, fragments: fragmentSpan,
+		left: 1, localKeys: &noKeys, remoteKeys: &noKeys}
+	rl := &rail{railConn: railConn{limit: 1}}
+	rl.log.Fit(1)
+	s := sender{logs: true, batches: &batchPool{width: 1}, rails: railSet{data: []*rail{rl}, free: 1,
+		maxFragment: 64}}
+	if s.dispatchFragments(1, &r); r.fragments != fragmentSpan {
+		t.Errorf("%d fragments are out while an earlier one is", r.fragments-fragmentSpan)
+	}
+	r.left = 0
+	if s.dispatchFragments(1, &r); r.fragments != fragmentSpan+1 {
+		t.Errorf("%d fragments are out, want 1", r.fragments-fragmentSpan)
+	}
+	for _, back := range []uint64{0, 1, fragmentSpan, 2*fragmentSpan - 1} {
+		for _, fragments := range []uint32{2 * fragmentSpan, 3*fragmentSpan + 5, 1<<31 + 7} {
+			r.fragments = fragments
+			if at := uint64(fragments) - 1 - back; r.index(uint32(at&wrid.AuxMask)) != at {
+				t.Errorf("fragment %d of %d is taken for %d", at, fragments, r.index(uint32(at&wrid.AuxMask)))
+			}
+		}
+	}
+}
+
+// deepQP claims to hold more than the software NICs do.
+type deepQP struct{ verbs.QP }
+
+func (q deepQP) Cap() verbs.QPCap {
+	limits := q.QP.Cap()
+	limits.MaxSendWR, limits.MaxRecvWR = 1<<20, 1<<20
+	return limits
+}
+
+// However deep queues are, what a peer may have received and lost with its CQ stays small enough
+// for the counts of 16 bits that the ends exchange.
+func TestFailoverBoundsTheQueues(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fabric.Close()
+	nics, err := fabric.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, scheme := range []Scheme{DQPLB, Spray} {
+		q, err := Open(nics, Config{Scheme: scheme, QPsPerDevice: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		deep := &VirtualQP{cfg: q.cfg}
+		deep.cfg.MaxMsgCntPerQP = 1 << 20
+		qps := q.QPs()
+		rails := newRailSet(deep, []verbs.QP{deepQP{qps[0]}, deepQP{qps[1]}}, deepQP{qps[2]}, nil)
+		rails.assignRoles(scheme, 1<<20, true)
+		for _, rl := range rails.all {
+			if most := failover.MaxOutstanding; rl.slots > most || rl.recvLimit > most || rl.slots < most/2 {
+				t.Errorf("%v: rail %d has %d slots and %d receives, want %d at most", scheme, rl.index(),
+					rl.slots, rl.recvLimit, most)
+			}
+		}
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
 
 // A queue pair for SENDs that is connected anew, and not in service, dies with its CQ. The receives
 // of the user are on the one in service by then: they are posted once.
