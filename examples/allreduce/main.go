@@ -4,8 +4,8 @@
 //	go run ./cmd/ibverbx run -n 4 ./allreduce
 //
 // It runs unchanged under srun, mpirun, torchrun, or as a Kubernetes job (allreduce.yaml): package
-// job finds out which process it is. The processes use the hosts' RDMA NICs, or UDP sockets if there
-// are none.
+// job finds out which process it is. The processes use the hosts' RDMA NICs, or UDP sockets if
+// there are none.
 package main
 
 import (

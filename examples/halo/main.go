@@ -114,8 +114,8 @@ func diffuse(ctx context.Context, pe *shmem.PE) error {
 	if !slices.Equal(plate[width:(rows+1)*width], serial(pe.Size())[pe.Rank()*rows*width:][:rows*width]) {
 		return errors.New("the PEs and one process disagree")
 	}
-	fmt.Printf("rank %d of %d: %d steps, %d cells as one process computes them\n", pe.Rank(), pe.Size(), steps,
-		rows*width)
+	fmt.Printf("rank %d of %d: %d steps, %d cells as one process computes them\n", pe.Rank(), pe.Size(),
+		steps, rows*width)
 	return nil
 }
 

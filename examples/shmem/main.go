@@ -1,8 +1,8 @@
 // SHMEM: heat flows along a ring of 4,000 cells. Each of four PEs has a quarter of the cells.
 //
 // In each step every PE puts its first and last cell into its neighbours' symmetric heaps, with a
-// signal; when a neighbour's signal has arrived, so has its cell. A PE waits only for its neighbours.
-// At the end PE 0 gathers all cells and compares them with the result of one processor.
+// signal; when a neighbour's signal has arrived, so has its cell. A PE waits only for its
+// neighbours. At the end PE 0 gathers all cells and compares them with the result of one processor.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Tagged messages: a coordinator sends 8 MiB of numbers to each of three workers, and receives their
-// sums in the order in which they arrive.
+// Tagged messages: a coordinator sends 8 MiB of numbers to each of three workers, and receives
+// their sums in the order in which they arrive.
 //
 // A tag has the kind of a message in its upper 32 bits and the worker in the lower ones. The
 // coordinator receives sums from any worker with one tag and a mask. The numbers are long messages,

@@ -95,7 +95,8 @@ func TestContextErr(t *testing.T) {
 	timed, stop := context.WithTimeout(t.Context(), time.Nanosecond)
 	defer stop()
 	<-timed.Done()
-	if err := errwrap.ContextErr(timed); err != context.DeadlineExceeded { //nolint:errorlint // nothing is added
+	err := errwrap.ContextErr(timed)
+	if err != context.DeadlineExceeded { //nolint:errorlint // nothing is added
 		t.Error(err)
 	}
 }

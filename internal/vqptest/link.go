@@ -167,7 +167,9 @@ func ConnectBoth(tb testing.TB, a, b *ibverbx.VirtualQP) {
 // Connect connects two virtual queue pairs by their cards in wire form.
 func Connect(tb testing.TB, a, b *ibverbx.VirtualQP) error {
 	tb.Helper()
-	return connect(a, b, func(card ibverbx.BusinessCard) ibverbx.BusinessCard { return ThroughJSON(tb, card) })
+	return connect(a, b, func(card ibverbx.BusinessCard) ibverbx.BusinessCard {
+		return ThroughJSON(tb, card)
+	})
 }
 
 // connect connects each end with the other's card, as through returns it.
