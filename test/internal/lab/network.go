@@ -243,8 +243,8 @@ func (q *networkQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 }
 
 // psns replaces each packet sequence number that the library has drawn by one that follows from
-// the seed. As with the library's, those of one queue pair are far apart: an end cannot tell packets
-// of an earlier connection from those of a later one if their numbers fit.
+// the seed. As with the library's, those of one queue pair are far apart: an end cannot tell
+// packets of an earlier connection from those of a later one if their numbers fit.
 type psns struct {
 	rng   *rand.Rand
 	known map[drawnPSN]uint32
