@@ -39,8 +39,8 @@ func TestFaultsEndTheColumn(t *testing.T) {
 			}
 			for _, block := range blocks[1:] {
 				text := strings.Join(strings.Fields(block), " ")
-				for _, want := range []string{tt.fault + ": ", tt.what, "after message 10 of the column", " cause ",
-					tt.cause} {
+				for _, want := range []string{tt.fault + ": ", tt.what, "after message 10 of the column",
+					" cause ", tt.cause} {
 					if !strings.Contains(text, want) {
 						t.Errorf("no %q in\n%s", want, block)
 					}

@@ -44,11 +44,11 @@ func perfFlagHelp() map[string]string {
 		"inline-size":    "Send or write messages of up to N bytes inline. [0]",
 		"tx-depth":       "Messages outstanding, over all queue pairs. [${default}]",
 		"events":         "Wait for completion events instead of polling.",
-		"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs waits for an event, " +
-			"because software NICs need the core.",
+		"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs waits for an " +
+			"event, because software NICs need the core.",
 		"no-verify": "Do not verify the data.",
-		"memory": "Size of the buffer of each direction, which is reused. A buffer that fits into the caches " +
-			"measures the caches. [${default}]",
+		"memory": "Size of the buffer of each direction, which is reused. A buffer that fits into the " +
+			"caches measures the caches. [${default}]",
 		"provider": "Where the NICs come from: soft, software NICs in this process, rdmacore, the host's, " +
 			"or roce, UDP sockets. [soft; for two processes rdmacore, or roce where the host has no RDMA " +
 			"NIC]",
@@ -95,7 +95,7 @@ func perfFlagHelp() map[string]string {
 		"interval": "Interval of the bandwidth over time, of all and of each rail, that --plot and --json " +
 			"have: 10ms, 1s, 0 for none; more than 10,000 become fewer. [with --fault and --plot 10ms, or " +
 			"so that there are at most 400]",
-		"plot":         "Write bandwidth over time to this file, HTML that a browser shows without a network.",
+		"plot":         "Write bandwidth over time to this HTML file, which needs no network.",
 		"report-gbits": "Bandwidths in Gbit/s in place of GB/s.",
 		"CPU-freq":     "Changes nothing, as perftest's users expect.",
 		"noPeak":       "Changes nothing: there is no peak figure.",

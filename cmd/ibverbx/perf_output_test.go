@@ -99,11 +99,11 @@ func TestLayerTable(t *testing.T) {
 				"4 queue pairs",
 			"half of a ping-pong", "messages verified byte for byte",
 		},
-		"perf --layer transport --op put" + quick:     {"transport: put bandwidth", "copy()", " dqplb, 8 QPs "},
+		"perf --layer transport --op put" + quick:     {"transport: put bandwidth", "copy()"},
 		"perf --layer transport --op fetch-add -n 20": {"transport: fetch-and-add rate", "Mmsg/s"},
 		"perf --layer tagged -b -v" + quick:           {"tagged: tagged message bandwidth, both directions"},
 		// Both ends on the same NICs, of which nothing is known.
-		"perf --provider left --layer tagged --mode lat" + quick:         {"each with 2 left NICs of 4 queue pairs"},
+		"perf --provider left --layer tagged --mode lat" + quick:         {"each with 2 left NICs"},
 		"perf --provider left --layer shmem --nics 1 -q 2 -n 20 -s 1M":   {" dqplb, 2 QPs "},
 		"perf --layer tagged --nic-speed 4Gbit" + quick:                  {"(4 Gbit/s)"},
 		"perf --layer tagged --scheme single --nic-latency 20us" + quick: {"20µs away"},

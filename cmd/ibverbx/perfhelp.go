@@ -70,8 +70,8 @@ the flags make no sense; 130 after Ctrl-C.
 With --failover a column of several queue pairs goes on without those that fail, while others work at both
 ends: no request fails, and the report says which were lost, why (at the connecting end of two processes), and
 how many work requests others repeated. After --failback they are tried again, and are back in service if they
-work. Of two processes the listening one takes these flags over from the connecting one. Without --failover, or
-when no queue pair is left, the column ends with the error that an application gets.
+work. Of two processes the listening one takes these flags over from the connecting one. Without --failover,
+or when no queue pair is left, the column ends with the error that an application gets.
 
 With --fault, --interval or --plot bandwidth over time is recorded: of the messages reported to the program,
 at the connecting end of two processes, and of the fragments that each rail has completed. --plot and --json

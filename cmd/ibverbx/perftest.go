@@ -331,8 +331,8 @@ func perftestFlagHelp() map[string]string {
 		"port":    "TCP port where the two ends meet. [18515]",
 		"timeout": "How long the peer may take for a step, and messages may stand still. [${default}]",
 		"json":    "One JSON document in place of the table.",
-		"report-gbits": "Bandwidths in Gbit/s; the peer then reports in Gbit/s too, if it was given the same. " +
-			"Else both report in MiB/s.",
+		"report-gbits": "Bandwidths in Gbit/s. Give it to both ends or to neither: else their reports " +
+			"differ in unit.",
 	} {
 		help[name] = text
 	}

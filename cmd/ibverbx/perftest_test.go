@@ -87,7 +87,7 @@ func TestPerftestJSON(t *testing.T) {
 // TestPerftestRefuses says by name what perftest can do and this end cannot.
 func TestPerftestRefuses(t *testing.T) {
 	for args, want := range map[string]string{
-		"ib_atomic_bw":                           "ib_atomic_bw is not among the tests that can be measured here: have",
+		"ib_atomic_bw":                           "is not among the tests that can be measured here: have",
 		"write_bw":                               `"write_bw" is no test of perftest's: have ib_write_bw`,
 		"ib_write_bw -R":                         "unknown flag -R: see ibverbx perftest --help",
 		"ib_write_bw -c UD":                      `--connection "UD": queue pairs are RC`,

@@ -72,7 +72,8 @@ func TestOverTime(t *testing.T) {
 	if code != exitOK || errs != "" {
 		t.Fatalf("exit %d, stderr %q", code, errs)
 	}
-	for _, want := range []string{"dip kill-qp@rail=1,msg=500 at 0.0", "failover end a lost 1 queue pair, 0 came back, and ",
+	for _, want := range []string{"dip kill-qp@rail=1,msg=500 at 0.0",
+		"failover end a lost 1 queue pair, 0 came back, and ",
 		"posted again on others; out of service: soft1: 1 end b lost 1 queue pair, 0 came back, and ",
 		"posted again on others; out of service: soft3: 1 soft1 lost by end a, 1 ×: ",
 		"soft3 lost by end b, 1 ×: ", " no request failed",

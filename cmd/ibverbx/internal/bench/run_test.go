@@ -82,7 +82,8 @@ func checkResult(t *testing.T, p *Params, r *Result, copied bool) {
 	if p.Bidirectional || p.Answered() {
 		want *= 2
 	}
-	if r.Messages != want || r.Bytes != uint64(want)*uint64(r.Size) || r.Verified <= want || r.Failed || r.Layer != p.Layer {
+	if r.Messages != want || r.Bytes != uint64(want)*uint64(r.Size) || r.Verified <= want || r.Failed ||
+		r.Layer != p.Layer {
 		t.Errorf("%s %v: %d messages of %d, %d bytes, %d verified, failed %v", r.Scheme, r.Size, r.Messages,
 			want, r.Bytes, r.Verified, r.Failed)
 	}

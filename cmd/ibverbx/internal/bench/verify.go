@@ -36,8 +36,8 @@ func (c *cell) compare(end, n int) error {
 	case c.p.Op.Atomic():
 		for i := range n {
 			if got, want := at.Old(i), at.Expected(i); got != want {
-				return fmt.Errorf("%w: %s %d of round %d brought %#x, the counter held %#x", ErrVerify, c.p.Op,
-					i, c.number, got, want)
+				return fmt.Errorf("%w: %s %d of round %d brought %#x, the counter held %#x", ErrVerify,
+					c.p.Op, i, c.number, got, want)
 			}
 		}
 		return nil

@@ -281,7 +281,7 @@ func (e *taggedEnd) post(i, _ int) (int, error) { return one(e.start(i)) }
 func (e *taggedEnd) start(i int) error {
 	if e.sent-e.done == len(e.sends) {
 		if _, err := e.completed(); err != nil || e.sent-e.done == len(e.sends) {
-			return cmp.Or(err, error(transport.ErrNoResource))
+			return cmp.Or(err, transport.ErrNoResource)
 		}
 	}
 	from, _, size := e.places(i)

@@ -163,7 +163,8 @@ func TestFind(t *testing.T) {
 		!strings.Contains(err.Error(), "have qp, transport, tagged, shmem") {
 		t.Error(err)
 	}
-	if _, err := Find(Transport, Send); err == nil || !strings.Contains(err.Error(), "has am, put, get, fetch-add") {
+	if _, err := Find(Transport, Send); err == nil ||
+		!strings.Contains(err.Error(), "has am, put, get, fetch-add") {
 		t.Error(err)
 	}
 }
@@ -186,7 +187,8 @@ func TestStalled(t *testing.T) {
 	for _, spin := range []time.Duration{-1, 0, time.Hour} {
 		const stall = 50 * time.Millisecond
 		ends := pair(t, Shapes()[1])
-		round := Task{Ctx: t.Context(), Round: pattern.Round{Number: 1, Size: 64}, Take: 1, Slots: 16, Window: 1}
+		round := Task{Ctx: t.Context(), Round: pattern.Round{Number: 1, Size: 64}, Take: 1, Slots: 16,
+			Window: 1}
 		if err := ends[1].Begin(round); err != nil {
 			t.Fatal(err)
 		}
