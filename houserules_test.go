@@ -32,7 +32,8 @@ func TestMethodsStandTogether(t *testing.T) {
 		case err != nil:
 			return err
 		case d.IsDir() && path != "." &&
-			(strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"cmd", "test", "testdata"}, d.Name())):
+			(strings.HasPrefix(d.Name(), ".") ||
+				slices.Contains([]string{"cmd", "test", "testdata"}, d.Name())):
 			return filepath.SkipDir
 		case d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
 			return nil

@@ -59,7 +59,7 @@ type SendWR struct {
 	// refused with [verbs.ErrInvalid].
 	Relaxed bool
 	// EveryRail makes a remote flush, such as that of package transport; leave it false otherwise.
-	// It cuts an RDMA read or write into one fragment for each data queue pair, all of equal length.
+	// It cuts an RDMA read or write into one fragment for each data queue pair, all equally long.
 	// A read then follows the earlier writes of *every* queue pair, and its response pushes them
 	// into the peer's memory (IBTA o9-20). The length must be a multiple of [VirtualQP.DataRails],
 	// the fragments must be no longer than [Config.FragmentSize], and the length must not be 0,

@@ -82,7 +82,8 @@ func TestReduce(t *testing.T) {
 							want = ops[op](want, value(p, i, 0))
 						}
 						if v != want {
-							return wrong("%v: PE %d has %d at %d of %d, want %d", op, pe.Rank(), v, i, n, want)
+							return wrong("%v: PE %d has %d at %d of %d, want %d", op, pe.Rank(), v, i, n,
+								want)
 						}
 					}
 				}
