@@ -2,7 +2,6 @@ package ibverbx
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -228,61 +227,6 @@ func cardError(format string, args ...any) error {
 	return fmt.Errorf("ibverbx: business card: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
 }
 
-// Card is this end's business card, to send to the peer.
-func (q *VirtualQP) Card() (BusinessCard, error) {
-	q.enter()
-	defer q.exit()
-	return newHandshake(q).card()
-}
-
-func (h *handshake) card() (BusinessCard, error) {
-	card := BusinessCard{RDAtomic: h.maxRDAtomic(), ImmLittleEndian: h.cfg.Conn.ImmLittleEndian,
-		Failover: h.offered != nil}
-	if h.pass == nil { // a single queue pair speaks plain verbs
-		card.Scheme, card.RawImm = h.cfg.Scheme.String(), h.cfg.Scheme == DQPLB
-	}
-	var failed error
-	for _, r := range h.send.rails.all {
-		port, err := h.ports.of(r.qp.Device())
-		if err != nil && failed == nil {
-			failed = h.portError(r, err)
-		}
-		if card.MTU == 0 || port.attr.ActiveMTU < card.MTU {
-			card.MTU = port.attr.ActiveMTU
-		}
-		card.Rails = append(card.Rails, RailCard{Device: verbs.DeviceID(r.device), GID: port.gid.GID,
-			LID: port.attr.LID, PSN: r.psn})
-		switch i := r.index(); {
-		case r == h.send.rails.notify:
-			card.NotifyQPNum = r.qp.Num()
-		case i < len(h.send.rails.data):
-			card.QPNums = append(card.QPNums, r.qp.Num())
-		default:
-			card.SpareQPNums = append(card.SpareQPNums, r.qp.Num())
-		}
-	}
-	if h.cfg.Conn.MTU != 0 {
-		card.MTU = min(card.MTU, h.cfg.Conn.MTU)
-	}
-	if card.RawImm {
-		card.Credits, card.FirstNumber = h.Config().Credits, h.cfg.Testing.FirstNumber
-	}
-	return card, failed
-}
-
-// maxRDAtomic is how many reads and atomics a queue pair may have outstanding, as far as every
-// device allows.
-func (h *handshake) maxRDAtomic() uint8 {
-	n := h.cfg.Conn.MaxRDAtomic
-	for _, r := range h.send.rails.all {
-		if attr, err := r.qp.Device().Query(); err == nil && attr.MaxRDAtomic > 0 &&
-			attr.MaxRDAtomic < int(n) {
-			n = uint8(attr.MaxRDAtomic)
-		}
-	}
-	return n
-}
-
 // isPlain reports whether a card says no more than one of the C++ original: neither the scheme nor
 // how many credits there are.
 func (c *BusinessCard) isPlain() bool { return c.Scheme == "" && c.Credits == 0 }
@@ -291,10 +235,100 @@ func (c *BusinessCard) isPlain() bool { return c.Scheme == "" && c.Credits == 0 
 // pair names no scheme, but where its queue pair is.
 func (c *BusinessCard) isOurs() bool { return c.Scheme != "" || len(c.Rails) != 0 }
 
-// portError says why a rail's local port or GID cannot be used.
-func (h *handshake) portError(r *rail, err error) error {
-	if noGID := gidError(""); errors.As(err, &noGID) {
-		return h.connectError(verbs.ErrInvalid, err.Error())
+// localPort is what a rail's end of the connection looks like: its port, and the entry of the
+// port's GID table that it uses.
+type localPort struct {
+	attr verbs.PortAttr
+	gid  verbs.GIDEntry
+}
+
+// localPorts asks each device for its port once: GID tables may have hundreds of entries.
+type localPorts struct {
+	conn  *ConnConfig
+	known map[verbs.DeviceID]localPort
+}
+
+// gidError says why a port has no GID to connect with.
+type gidError string
+
+func (e gidError) Error() string { return string(e) }
+
+// of queries a device's port.
+func (p *localPorts) of(dev verbs.Device) (localPort, error) {
+	if known, ok := p.known[dev.ID()]; ok {
+		return known, nil
 	}
-	return h.railError(r, err)
+	port, err := p.query(dev)
+	if err != nil {
+		return port, err
+	}
+	if p.known == nil {
+		p.known = map[verbs.DeviceID]localPort{}
+	}
+	p.known[dev.ID()] = port
+	return port, nil
+}
+
+func (p *localPorts) query(dev verbs.Device) (l localPort, err error) {
+	port := int(p.conn.port(dev))
+	if l.attr, err = dev.QueryPort(port); err != nil {
+		return l, err
+	}
+	if p.conn.GIDIndex == 0 {
+		l.gid, err = bestGID(dev, port, l.attr.GIDTableLen)
+		return l, err
+	}
+	index := max(0, p.conn.GIDIndex)
+	if l.gid, err = dev.QueryGID(port, index); err != nil {
+		return l, err
+	}
+	if l.gid.GID.IsZero() && l.attr.LinkLayer == verbs.LinkLayerEthernet {
+		return l, gidError(fmt.Sprintf("entry %d of the GID table of %s port %d is empty", index, dev.Name(),
+			port))
+	}
+	return l, nil
+}
+
+// bestGID chooses the entry of a port's GID table that users expect. An entry that cannot be read
+// is no reason to give up, unless no other is found.
+func bestGID(dev verbs.Device, port, tableLen int) (best verbs.GIDEntry, err error) {
+	rank := 0
+	var unreadable error
+	for i := range tableLen {
+		entry, err := dev.QueryGID(port, i)
+		if err != nil {
+			unreadable = err
+			continue
+		}
+		if r := gidRank(entry); r > rank {
+			best, rank = entry, r
+		}
+	}
+	switch {
+	case rank != 0:
+		return best, nil
+	case unreadable != nil:
+		return best, unreadable
+	}
+	return best, gidError(fmt.Sprintf("%s port %d has no GID: give the interface behind it an address",
+		dev.Name(), port))
+}
+
+// gidRank orders GIDs as users expect them to be chosen: RoCE v2 before anything else, of these the
+// routable before the link-local, and IPv4 before IPv6.
+func gidRank(e verbs.GIDEntry) int {
+	switch {
+	case e.GID.IsZero():
+		return 0
+	case e.Type != verbs.GIDTypeRoCEv2:
+		return 1
+	}
+	rank := 2
+	if !e.GID.IsLinkLocal() {
+		rank += 2
+	}
+	if e.GID.IsIPv4() {
+		rank++
+	}
+	return rank
 }

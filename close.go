@@ -1,6 +1,7 @@
 package ibverbx
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -72,4 +73,270 @@ func (q *VirtualQP) closeRails() error {
 	}
 	q.line.dead = true
 	return errors.Join(errs...)
+}
+
+// Reset takes the virtual queue pair back to RESET, whatever has happened to it: what is
+// outstanding completes as flushed, the failure is cleared, and it can be connected again. The peer
+// must do the same, and both must exchange new cards: packet sequence numbers change, so that
+// neither takes a packet of the previous connection for one of the new.
+//
+// The queue pairs of a NIC that is gone cannot be reset. What is outstanding is reported as
+// flushed all the same, the error says which rail it was, and the virtual queue pair stays failed:
+// close it.
+func (q *VirtualQP) Reset() error {
+	return q.Modify(verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState, nil)
+}
+
+func (q *VirtualQP) reset() error {
+	failedBefore := q.line.err != nil
+	q.cq.collect()
+	q.flush()
+	var errs []error
+	var first *rail // that cannot be reset,
+	var cause error // for this reason
+	for _, r := range q.send.rails.all {
+		if err := errors.Join(q.unflushed(r), r.reset()); err != nil {
+			errs = append(errs, q.railError(r, err))
+			if first == nil {
+				first, cause = r, err
+			}
+		}
+	}
+	q.endOutstanding()
+	if err := errors.Join(errs...); err != nil {
+		if !failedBefore {
+			q.line.forgetFlush()
+		}
+		q.fail(first, 0, noRequest(cause))
+		q.line.resetFailed()
+		return err
+	}
+	q.restart()
+	return nil
+}
+
+// reset moves the queue pair to RESET. One that refuses keeps what it had, so it is destroyed,
+// after which it certainly holds nothing.
+func (r *rail) reset() error {
+	if r.closed {
+		return verbs.ErrClosed
+	}
+	err := r.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState)
+	if err == nil {
+		return nil
+	}
+	if closing := r.qp.Close(); closing != nil {
+		return errors.Join(err, closing) // Close tries again
+	}
+	r.closed = true
+	return err
+}
+
+// flush moves every queue pair to ERR and handles what the NICs flush at once. The rest of several
+// queue pairs' work is known here and is ended without the NICs; a single queue pair's is not, so
+// there flush waits for it.
+func (q *VirtualQP) flush() {
+	q.startFlush()
+	if q.pass != nil {
+		awaitFlushes([]*passThrough{q.pass})
+	}
+}
+
+// unflushed is why a single queue pair may have kept requests that are not tracked and not
+// reported: it refused the move to ERR to the end. It is nil with several, where all are tracked.
+func (q *VirtualQP) unflushed(r *rail) error {
+	if q.pass == nil || r.stopErr == nil || q.pass.nothingLeft() {
+		return nil
+	}
+	return fmt.Errorf("it refuses to flush what is outstanding: %w", r.stopErr)
+}
+
+// startFlush has the NICs flush what they hold. From here on a flushed request is no failure.
+func (q *VirtualQP) startFlush() {
+	q.line.flushing()
+	q.stopUnposted() // on a queue pair in ERR a post may be refused permanently
+	q.send.rails.toError()
+	q.cq.collect()
+}
+
+// endOutstanding reports everything that is outstanding as flushed, once no NIC holds any of it.
+func (q *VirtualQP) endOutstanding() {
+	q.abandon()
+	out := q.cq.sink(nil)
+	q.send.report(&q.line, q.num, &out)
+	q.progressRecvs(&out)
+	out.settle()
+}
+
+// restart puts the virtual queue pair back into RESET. line and railConn are made anew, not cleared
+// field by field; each component's restart resets what else it knows of the connection.
+func (q *VirtualQP) restart() {
+	q.line = newLine(q.cfg.clock())
+	q.send.rails.restart()
+	if q.pass != nil {
+		q.pass.restart()
+		return
+	}
+	q.send.rails.assignSends(q.cfg.Scheme, false, q.cfg.Failover)
+	q.failover = nil
+	q.send.restart()
+	q.recv.restart()
+}
+
+// Drain ends the service of a virtual queue pair in order. From the call on posts are refused with
+// [ErrDraining]. Every send that was accepted runs to completion, and what the peer sends meanwhile
+// still finds its receive; when the last send has ended, the queue pairs go to ERR, and receives
+// that nothing has matched are flushed. Drain returns nil when everything that was ever accepted
+// has its completion, to be polled from the virtual CQ in order: Drain takes none away. Then
+// [VirtualQP.Reset] and Connect, or [VirtualQP.Close].
+//
+// [VirtualQP.State] is SQD while sends are awaited and ERR from the flush on; [VirtualQP.Err] stays
+// nil unless something failed. When something did, before or during the drain, Drain completes
+// everything all the same and returns what Err says, a [*FailedError].
+//
+// When ctx ends first, the error wraps ctx's and says how much is outstanding. Nothing is lost by
+// that: posts stay refused, requests go on, memory stays with the NICs, and Drain may be called
+// again, or Reset, Close or [VirtualQP.Shutdown]. Drain looks at the virtual CQ before it looks at
+// ctx: with a ctx that has ended each call is one step that does not wait.
+//
+// The peer must still be there, or sends fail: of two ends that drain, let the one that only
+// receives come last, and not before the other says that it has done. In RESET there is nothing to
+// drain: Drain returns nil and changes nothing. In INIT and RTR it flushes the receives. When the
+// virtual queue pair was closed it returns [ErrClosed].
+//
+// Drain polls, and sleeps where the physical CQs have a common CompChannel, as [VirtualCQ.Wait]
+// does; other virtual queue pairs of the CQ go on meanwhile. Without a channel it polls every 100
+// µs. It is not for programs that call [VirtualCQ.ProcessCompletions].
+//
+// A single queue pair tracks nothing, and unsignaled requests that succeed have no completion.
+// There Drain posts a write of no bytes behind them and waits for that, since a queue completes in
+// order. The peer's queue pair must allow remote writes for it, and the queue must have a slot for
+// it: one that is full of unsignaled requests never has, since their slots are given back with the
+// next signaled one. A write that fails, or that the NIC refuses permanently, is a failure like any
+// other: it is not known then whether the sends before it have succeeded.
+//
+// In ERR one more request on either queue shows when everything was flushed. Where that is not
+// possible, because the NIC refuses it or the queue is full of unsignaled requests, Drain takes the
+// queue pair to RESET when no flushed request has come for 10 ms, or destroys it if that is
+// refused, too: then it certainly holds nothing. What had not been reported by then is never
+// reported.
+func (q *VirtualQP) Drain(ctx context.Context) error {
+	q.enter()
+	err := q.drainWithin(ctx)
+	q.exit()
+	return err
+}
+
+// Shutdown drains the virtual queue pair for as long as ctx allows, and then closes it in any case:
+// Close with a deadline. It returns nil when everything ran to completion, and nothing failed;
+// otherwise the errors of [VirtualQP.Drain] and [VirtualQP.Close], joined. With a ctx that has
+// ended it is little more than Close. What it completes can be polled from the virtual CQ, even
+// after that is closed. Like Drain it polls, and is not for programs that call
+// [VirtualCQ.ProcessCompletions].
+func (q *VirtualQP) Shutdown(ctx context.Context) error {
+	q.enter()
+	defer q.exit()
+	if q.line.closed {
+		return fmt.Errorf("ibverbx: shut down virtual qp %d: %w", q.num, ErrClosed)
+	}
+	if ctx == nil {
+		return fmt.Errorf("ibverbx: shut down virtual qp %d: %w: no context", q.num, verbs.ErrInvalid)
+	}
+	return errors.Join(q.drainWithin(ctx), q.close())
+}
+
+func (q *VirtualQP) drainWithin(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("ibverbx: drain virtual qp %d: %w: no context", q.num, verbs.ErrInvalid)
+	}
+	if q.line.closed {
+		return fmt.Errorf("ibverbx: drain virtual qp %d: %w", q.num, ErrClosed)
+	}
+	if q.line.state == verbs.StateReset {
+		return nil
+	}
+	q.line.drain()
+	for {
+		// Arm, look once more, sleep: in any other order a completion that comes in between wakes
+		// nobody.
+		if q.drainStep() {
+			return q.Err()
+		}
+		if ctx.Err() != nil {
+			return q.undrained(ctx.Err())
+		}
+		armed := q.cq.channel != nil && q.cq.arm("drain", false) == nil
+		if armed && q.drainStep() {
+			return q.Err()
+		}
+		q.cq.sleepOrPoll(ctx, armed && (q.pass == nil || !q.pass.mustRetry()))
+	}
+}
+
+// undrained is the error of a Drain whose context has ended.
+func (q *VirtualQP) undrained(cause error) error {
+	what := fmt.Sprintf("sends still outstanding: %d", q.send.win.Len())
+	switch {
+	case q.pass != nil:
+		// Unsignaled requests that succeed are never taken off the count, but no more can be there
+		// than the queues hold.
+		rl := q.pass.rail
+		what = fmt.Sprintf("at most %d sends and receives are still outstanding",
+			min(q.pass.outstanding(), rl.slots+rl.recvLimit))
+	case q.send.win.Len() == 0:
+		what = fmt.Sprintf("no send is outstanding, %d receives are still to be flushed", q.recv.win.Len())
+	}
+	err := fmt.Errorf("ibverbx: drain virtual qp %d: %s: %w", q.num, what, cause)
+	if q.line.err != nil {
+		err = fmt.Errorf("%w; and %w", err, q.line.err)
+	}
+	return err
+}
+
+// drainStep does what can be done without waiting, and reports whether everything has its
+// completion.
+func (q *VirtualQP) drainStep() bool {
+	l := &q.line
+	q.cq.touch(q)
+	q.cq.collect()
+	if l.phase == drainSends && q.finishSends() {
+		l.sendsDrained()
+		q.send.rails.toError()
+		q.cq.touch(q)
+		q.cq.collect()
+	}
+	if l.phase == drainRecvs && q.stopAgain() && q.finishRecvs() {
+		l.phase = drainDone
+	}
+	return l.phase == drainDone
+}
+
+// finishSends reports whether every send has its completion. A single queue pair must be probed.
+func (q *VirtualQP) finishSends() bool {
+	if q.pass != nil {
+		return q.pass.finishSends()
+	}
+	return q.send.win.Len() == 0
+}
+
+// finishRecvs flushes the receives that nothing can match any more, the queue pairs being in ERR,
+// and reports whether every receive has its completion.
+func (q *VirtualQP) finishRecvs() bool {
+	if q.pass != nil {
+		return q.pass.finishRecvs()
+	}
+	if q.line.err == nil && !q.line.dead {
+		// Messages that have arrived may still be in the CQs, and complete the receives that wait
+		// for them.
+		for _, rl := range q.send.rails.all {
+			if rl.recvs != 0 {
+				return false
+			}
+		}
+		q.line.dead = true
+		q.recv.flushWaiting()
+		q.cq.touch(q)
+		q.cq.collect()
+	}
+	return q.recv.win.Len() == 0
 }

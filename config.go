@@ -397,3 +397,100 @@ func (c *ConnConfig) validate() error {
 func configError(format string, args ...any) error {
 	return fmt.Errorf("ibverbx: config: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
 }
+
+// Patience names how long a NIC tries to reach the peer before a request fails: the acknowledgement
+// timeout and the number of retries. A NIC may wait up to four times the timeout before a retry
+// (IBTA 9.7.6.1.3).
+type Patience uint8
+
+const (
+	// PatienceShort is a timeout of code 14 (67 ms) and 6 retries: half a second. It is the
+	// default, for tests and programs that start together: a peer that is gone is noticed at once.
+	// In a large fabric a switch that reboots or a route that changes takes longer than that.
+	PatienceShort Patience = iota
+	// PatienceFabric is a timeout of code 20 (4.3 s) and 7 retries: 34 seconds. It is for
+	// production on real networks; NCCL adopted these values after short link outages had ended
+	// jobs. A peer that is gone is then noticed after half a minute, and on rdma_rxe, which retries
+	// for ever with 7, not at all.
+	PatienceFabric
+)
+
+// codes are the timeout and the number of retries, as attributes of a queue pair.
+func (p Patience) codes() (timeout, retries int) {
+	if p == PatienceFabric {
+		return 20, 7
+	}
+	return 14, 6 // not 7 retries: rdma_rxe would retry for ever
+}
+
+// port is the number of the local port that a device's rails use.
+func (c *ConnConfig) port(dev verbs.Device) uint8 {
+	if c.Port != 0 {
+		return c.Port
+	}
+	return uint8(dev.DefaultPort())
+}
+
+// clock is the clock of the configuration.
+func (c *Config) clock() func() time.Time {
+	if c.Testing.Clock != nil {
+		return c.Testing.Clock
+	}
+	return time.Now
+}
+
+// Balance is how a virtual queue pair over several queue pairs chooses the one that carries the
+// next fragment. Each end chooses for what it sends and reads; the peer's choice does not matter.
+type Balance uint8
+
+const (
+	// RoundRobin gives each queue pair a fragment in turn, and passes over those that are full. It
+	// is the default, and right where all are alike.
+	RoundRobin Balance = iota
+	// ByAbility gives a fragment to the queue pair that will have finished it first, by what it has
+	// outstanding and by how fast it was seen to be. A NIC that is slower than the others, from the
+	// beginning or from some moment on, gets what it can carry and does not hold the rest up.
+	//
+	// How fast a queue pair is shows in fragments of 16 KiB and more (of [Config.FragmentSize], if
+	// that is less); as long as all are within a third of each other, turns are taken as in
+	// RoundRobin. One that was slow gets a fragment now and then, by which its recovery shows.
+	// [RailStats.Rate] says what was seen.
+	//
+	// It reads [Testing.Clock] when such a fragment completes.
+	ByAbility
+)
+
+// String is the name on the command line.
+func (b Balance) String() string {
+	switch b {
+	case RoundRobin:
+		return "round-robin"
+	case ByAbility:
+		return "ability"
+	}
+	return fmt.Sprintf("balance %d", uint8(b))
+}
+
+// ParseBalance reads what String writes.
+func ParseBalance(name string) (Balance, error) {
+	switch name {
+	case "round-robin":
+		return RoundRobin, nil
+	case "ability":
+		return ByAbility, nil
+	}
+	return 0, fmt.Errorf("ibverbx: %w: balance %.40q: have round-robin, ability", verbs.ErrInvalid, name)
+}
+
+// MarshalText writes the name.
+func (b Balance) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
+
+// UnmarshalText reads what MarshalText writes. What it refuses changes nothing.
+func (b *Balance) UnmarshalText(text []byte) error {
+	balance, err := ParseBalance(string(text))
+	if err != nil {
+		return err
+	}
+	*b = balance
+	return nil
+}

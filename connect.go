@@ -1,6 +1,7 @@
 package ibverbx
 
 import (
+	"errors"
 	"fmt"
 
 	"ibverbx/internal/dqplb"
@@ -186,7 +187,7 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 		return nil
 	}
 	q.recv.begin(&q.send.rails, q.cfg.Scheme, q.failover != nil)
-	q.postCredits(true)
+	q.postDueCredits(true)
 	return q.Err()
 }
 
@@ -351,6 +352,62 @@ func (h *handshake) checkAddresses(peer *BusinessCard) error {
 		}
 	}
 	return nil
+}
+
+func (h *handshake) card() (BusinessCard, error) {
+	card := BusinessCard{RDAtomic: h.maxRDAtomic(), ImmLittleEndian: h.cfg.Conn.ImmLittleEndian,
+		Failover: h.offered != nil}
+	if h.pass == nil { // a single queue pair speaks plain verbs
+		card.Scheme, card.RawImm = h.cfg.Scheme.String(), h.cfg.Scheme == DQPLB
+	}
+	var failed error
+	for _, r := range h.send.rails.all {
+		port, err := h.ports.of(r.qp.Device())
+		if err != nil && failed == nil {
+			failed = h.portError(r, err)
+		}
+		if card.MTU == 0 || port.attr.ActiveMTU < card.MTU {
+			card.MTU = port.attr.ActiveMTU
+		}
+		card.Rails = append(card.Rails, RailCard{Device: verbs.DeviceID(r.device), GID: port.gid.GID,
+			LID: port.attr.LID, PSN: r.psn})
+		switch i := r.index(); {
+		case r == h.send.rails.notify:
+			card.NotifyQPNum = r.qp.Num()
+		case i < len(h.send.rails.data):
+			card.QPNums = append(card.QPNums, r.qp.Num())
+		default:
+			card.SpareQPNums = append(card.SpareQPNums, r.qp.Num())
+		}
+	}
+	if h.cfg.Conn.MTU != 0 {
+		card.MTU = min(card.MTU, h.cfg.Conn.MTU)
+	}
+	if card.RawImm {
+		card.Credits, card.FirstNumber = h.Config().Credits, h.cfg.Testing.FirstNumber
+	}
+	return card, failed
+}
+
+// maxRDAtomic is how many reads and atomics a queue pair may have outstanding, as far as every
+// device allows.
+func (h *handshake) maxRDAtomic() uint8 {
+	n := h.cfg.Conn.MaxRDAtomic
+	for _, r := range h.send.rails.all {
+		if attr, err := r.qp.Device().Query(); err == nil && attr.MaxRDAtomic > 0 &&
+			attr.MaxRDAtomic < int(n) {
+			n = uint8(attr.MaxRDAtomic)
+		}
+	}
+	return n
+}
+
+// portError says why a rail's local port or GID cannot be used.
+func (h *handshake) portError(r *rail, err error) error {
+	if noGID := gidError(""); errors.As(err, &noGID) {
+		return h.connectError(verbs.ErrInvalid, err.Error())
+	}
+	return h.railError(r, err)
 }
 
 // qpAddress is where packets for a queue pair go.

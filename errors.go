@@ -72,3 +72,12 @@ func (e *PostError) Unwrap() []error {
 	}
 	return []error{e.Err, e.Cause}
 }
+
+// checkedRequests is up to how many live requests a check looks at each: it runs after every call.
+const checkedRequests = 64
+
+// broken panics with the invariant that does not hold. Only checks of invariants call it. The
+// checks run on the hot path of builds that check: arguments are boxed only where they are needed.
+func broken(format string, args ...any) {
+	panic("ibverbx: broken invariant: " + fmt.Sprintf(format, args...))
+}

@@ -38,12 +38,6 @@ type recovery struct {
 	railsLost, railsBack, reposted uint64 // ever
 }
 
-// newRecovery makes what a virtual queue pair that offers failover needs when rails fail.
-func newRecovery(q *VirtualQP) *recovery {
-	return &recovery{protocol: q.send.rails.protocol, send: &q.send, recv: &q.recv, rails: &q.send.rails,
-		line: &q.line, ports: &q.cq.ports, cfg: &q.cfg, num: q.num}
-}
-
 // begin begins a connection with failover in force.
 func (x *recovery) begin(leader bool) {
 	x.restart()
@@ -390,25 +384,6 @@ func (x *recovery) check() {
 			broken("failover: rail %d serves, and another one carries", i)
 		}
 	}
-}
-
-// RailEvent says that a queue pair was taken out of service, or has come back.
-type RailEvent struct {
-	VirtualQP uint32 // [VirtualQP.Num]
-	Rail      int    // as in [Stats].Rails
-	Device    string
-	QPNum     uint32
-	Down      bool
-	Cause     error // why it was taken out
-}
-
-// String is a line for a log.
-func (e RailEvent) String() string {
-	s := fmt.Sprintf("virtual qp %d: rail %d (%s qp %d) ", e.VirtualQP, e.Rail, e.Device, e.QPNum)
-	if !e.Down {
-		return s + "is back in service"
-	}
-	return s + fmt.Sprintf("is out of service: %v", e.Cause)
 }
 
 // announce tells the user of a rail that is lost, or back.

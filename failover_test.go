@@ -63,10 +63,10 @@ func TestFailoverBoundsTheQueues(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		deep := &VirtualQP{cfg: q.cfg}
-		deep.cfg.MaxMsgCntPerQP = 1 << 20
+		deep := q.cfg
+		deep.MaxMsgCntPerQP = 1 << 20
 		qps := q.QPs()
-		rails := newRailSet(deep, []verbs.QP{deepQP{qps[0]}, deepQP{qps[1]}}, deepQP{qps[2]}, nil)
+		rails := newRailSet(&deep, []verbs.QP{deepQP{qps[0]}, deepQP{qps[1]}}, deepQP{qps[2]}, nil)
 		rails.assignRoles(scheme, 1<<20, true)
 		for _, rl := range rails.all {
 			if most := failover.MaxOutstanding; rl.slots > most || rl.recvLimit > most || rl.slots < most/2 {

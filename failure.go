@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"ibverbx/internal/failover"
-	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -89,33 +88,6 @@ func (q *VirtualQP) noFailover(rl *rail, err error) string {
 		return fmt.Sprintf("no other queue pair can go on for it: %d of %d were lost before", lost,
 			len(q.send.rails.all))
 	}
-}
-
-// wrongKindError is a message of one kind, SEND or notification, that met a receive for the other.
-type wrongKindError struct{ text string }
-
-func (e *wrongKindError) Error() string { return e.text }
-
-// metOtherKind reports whether a failure is one that SENDs and notifications run into that meet the
-// receives of each other. A SEND that the peer refused may have been too long as well.
-func (f *FailedError) metOtherKind() bool {
-	var wrong *wrongKindError
-	switch {
-	case f.Part == PartCredit: // it has no memory for a SEND
-		return errors.Is(f.Err, verbs.StatusLocLenErr)
-	case f.Opcode == verbs.WCSend:
-		return errors.Is(f.Err, verbs.StatusRemInvReqErr)
-	}
-	return errors.As(f.Err, &wrong)
-}
-
-// on completes a failure with where it happened.
-func (f *FailedError) on(qpNum uint32, rl *rail) *FailedError {
-	f.QPNum, f.Rail = qpNum, -1
-	if rl != nil {
-		f.Rail, f.Device, f.RailQPNum = rl.index(), rl.qp.Device().Name(), rl.qp.Num()
-	}
-	return f
 }
 
 // stopFrom stops the line at request n.
@@ -238,53 +210,6 @@ func (q *VirtualQP) raise(failed *failedRail) {
 	if failed != nil {
 		q.recvFailed(failed.rail, failed.f)
 	}
-}
-
-// handleLostRail handles a completion that says that its rail is lost, or is of a rail that is. It
-// reports false for any other.
-func (q *VirtualQP) handleLostRail(rl *rail, wc *verbs.WC) bool {
-	x := q.failover
-	if rl.works() && !x.losesRail(rl, wc) {
-		return false
-	}
-	known := false
-	switch kind := wrid.Kind(wc.ID); {
-	case rl.state.Stage() != failover.Dying || !x.outstanding(rl, wc.ID):
-	case kind != wrid.Recv && kind != wrid.Credit:
-		var failed bool
-		if known, failed = x.sendReturned(rl, wc); failed {
-			n, _ := q.send.resolve(wc.ID)
-			q.sendFailed(rl, n, wc)
-		}
-	case failover.LosesRail(wc.Status):
-		x.recvReturned(rl, wc.ID)
-		known = true
-	case kind == wrid.Credit:
-		known = q.creditCompleted(rl, wc)
-	default:
-		r := q.recv.completed(&q.send.rails, rl, wc)
-		if known = r != nil; known && r.status != verbs.StatusSuccess {
-			q.recvEnded(rl, wc, r)
-		}
-	}
-	if !known {
-		q.stale++
-		return true
-	}
-	q.raise(x.handleFlushed(rl))
-	q.cq.touch(q)
-	return true
-}
-
-// controlCompleted handles the completion of a control message on a rail that works. It reports
-// false when there is none.
-func (q *VirtualQP) controlCompleted(rl *rail, wc *verbs.WC) (known bool) {
-	if q.failover == nil {
-		return false
-	}
-	known, failed := q.failover.controlCompleted(rl, wc)
-	q.raise(failed)
-	return known
 }
 
 // abandon ends everything that is outstanding, as flushed. The rails' queue pairs have been closed

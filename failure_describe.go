@@ -1,6 +1,7 @@
 package ibverbx
 
 import (
+	"errors"
 	"fmt"
 
 	"ibverbx/internal/dqplb"
@@ -238,4 +239,31 @@ func (r *sendReq) cut(limit uint64, width int, f *FailedError) (fragments int) {
 		}
 	}
 	return fragments
+}
+
+// wrongKindError is a message of one kind, SEND or notification, that met a receive for the other.
+type wrongKindError struct{ text string }
+
+func (e *wrongKindError) Error() string { return e.text }
+
+// metOtherKind reports whether a failure is one that SENDs and notifications run into that meet the
+// receives of each other. A SEND that the peer refused may have been too long as well.
+func (f *FailedError) metOtherKind() bool {
+	var wrong *wrongKindError
+	switch {
+	case f.Part == PartCredit: // it has no memory for a SEND
+		return errors.Is(f.Err, verbs.StatusLocLenErr)
+	case f.Opcode == verbs.WCSend:
+		return errors.Is(f.Err, verbs.StatusRemInvReqErr)
+	}
+	return errors.As(f.Err, &wrong)
+}
+
+// on completes a failure with where it happened.
+func (f *FailedError) on(qpNum uint32, rl *rail) *FailedError {
+	f.QPNum, f.Rail = qpNum, -1
+	if rl != nil {
+		f.Rail, f.Device, f.RailQPNum = rl.index(), rl.qp.Device().Name(), rl.qp.Num()
+	}
+	return f
 }

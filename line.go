@@ -51,14 +51,6 @@ func newLine(clock func() time.Time) line {
 	return line{state: verbs.StateReset, stopAt: never, clock: clock}
 }
 
-// clock is the clock of the configuration.
-func (q *VirtualQP) clock() func() time.Time {
-	if q.cfg.Testing.Clock != nil {
-		return q.cfg.Testing.Clock
-	}
-	return time.Now
-}
-
 // drainPhase is how far a Drain has come.
 type drainPhase uint8
 

@@ -35,19 +35,6 @@ type passThrough struct {
 	probes drainProbes
 }
 
-// newPassThrough makes the pass-through of a virtual queue pair with one rail, which has the NIC's
-// own limits.
-func newPassThrough(q *VirtualQP) *passThrough {
-	rails := &q.send.rails
-	r := rails.data[0]
-	r.slots, r.recvLimit = r.qp.Cap().MaxSendWR, r.qp.Cap().MaxRecvWR
-	r.limit = r.slots
-	rails.sendRail = r
-	rails.recount()
-	return &passThrough{rail: r, rails: rails, qp: r.qp, line: &q.line, cq: q.cq, batch: &q.cq.translated,
-		imms: immOrder(q.cfg.Conn.ImmLittleEndian)}
-}
-
 // outstanding is how many requests were accepted and have no completion. Unsignaled sends that
 // succeed have none and count until a reset; spurious completions are not recognised.
 func (p *passThrough) outstanding() int { return int(p.sends + p.recvs - p.ended) }

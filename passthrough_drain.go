@@ -229,3 +229,7 @@ func (o *drainProbes) probeID() uint64 {
 }
 
 func refusedPermanently(err error) bool { return err != nil && !verbs.IsTransient(err) }
+
+// pollInterval is how often Drain polls where there is nothing to sleep on: well above what a poll
+// costs, and short beside what a drain takes.
+const pollInterval = 100 * time.Microsecond

@@ -140,6 +140,6 @@ func (q *VirtualQP) dispatchRecvs() {
 // progressRecvs continues with receives after completions were handled.
 func (q *VirtualQP) progressRecvs(out *sink) {
 	q.dispatchRecvs()
-	q.postCredits(false)
+	q.postDueCredits(false)
 	q.recv.report(&q.line, q.num, out)
 }

@@ -102,17 +102,16 @@ type railCounters struct {
 }
 
 // newRail makes the rail of a physical queue pair, with the limits of a rail among several.
-func newRail(q *VirtualQP, qp verbs.QP, index int) *rail {
+func newRail(cfg *Config, qp verbs.QP, index int) *rail {
 	limits := qp.Cap()
 	r := &rail{
-		vqp:       q,
 		qp:        qp,
 		num:       qp.Num(),
 		idBits:    wrid.RailBits(index),
 		device:    uint8(qp.Device().ID()),
 		maxSGE:    max(1, limits.MaxSendSGE),
-		slots:     max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxSendWR)),
-		recvLimit: max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxRecvWR)),
+		slots:     max(1, min(cfg.MaxMsgCntPerQP, limits.MaxSendWR)),
+		recvLimit: max(1, min(cfg.MaxMsgCntPerQP, limits.MaxRecvWR)),
 		lastPSN:   rand.Uint32(),
 	}
 	r.railConn = r.newConn()

@@ -48,19 +48,19 @@ type railSet struct {
 	maxInline int    // bytes of an inline request: the least of all rails
 }
 
-// newRailSet makes the rails of q, none of which is in use.
-func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP, spares []verbs.QP) railSet {
-	s := railSet{maxFragment: q.cfg.FragmentSize, maxInline: math.MaxInt}
+// newRailSet makes the rails of a virtual queue pair, none of which is in use.
+func newRailSet(cfg *Config, qps []verbs.QP, notify verbs.QP, spares []verbs.QP) railSet {
+	s := railSet{maxFragment: cfg.FragmentSize, maxInline: math.MaxInt}
 	for i, qp := range qps {
-		s.data = append(s.data, newRail(q, qp, i))
+		s.data = append(s.data, newRail(cfg, qp, i))
 	}
 	s.all = s.data
 	if notify != nil {
-		s.notify = newRail(q, notify, len(qps))
+		s.notify = newRail(cfg, notify, len(qps))
 		s.all = append(slices.Clip(s.data), s.notify)
 	}
 	for _, qp := range spares {
-		r := newRail(q, qp, len(s.all))
+		r := newRail(cfg, qp, len(s.all))
 		s.spares, s.all = append(s.spares, r), append(slices.Clip(s.all), r)
 	}
 	for _, r := range s.all {
@@ -448,4 +448,35 @@ func (s *railSet) check() {
 			broken("rail %d: %d receives, %d to repost", r.index(), r.recvs, r.recvsToPost)
 		}
 	}
+}
+
+// flowLabel is the flow label of the i-th queue pair that a virtual one has on a device, where they
+// are spread over the paths of the network; first is the number of the first one. It is never 0,
+// which would leave the path to the kernel.
+//
+// On RoCE v2 the UDP source port is 0xc000 plus the low 14 bits of the label, with the high 6
+// folded in by exclusive or (rdma_flow_label_to_udp_sport of rdma-core). Switches hash the port;
+// some look at a few bits of it only. A step that is odd and near the golden section of 2^14 makes
+// ports that differ in their low bits and lie all over the range.
+func flowLabel(first uint32, i int) uint32 {
+	const step = 10125
+	port := (first*2654435761>>18 + uint32(i)*step) & 0x3fff // Knuth's multiplicative hash, 14 bits
+	if port == 0 {
+		return 1<<14 | 1 // folds to 0
+	}
+	return port
+}
+
+// flowLabelOf is a rail's flow label: its place among the rails of its device decides.
+func (s *railSet) flowLabelOf(r *rail) uint32 {
+	i, first := 0, r.num
+	for _, other := range s.all[:r.index()] {
+		if other.device == r.device {
+			if i == 0 {
+				first = other.num
+			}
+			i++
+		}
+	}
+	return flowLabel(first, i)
 }

@@ -346,3 +346,100 @@ func (s *receiver) check(rails *railSet) {
 		}
 	}
 }
+
+// stats fills in the figures of the receive direction.
+func (s *receiver) stats(to *Stats) {
+	to.Recvs, to.RecvsCompleted = s.win.Tail-1, s.win.Head-1
+	to.RecvWindow, to.RecvRing = s.win.Len(), s.win.Cap()
+	to.RingsGrown += s.win.Grown()
+	to.OutOfOrder, to.Banked, to.BankedTotal = s.order.Held(), s.bank.Len(), s.bankedEver
+}
+
+// begin prepares the rails' own receives, none being posted: in DQPLB the credits of every data
+// rail; in Spray a watch on each but the one that carries SENDs. No message ever takes a watch. It
+// is flushed when the queue pair fails, as after a remote access error of the peer, and without it
+// a receiver would not learn of that. With failover control messages take them, on every data rail.
+func (s *receiver) begin(rails *railSet, scheme Scheme, recovers bool) {
+	own := rails.data
+	if scheme == Spray && !recovers {
+		own = own[1:]
+	}
+	for _, r := range own {
+		n := r.recvLimit
+		switch {
+		case scheme == Spray:
+			n = min(n, controlRecvs)
+		case r == rails.sendRail:
+			n -= n / 2 // the others are for receives that take SENDs
+		}
+		r.own, r.recvsToPost = n, n // since the reset it was 0
+		s.recvsToPost += n
+	}
+}
+
+// dropCredits forgets the receives of its own that a lost rail was to post.
+func (s *receiver) dropCredits(rl *rail) {
+	s.recvsToPost -= rl.recvsToPost
+	rl.recvsToPost = 0
+}
+
+// creditUsed counts a credit that a message used up.
+func (s *receiver) creditUsed(rl *rail) {
+	if rl.role != failover.Data {
+		return // it was for GO: see recovery.postOwn
+	}
+	rl.recvsToPost++
+	s.recvsToPost++
+}
+
+// withholdsCredits reports whether the bank is full, or too much is held that came before its turn.
+// Then credits stay used up, which stops the sender without losing anything.
+func (s *receiver) withholdsCredits() bool {
+	return s.bank.Len() >= s.maxBanked || s.order.Held() > dqplb.MaxHeld/2
+}
+
+// postCredits posts a rail's credits that were used up.
+func (s *receiver) postCredits(rl *rail) error {
+	for {
+		// The inbox has a slot for every credit from the oldest not handled; none is posted beyond.
+		batch := s.batch.wrs[:min(rl.recvsToPost, len(s.batch.wrs), rl.inbox.Room(rl.creditsPosted))]
+		if len(batch) == 0 {
+			return nil
+		}
+		for i := range batch {
+			batch[i].ID = wrid.New(wrid.Credit, rl.idBits, 0, rl.creditsPosted+uint64(i))
+			if batch[i].SGL != nil {
+				batch[i].SGL = nil
+			}
+		}
+		n, err := rl.qp.PostRecv(batch)
+		rl.recvsToPost -= n
+		s.recvsToPost -= n
+		rl.recvs += n
+		rl.creditsPosted += uint64(n)
+		if rl.state != nil {
+			rl.state.Posted(n)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// arrived puts a rail's next message into the order of the connection and delivers the
+// notifications that have come due. An error is a violation of the protocol by the peer.
+func (s *receiver) arrived(rl *rail, imm, bytes uint32) error {
+	n, due, err := s.order.Arrive(&rl.inbox, imm, bytes)
+	if err != nil {
+		return err
+	}
+	if due {
+		s.notified(n)
+	}
+	for s.order.Ready() {
+		if n, due = s.order.Take(); due {
+			s.notified(n)
+		}
+	}
+	return nil
+}

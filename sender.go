@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/failover"
 	"ibverbx/internal/ring"
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
@@ -415,5 +416,86 @@ func (s *sender) check() {
 	}
 	if finals != s.finals {
 		broken("sender: %d requests with a final message, counted %d", finals, s.finals)
+	}
+}
+
+// stats fills in the figures of the send direction. Requests are numbered from 1, so the cursors
+// count them.
+func (s *sender) stats(to *Stats) {
+	to.Sends, to.SendsCompleted = s.win.Tail-1, s.win.Head-1
+	to.SendsWaiting = int(s.win.Tail - s.next)
+	to.SendWindow, to.SendRing = s.win.Len(), s.win.Cap()
+	to.RingsGrown += s.win.Grown()
+	to.Markers, to.NumbersSent, to.NumbersOpen = s.markers, s.numbers.Sent(), s.numbers.Open()
+}
+
+// dataCompleted handles the completion of a fragment, marker, atomic or raw immediate. It returns
+// the request, or 0 if there is none that the completion can be of.
+func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
+	n, ok := s.resolve(wc.ID)
+	if !ok {
+		return 0
+	}
+	r := s.win.At(n)
+	if r.left == 0 || rl.role != failover.Data || !rl.onNIC() || s.logs && !rl.log.Complete(wc.ID) {
+		return 0
+	}
+	r.left--
+	s.rails.giveData(rl, s.waiting(), wc.Status == verbs.StatusSuccess)
+	if wc.Status != verbs.StatusSuccess {
+		return n
+	}
+	if wrid.Kind(wc.ID) == wrid.Numbered {
+		s.numbers.Ack(wrid.Aux(wc.ID))
+	}
+	if n == s.dataDone && r.left == 0 && r.dispatched {
+		s.advanceDataDone()
+	}
+	return n
+}
+
+// finalCompleted handles the completion of a request's final message. It returns the request, or 0.
+func (s *sender) finalCompleted(rl *rail, wc *verbs.WC) uint64 {
+	n, ok := s.resolve(wc.ID)
+	if !ok {
+		return 0
+	}
+	r := s.win.At(n)
+	if r.final != finalPosted || rl != s.carrier(r) || !rl.onNIC() ||
+		s.logs && !rl.log.Complete(wc.ID) {
+		return 0
+	}
+	r.final = finalDone
+	s.rails.give(rl, s.waiting())
+	s.sprayed = s.sprayed || r.plan != planNone && wc.Status == verbs.StatusSuccess
+	return n
+}
+
+// messageCompleted handles the completion of a relaxed SEND. It returns the request, or 0.
+func (s *sender) messageCompleted(rl *rail, wc *verbs.WC) uint64 {
+	n, ok := s.resolve(wc.ID)
+	if !ok {
+		return 0
+	}
+	r := s.win.At(n)
+	if r.plan != planMessage || r.left == 0 || rl != s.rails.sendRail || !rl.onNIC() ||
+		s.logs && !rl.log.Complete(wc.ID) {
+		return 0
+	}
+	r.left = 0
+	s.rails.give(rl, s.waiting())
+	if wc.Status == verbs.StatusSuccess && n == s.dataDone {
+		s.advanceDataDone()
+	}
+	return n
+}
+
+// advanceDataDone moves the cursor over every request whose data is acknowledged.
+func (s *sender) advanceDataDone() {
+	for s.dataDone != s.next && s.win.At(s.dataDone).dataComplete() {
+		s.dataDone++
+	}
+	if s.finals == 0 {
+		s.finalsPosted = s.dataDone
 	}
 }

@@ -1,7 +1,7 @@
 package ibverbx
 
 import (
-	"slices"
+	"fmt"
 
 	"ibverbx/verbs"
 )
@@ -62,57 +62,6 @@ type RailStats struct {
 	Refused uint64 `json:"refused"` // posts refused, permanently or for now
 }
 
-// Stats takes a snapshot. It follows the ownership rule of [VirtualQP].
-func (q *VirtualQP) Stats() Stats {
-	q.enter()
-	defer q.exit()
-	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale, Failover: q.failover != nil}
-	if x := q.offered; x != nil {
-		s.RailsLost, s.RailsBack, s.Reposted = x.railsLost, x.railsBack, x.reposted
-	}
-	if p := q.pass; p != nil {
-		s.Sends, s.SendsCompleted, s.Recvs, s.RecvsCompleted = p.sends, p.sendsDone, p.recvs, p.recvsDone
-	} else {
-		q.send.stats(&s)
-		q.recv.stats(&s)
-	}
-	for _, r := range q.send.rails.all {
-		bytes, fragments := r.stats.bytes, r.stats.fragments
-		if q.pass != nil {
-			bytes, fragments = q.pass.bytes, q.pass.sends
-		}
-		s.Rails = append(s.Rails, RailStats{
-			Device: r.qp.Device().Name(), QPNum: r.qp.Num(), Notify: r == q.send.rails.notify,
-			Spare: slices.Contains(q.send.rails.spares, r), Down: r.down,
-			Bytes: bytes, Fragments: fragments, Notifications: r.stats.messages,
-			Outstanding: r.inUse, Limit: r.limit, Recvs: r.recvs, RecvLimit: r.recvLimit,
-			Errors: r.stats.errors, Refused: r.stats.refused,
-		})
-		if r.ability != nil && r.ability.cost != 0 {
-			s.Rails[len(s.Rails)-1].Rate = uint64(1e9 / r.ability.cost)
-		}
-	}
-	return s
-}
-
-// stats fills in the figures of the send direction. Requests are numbered from 1, so the cursors
-// count them.
-func (s *sender) stats(to *Stats) {
-	to.Sends, to.SendsCompleted = s.win.Tail-1, s.win.Head-1
-	to.SendsWaiting = int(s.win.Tail - s.next)
-	to.SendWindow, to.SendRing = s.win.Len(), s.win.Cap()
-	to.RingsGrown += s.win.Grown()
-	to.Markers, to.NumbersSent, to.NumbersOpen = s.markers, s.numbers.Sent(), s.numbers.Open()
-}
-
-// stats fills in the figures of the receive direction.
-func (s *receiver) stats(to *Stats) {
-	to.Recvs, to.RecvsCompleted = s.win.Tail-1, s.win.Head-1
-	to.RecvWindow, to.RecvRing = s.win.Len(), s.win.Cap()
-	to.RingsGrown += s.win.Grown()
-	to.OutOfOrder, to.Banked, to.BankedTotal = s.order.Held(), s.bank.Len(), s.bankedEver
-}
-
 // CQStats is a snapshot of a virtual CQ.
 type CQStats struct {
 	Num        uint32 `json:"num"` // as [VirtualCQ.Num] says
@@ -125,10 +74,21 @@ type CQStats struct {
 	StaleEvents uint64 `json:"stale_events"` // completions of queue pairs that were closed a moment before
 }
 
-// Stats takes a snapshot. It follows the ownership rule of [VirtualCQ].
-func (c *VirtualCQ) Stats() CQStats {
-	c.enter()
-	defer c.exit()
-	return CQStats{Num: c.num, VirtualQPs: len(c.vqps), Ready: c.ready.Len(), ReadyRing: c.ready.Cap(),
-		Retrying: len(c.touched), StaleEvents: c.stale}
+// RailEvent says that a queue pair was taken out of service, or has come back.
+type RailEvent struct {
+	VirtualQP uint32 // [VirtualQP.Num]
+	Rail      int    // as in [Stats].Rails
+	Device    string
+	QPNum     uint32
+	Down      bool
+	Cause     error // why it was taken out
+}
+
+// String is a line for a log.
+func (e RailEvent) String() string {
+	s := fmt.Sprintf("virtual qp %d: rail %d (%s qp %d) ", e.VirtualQP, e.Rail, e.Device, e.QPNum)
+	if !e.Down {
+		return s + "is back in service"
+	}
+	return s + fmt.Sprintf("is out of service: %v", e.Cause)
 }

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"ibverbx/internal/guard"
@@ -66,8 +67,11 @@ func newVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, spares []verbs
 		return nil, fmt.Errorf("ibverbx: new virtual qp: %w", err)
 	}
 	q := &VirtualQP{cfg: cfg, cq: cq}
-	q.line = newLine(q.clock())
-	rails := newRailSet(q, qps, notify, spares)
+	q.line = newLine(q.cfg.clock())
+	rails := newRailSet(&q.cfg, qps, notify, spares)
+	for _, r := range rails.all {
+		r.vqp = q
+	}
 	var err error
 	if q.cfg.FragmentSize, err = q.fitPorts(&rails); err != nil {
 		return nil, err
@@ -85,7 +89,7 @@ func newVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, spares []verbs
 	} else {
 		rails.assignRoles(cfg.Scheme, cfg.Credits, cfg.Failover)
 		if cfg.Balance == ByAbility {
-			rails.measure(q.clock())
+			rails.measure(q.cfg.clock())
 		}
 		q.send = newSender(rails, &cq.batches, &cfg)
 		q.recv = newReceiver(&cq.recvs, &cfg)
@@ -217,6 +221,46 @@ func (q *VirtualQP) Err() error {
 	return q.line.err
 }
 
+// Card is this end's business card, to send to the peer.
+func (q *VirtualQP) Card() (BusinessCard, error) {
+	q.enter()
+	defer q.exit()
+	return newHandshake(q).card()
+}
+
+// Stats takes a snapshot. It follows the ownership rule of [VirtualQP].
+func (q *VirtualQP) Stats() Stats {
+	q.enter()
+	defer q.exit()
+	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale, Failover: q.failover != nil}
+	if x := q.offered; x != nil {
+		s.RailsLost, s.RailsBack, s.Reposted = x.railsLost, x.railsBack, x.reposted
+	}
+	if p := q.pass; p != nil {
+		s.Sends, s.SendsCompleted, s.Recvs, s.RecvsCompleted = p.sends, p.sendsDone, p.recvs, p.recvsDone
+	} else {
+		q.send.stats(&s)
+		q.recv.stats(&s)
+	}
+	for _, r := range q.send.rails.all {
+		bytes, fragments := r.stats.bytes, r.stats.fragments
+		if q.pass != nil {
+			bytes, fragments = q.pass.bytes, q.pass.sends
+		}
+		s.Rails = append(s.Rails, RailStats{
+			Device: r.qp.Device().Name(), QPNum: r.qp.Num(), Notify: r == q.send.rails.notify,
+			Spare: slices.Contains(q.send.rails.spares, r), Down: r.down,
+			Bytes: bytes, Fragments: fragments, Notifications: r.stats.messages,
+			Outstanding: r.inUse, Limit: r.limit, Recvs: r.recvs, RecvLimit: r.recvLimit,
+			Errors: r.stats.errors, Refused: r.stats.refused,
+		})
+		if r.ability != nil && r.ability.cost != 0 {
+			s.Rails[len(s.Rails)-1].Rate = uint64(1e9 / r.ability.cost)
+		}
+	}
+	return s
+}
+
 // PostSend hands requests to the virtual queue pair, in order, and says how many it accepted. When
 // n is less than len(wrs) the error, a [*PostError], says why wrs[n] was refused; it and those
 // behind it had no effect.
@@ -316,7 +360,7 @@ func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
 	q.dispatchRecvs()
 	if q.recv.creditsWait && q.recv.live(q.recv.win.Tail-uint64(n), false) {
 		q.recv.creditsWait = false
-		q.postCredits(true)
+		q.postDueCredits(true)
 	}
 	return n, err
 }
@@ -335,4 +379,39 @@ func (q *VirtualQP) stateError(op string, id uint64, err error) error {
 		e.Detail = fmt.Sprintf("virtual qp %d is in %v: call Connect first", q.num, q.line.state)
 	}
 	return e
+}
+
+// checkInvariants checks every component. Builds that check call it after each method that changes
+// something; see guard.go.
+func (q *VirtualQP) checkInvariants() {
+	q.line.check()
+	q.send.rails.check()
+	if q.pass != nil {
+		q.pass.check()
+		return
+	}
+	q.send.check()
+	q.recv.check(&q.send.rails)
+	if q.failover != nil {
+		q.failover.check()
+	}
+}
+
+// newPassThrough makes the pass-through of a virtual queue pair with one rail, which has the NIC's
+// own limits.
+func newPassThrough(q *VirtualQP) *passThrough {
+	rails := &q.send.rails
+	r := rails.data[0]
+	r.slots, r.recvLimit = r.qp.Cap().MaxSendWR, r.qp.Cap().MaxRecvWR
+	r.limit = r.slots
+	rails.sendRail = r
+	rails.recount()
+	return &passThrough{rail: r, rails: rails, qp: r.qp, line: &q.line, cq: q.cq, batch: &q.cq.translated,
+		imms: immOrder(q.cfg.Conn.ImmLittleEndian)}
+}
+
+// newRecovery makes what a virtual queue pair that offers failover needs when rails fail.
+func newRecovery(q *VirtualQP) *recovery {
+	return &recovery{protocol: q.send.rails.protocol, send: &q.send, recv: &q.recv, rails: &q.send.rails,
+		line: &q.line, ports: &q.cq.ports, cfg: &q.cfg, num: q.num}
 }

@@ -30,8 +30,8 @@ func TestTwoEnds(t *testing.T) {
 				fmt.Printf("found: seed %d, event 0: broken: %v\n", seed, err)
 				os.Exit(1)
 			}
-			t.Fatalf("seed %d: %v\n\nreplay: go test ./internal/failover -run TwoEnds -args -seed %d", seed, err,
-				seed)
+			t.Fatalf("seed %d: %v\n\nreplay: go test ./internal/failover -run TwoEnds -args -seed %d", seed,
+				err, seed)
 		}
 		if over {
 			failed++
