@@ -134,3 +134,56 @@ func cut(t *lab.Testbed, s lab.Span, most int) (list []lab.Span) {
 }
 
 func sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
+
+// faults are the rows of the table that this kit uses.
+var faults = slices.DeleteFunc(slices.Clone(lab.Faults), func(f lab.Fault) bool {
+	return f.Name == lab.RefuseReceives || f.Name == lab.QPDies || f.Name == lab.LinkFlaps
+})
+
+// strike puts a fault in force on a link. What changes the world for many is rarer.
+func (b *testbed) strike(l *link, gentle bool) {
+	wide := b.OneIn(2)
+	f := b.DrawFault(faults, func(f *lab.Fault) bool {
+		return f.Gentle == gentle && (wide || !f.Wide()) &&
+			// a single queue pair would wait for lost completions by the clock
+			(b.plan.rails > 1 || f.Scope != lab.OneCQ)
+	})
+	if len(l.wires) == 0 {
+		return
+	}
+	q := l.wires[b.Rng.IntN(len(l.wires))]
+	b.Logf("  %s: %v of %s", f.Name, q, l.Name)
+	if !gentle {
+		l.Because(f.Name)
+	}
+	if f.Scope != lab.OneQP {
+		for _, l := range b.links {
+			if l.hosts[0] == q.NIC.Host || l.hosts[1] == q.NIC.Host {
+				l.Because(f.Name + " on " + q.NIC.Name())
+			}
+		}
+	}
+	b.Strike(&q.QP, &l.Conn, f, nil)
+}
+
+// The promises of the send side, besides those of package lab.
+const (
+	ruleOnce       lab.Rule = "what was accepted ends exactly once"
+	ruleOrder      lab.Rule = "completions come in the order of the calls"
+	ruleMessages   lab.Rule = "messages arrive once and in order"
+	ruleNoEffect   lab.Rule = "what is refused has no effect"
+	ruleResource   lab.Rule = "ErrNoResource is returned when, and only when, a resource is missing"
+	ruleOvertaking lab.Rule = "nothing overtakes the queue"
+	ruleBusy       lab.Rule = "a request is queued when the endpoint is out of resources, and only then"
+	rulePlace      lab.Rule = "callbacks run inside progress, one at a time, pending ones first"
+	ruleQueue      lab.Rule = "the queue is served in order"
+	rulePurge      lab.Rule = "a purge hands every request back once, in order"
+	ruleFair       lab.Rule = "no endpoint starves"
+	ruleFlush      lab.Rule = "a flush ends after all operations before it"
+	ruleFence      lab.Rule = "operations after a fence land after those before it"
+	ruleAtomic     lab.Rule = "atomics are atomic"
+	ruleCredits    lab.Rule = "credits are neither exceeded nor lost"
+	ruleBalance    lab.Rule = "counts and buffers balance"
+	ruleNoticed    lab.Rule = "a failure is reported once"
+	ruleHostile    lab.Rule = "what no peer sends fails that endpoint, and is not handled"
+)
