@@ -37,13 +37,13 @@ func (x *recovery) bringBack() (next, now time.Time) {
 		if now.IsZero() {
 			now = x.line.clock()
 		}
-		due, at := x.protocol.Due(rl.state, now)
+		due, at := x.protocol.Due(rl.back.state, now)
 		switch {
 		case !due:
 		case x.mayReturn(rl):
-			at = x.protocol.Ask(rl.state, now, rl.drawPSN())
+			at = x.protocol.Ask(rl.back.state, now, rl.drawPSN())
 		default:
-			at = x.protocol.Postpone(rl.state, now)
+			at = x.protocol.Postpone(rl.back.state, now)
 		}
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at
@@ -74,7 +74,7 @@ func (x *recovery) connect(rl *rail, a failover.Action) {
 		rl.recvs = 0
 		return
 	}
-	x.protocol.Connected(rl.state, psn)
+	x.protocol.Connected(rl.back.state, psn)
 }
 
 func (x *recovery) reconnect(rl *rail, ownPSN, peerPSN uint16) error {
@@ -83,7 +83,7 @@ func (x *recovery) reconnect(rl *rail, ownPSN, peerPSN uint16) error {
 	}
 	rl.inbox.Restart(rl.creditsPosted)
 	rl.log.Clear()
-	rl.state.Reset()
+	rl.back.state.Reset()
 	rl.back.emptied = false
 	setup := &rl.back.setup
 	setup[stepRTR].attr.RQPSN, setup[stepRTS].attr.SQPSN = uint32(peerPSN)<<8, uint32(ownPSN)<<8
@@ -129,7 +129,7 @@ func (x *recovery) goLive(rl *rail) {
 		x.rails.compare()
 	}
 	x.railsBack++
-	x.protocol.WentLive(rl.state)
+	x.protocol.WentLive(rl.back.state)
 	x.announce(rl, nil)
 }
 
@@ -148,7 +148,7 @@ func (x *recovery) growLimits() {
 		}
 		if rl.limit == b.limit {
 			b.grow = 0
-			rl.state.Proved()
+			rl.back.state.Proved()
 		}
 	}
 }
@@ -168,7 +168,7 @@ func (x *recovery) repost() {
 			if role != failover.Data {
 				on = *x.rails.serving(role)
 			}
-			w.Begin(on.state)
+			w.Begin(on.back.state)
 		}
 		x.repostOn(x.rails.all[w.On()], w)
 	}

@@ -71,7 +71,7 @@ type failedRail struct {
 
 // canLose reports whether the connection can do without a rail. x may be nil.
 func (x *recovery) canLose(rl *rail) bool {
-	return x != nil && !x.line.ending() && x.line.state == verbs.StateRTS && x.protocol.CanLose(rl.state)
+	return x != nil && !x.line.ending() && x.line.state == verbs.StateRTS && x.protocol.CanLose(rl.back.state)
 }
 
 // outstanding reports whether the rail has the work request of a completion outstanding.
@@ -84,8 +84,8 @@ func (x *recovery) outstanding(rl *rail, id uint64) bool {
 		_, ok := rl.inbox.Resolve(wrid.Number(id), wrid.NumberMask, rl.creditsPosted)
 		return ok && rl.recvs != 0
 	}
-	if rl.state.Stage() == failover.Dying {
-		return rl.state.Outstanding(id)
+	if rl.back.state.Stage() == failover.Dying {
+		return rl.back.state.Outstanding(id)
 	}
 	return rl.log.Has(id)
 }
@@ -106,7 +106,7 @@ func (x *recovery) losesRail(rl *rail, wc *verbs.WC) bool {
 
 // loseRail takes a rail out of service, for which another one can stand in.
 func (x *recovery) loseRail(rl *rail, cause error) {
-	if rl.state.Stage() == failover.Live {
+	if rl.back.state.Stage() == failover.Live {
 		rl.back.limit = max(rl.back.limit, rl.limit)
 		rl.stats.errors++
 		x.railsLost++
@@ -117,7 +117,7 @@ func (x *recovery) loseRail(rl *rail, cause error) {
 	if rl.batch != nil {
 		rl.batch.clear() // it stays listed until the next post
 	}
-	x.protocol.Lose(rl.state, x.line.clock(), cause, entries, messages)
+	x.protocol.Lose(rl.back.state, x.line.clock(), cause, entries, messages)
 	rl.back.grow = 0
 	x.recv.dropCredits(rl)
 	x.rails.takeOut(rl)
@@ -127,7 +127,7 @@ func (x *recovery) loseRail(rl *rail, cause error) {
 // sendReturned handles a send that the NIC of a lost rail gives back. It reports whether the rail
 // had it outstanding, and whether it has failed by its own fault.
 func (x *recovery) sendReturned(rl *rail, wc *verbs.WC) (known, failed bool) {
-	known, over := x.protocol.Returned(rl.state, wc.ID, wc.Status)
+	known, over := x.protocol.Returned(rl.back.state, wc.ID, wc.Status)
 	if over {
 		x.send.acknowledge(wc.ID)
 	}
@@ -137,7 +137,7 @@ func (x *recovery) sendReturned(rl *rail, wc *verbs.WC) (known, failed bool) {
 // recvReturned handles a receive that the NIC of a lost rail gives back without a message.
 func (x *recovery) recvReturned(rl *rail, id uint64) {
 	rl.recvs--
-	rl.state.Unanswered(1)
+	rl.back.state.Unanswered(1)
 	if wrid.Kind(id) == wrid.Recv {
 		rl.back.emptied = true
 		return
@@ -149,13 +149,13 @@ func (x *recovery) recvReturned(rl *rail, id uint64) {
 // continueLost tries again what a queue pair that is lost has refused, and goes on with the rail
 // when everything has come back.
 func (x *recovery) continueLost(rl *rail) *failedRail {
-	if rl.state.Stage() != failover.Dying {
+	if rl.back.state.Stage() != failover.Dying {
 		return nil
 	}
 	if rl.stopErr != nil {
 		rl.toError()
 	}
-	if rl.state.Abandoned() {
+	if rl.back.state.Abandoned() {
 		x.abandonRail(rl)
 	}
 	return x.handleFlushed(rl)
@@ -168,17 +168,17 @@ func (x *recovery) abandonRail(rl *rail) {
 		return // the next progress tries again
 	}
 	rl.closed = true
-	rl.state.Unanswered(rl.recvs)
+	rl.back.state.Unanswered(rl.recvs)
 	// A rail that is connected anew, and not in service, has no receive but its own.
 	rl.back.emptied = rl.back.emptied || rl.recvs != 0 && rl == *x.rails.serving(rl.role)
-	rl.state.NothingReturns()
+	rl.back.state.NothingReturns()
 	rl.recvs = 0
 }
 
 // handleFlushed goes on with a lost rail when all that it held has come back: it is certain now
 // what has arrived here.
 func (x *recovery) handleFlushed(rl *rail) *failedRail {
-	v := rl.state
+	v := rl.back.state
 	if v.Stage() != failover.Dying || !v.AllReturned() || rl.recvs != 0 || rl.stopErr != nil {
 		return nil
 	}
@@ -234,7 +234,7 @@ func (x *recovery) do(actions []failover.Action) (failed *failedRail) {
 // settle ends what has arrived of a lost rail's work. The rest will be posted again on another one,
 // in its order.
 func (x *recovery) settle(rl *rail) *failedRail {
-	arrived, unknown, err := x.protocol.Settle(rl.state, x.send.immOf(rl))
+	arrived, unknown, err := x.protocol.Settle(rl.back.state, x.send.immOf(rl))
 	if err != nil {
 		return &failedRail{rl, noRequest(err)}
 	}
@@ -300,7 +300,7 @@ func (x *recovery) sendControls() *failedRail {
 // limit. What is staged has been logged ahead of them, so it must be out first.
 func (x *recovery) sendControlsOn(rl *rail) *failedRail {
 	for rl.staged() == 0 {
-		bits, ok := rl.state.NextControl()
+		bits, ok := rl.back.state.NextControl()
 		if !ok {
 			return nil
 		}
@@ -309,7 +309,7 @@ func (x *recovery) sendControlsOn(rl *rail) *failedRail {
 		_, err := rl.qp.PostSend(wr[:])
 		switch {
 		case err == nil:
-			rl.state.ControlPosted(rl.log.Messages())
+			rl.back.state.ControlPosted(rl.log.Messages())
 			rl.log.PushMessage(id)
 			continue
 		case verbs.IsTransient(err):
@@ -329,11 +329,11 @@ func (x *recovery) sendControlsOn(rl *rail) *failedRail {
 // controlCompleted handles the completion of a control message on a rail that works. It reports
 // false when there is none.
 func (x *recovery) controlCompleted(rl *rail, wc *verbs.WC) (known bool, failed *failedRail) {
-	if !rl.state.HasControls() || !rl.log.Complete(wc.ID) {
+	if !rl.back.state.HasControls() || !rl.log.Complete(wc.ID) {
 		return false, nil
 	}
 	ok := wc.Status == verbs.StatusSuccess
-	failed = x.do(x.protocol.ControlCompleted(rl.state, ok))
+	failed = x.do(x.protocol.ControlCompleted(rl.back.state, ok))
 	if !ok && !x.line.flushAsked(wc.Status) {
 		f := noRequest(fmt.Errorf("control message: %w", wc.Status))
 		f.VendorErr = wc.VendorErr
@@ -344,7 +344,7 @@ func (x *recovery) controlCompleted(rl *rail, wc *verbs.WC) (known bool, failed 
 
 // handleControl handles a control message of the peer.
 func (x *recovery) handleControl(on *rail, bits uint32) *failedRail {
-	actions, err := x.protocol.HandleControl(on.state, bits, x.line.ending())
+	actions, err := x.protocol.HandleControl(on.back.state, bits, x.line.ending())
 	if err != nil {
 		return &failedRail{on, violation(fmt.Errorf("0x%08x: %w", bits, err))}
 	}
@@ -375,8 +375,8 @@ func (x *recovery) check() {
 		broken("failover: %v", err)
 	}
 	for _, rl := range x.rails.all {
-		if live := rl.state.Stage() == failover.Live; live == rl.down {
-			broken("failover: rail %d is at stage %d, down %v", rl.index(), rl.state.Stage(), rl.down)
+		if live := rl.back.state.Stage() == failover.Live; live == rl.down {
+			broken("failover: rail %d is at stage %d, down %v", rl.index(), rl.back.state.Stage(), rl.down)
 		}
 	}
 	for _, role := range []failover.Role{failover.Sends, failover.Notifications} {

@@ -258,14 +258,14 @@ func (x *recovery) loseDevice(device uint8, cause error) bool {
 		if rl.device != device {
 			continue
 		}
-		switch rl.state.Stage() {
+		switch rl.back.state.Stage() {
 		case failover.Flushed, failover.Settled:
 			rl.closed = rl.closed || rl.qp.Close() == nil
 		case failover.Dying:
 		default:
 			x.loseRail(rl, cause)
 		}
-		rl.state.Abandon()
+		rl.back.state.Abandon()
 	}
 	return true
 }

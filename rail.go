@@ -40,10 +40,9 @@ type rail struct {
 	log   failover.Log // what is outstanding, where failover is in force
 
 	ability *ability // of a data rail, where fragments are shared by it; otherwise nil
-	// state is how far the rail is lost, and back what it takes to bring it back, where failover is
+	// back says how far the rail is lost, and what it takes to bring it back, where failover is
 	// offered; otherwise nil.
-	state *failover.Rail
-	back  *comeback
+	back *comeback
 
 	maxSGE int // pieces of memory that one fragment may have
 	// maxMessage is how many bytes one message may have: what the port says, at most 2 GiB.
@@ -121,13 +120,13 @@ func newRail(cfg *Config, qp verbs.QP, index int) *rail {
 // recover makes the rail one that is logged, and that others can stand in for. Its queue has room
 // for control messages beyond its slots.
 func (r *rail) recover(state *failover.Rail) {
-	r.state, r.back = state, &comeback{}
+	r.back = &comeback{state: state}
 	r.slots = max(1, min(r.slots, r.qp.Cap().MaxSendWR-failover.ControlSlots, failover.MaxOutstanding))
 	r.limit, r.recvLimit = r.slots, min(r.recvLimit, failover.MaxOutstanding)
 }
 
 // works reports whether the rail carries work, or waits for its peer to carry some.
-func (r *rail) works() bool { return r.state.Works() }
+func (r *rail) works() bool { return r.back.state.Works() }
 
 // drawPSN draws the upper 16 bits of a packet sequence number, which travel in a control message:
 // never 0, and ahead of the rail's last connection like that of newConn.
@@ -138,8 +137,9 @@ func (r *rail) drawPSN() uint16 {
 // controlRecvs is how many receives a data rail of Spray keeps posted for control messages.
 const controlRecvs = 32
 
-// comeback is what it takes to bring a rail back.
+// comeback says how far a rail is lost, and what it takes to bring it back.
 type comeback struct {
+	state *failover.Rail
 	setup [setupSteps]connectStep // how the queue pair was connected
 	limit int                     // rail.limit in full service
 	grow  uint64                  // how much the rail must have carried for more; 0 in full service
@@ -178,7 +178,7 @@ func (b *comeback) note(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 
 // completions is how many the rail may have outstanding.
 func (r *rail) completions() int {
-	if r.state != nil {
+	if r.back != nil {
 		return r.slots + r.recvLimit + failover.ControlSlots
 	}
 	return r.slots + r.recvLimit

@@ -394,8 +394,8 @@ func (s *railSet) abandon() {
 		if rl.batch != nil {
 			rl.batch.clear()
 		}
-		if rl.state != nil {
-			*rl.back = comeback{}
+		if rl.back != nil {
+			*rl.back = comeback{state: rl.back.state}
 			rl.log.Clear()
 		}
 	}
@@ -412,8 +412,8 @@ func (s *railSet) restart() {
 		if r.ability != nil {
 			r.ability.restart()
 		}
-		if r.state != nil {
-			*r.back = comeback{}
+		if r.back != nil {
+			*r.back = comeback{state: r.back.state}
 			r.log.Clear()
 		}
 	}

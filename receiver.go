@@ -125,8 +125,8 @@ func (s *receiver) postWaiting(rl *rail, message bool, next *uint64) *recvRefusa
 		}
 		accepted, err := rl.qp.PostRecv(batch)
 		rl.recvs += accepted
-		if rl.state != nil {
-			rl.state.Posted(accepted)
+		if rl.back != nil {
+			rl.back.state.Posted(accepted)
 		}
 		if err != nil {
 			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads
@@ -417,8 +417,8 @@ func (s *receiver) postCredits(rl *rail) error {
 		s.recvsToPost -= n
 		rl.recvs += n
 		rl.creditsPosted += uint64(n)
-		if rl.state != nil {
-			rl.state.Posted(n)
+		if rl.back != nil {
+			rl.back.state.Posted(n)
 		}
 		if err != nil {
 			return err

@@ -13,8 +13,9 @@ import (
 // for as many behind those that are logged.
 type Log struct {
 	ids        []uint64
+	mask       uint64 // len(ids)-1
 	head, tail uint64
-	mask, most uint32 // mask is len(ids)-1. A larger log would make the rail that it is in larger.
+	most       int
 	messages   uint64 // that were ever logged and use up a receive of the peer
 }
 
@@ -26,17 +27,17 @@ const (
 
 // Fit makes room for so many work requests at a time. The log is empty.
 func (l *Log) Fit(most int) {
-	l.most = uint32(most)
+	l.most = most
 	if len(l.ids) < most {
 		l.ids = make([]uint64, 1<<bits.Len(uint(most-1)))
-		l.mask = uint32(len(l.ids) - 1)
+		l.mask = uint64(len(l.ids) - 1)
 	}
 	l.Clear()
 }
 
 // Push logs a work request.
 func (l *Log) Push(id uint64) {
-	l.ids[l.tail&uint64(l.mask)] = id
+	l.ids[l.tail&l.mask] = id
 	l.tail++
 }
 
@@ -50,7 +51,7 @@ func (l *Log) PushMessage(id uint64) {
 // usually is the oldest. The caller has seen that something is outstanding, so the log is not
 // empty.
 func (l *Log) Complete(id uint64) bool {
-	if l.ids[l.head&uint64(l.mask)] != id {
+	if l.ids[l.head&l.mask] != id {
 		return l.completeLate(id)
 	}
 	l.head++
@@ -89,13 +90,13 @@ func (l *Log) trim() {
 func (l *Log) grow() {
 	old := *l
 	l.ids = make([]uint64, 2*len(old.ids))
-	l.mask = uint32(len(l.ids) - 1)
+	l.mask = uint64(len(l.ids) - 1)
 	for i := old.head; i != old.tail; i++ {
 		*l.at(i) = *old.at(i)
 	}
 }
 
-func (l *Log) at(i uint64) *uint64 { return &l.ids[i&uint64(l.mask)] }
+func (l *Log) at(i uint64) *uint64 { return &l.ids[i&l.mask] }
 
 // find returns where a work request is, or tail.
 func (l *Log) find(id uint64) uint64 {
