@@ -149,8 +149,8 @@ func (c *cell) sample() (err error) {
 }
 
 const (
-	// How long the warm-up may take where nothing is known of the NICs' speed, and a round: one that
-	// a slow NIC takes long for could not be told from one that has stalled.
+	// The longest warm-up where the speed of the NICs is not known, and the longest round. A longer
+	// round of a slow NIC would look as if it had stalled.
 	warmupTime = 50 * time.Millisecond
 	roundTime  = time.Second / 4
 	// overtime is how many times as long as asked for a cell may take for its samples.

@@ -68,7 +68,7 @@ func TestInterruptedWhenAllIsMeasured(t *testing.T) {
 				return frame, false, false
 			})
 			following := follow(t.Context(), ncB, apartTimeout, nics[1:])
-			defer func() { <-following }() // it has NICs of the fabric, however it ends
+			defer func() { ncB.Close(); <-following }() // it has NICs of the fabric, however it ends
 			return []outcome{<-lead(ctx, p(), ncA, apartTimeout, nics[:1], observer{})}
 		},
 	} {
