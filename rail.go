@@ -72,7 +72,7 @@ type railConn struct {
 	// dirty says that plain data went out since the last numbered message. A notification must be
 	// preceded on this rail by a marker that proves that the data has arrived.
 	dirty bool
-	// down says that the rail was lost, and others have its work: see failover.go.
+	// down says that the rail was lost, and others have its work: see recovery.loseRail.
 	down bool
 	// recvsRefused says that the queue pair refused a receive permanently after a failure, or is
 	// down. No more receives are posted on it.
