@@ -104,7 +104,7 @@ func TestPortsAreAskedWhereEventsMayBeLost(t *testing.T) {
 // an error that states its cause itself.
 func TestEventsThatExplain(t *testing.T) {
 	null := verbstest.NewNull(2)
-	here, there := verbs.Device(null.Device(0)), verbs.Device(null.Device(1))
+	here, there := null.Device(0), null.Device(1)
 	port := func(e verbs.EventType, dev verbs.Device, n int) verbs.Event {
 		return verbs.Event{Type: e, Device: dev, Port: n}
 	}
@@ -177,7 +177,7 @@ func TestEventsThatExplain(t *testing.T) {
 
 // However many queue pairs fail, the newest 64 failures are kept, and what concerns NICs besides.
 func TestEventsThatAreKept(t *testing.T) {
-	dev := verbs.Device(verbstest.NewNull(1).Device(0))
+	dev := verbstest.NewNull(1).Device(0)
 	var w watch
 	down := verbs.Event{Type: verbs.EventPortErr, Device: dev, Port: 1}
 	for n := range uint32(200) {

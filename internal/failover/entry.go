@@ -22,10 +22,14 @@ type Entry struct {
 type EntryState uint8
 
 const (
-	Out      EntryState = iota // it is on the NIC
-	Unposted                   // it was staged when the rail was lost: the NIC never had it
-	Returned                   // the NIC has given it back without success
-	Done                       // it was acknowledged
+	// Out says that it is on the NIC.
+	Out EntryState = iota
+	// Unposted says that it was staged when the rail was lost: the NIC never had it.
+	Unposted
+	// Returned says that the NIC has given it back without success.
+	Returned
+	// Done says that it was acknowledged.
+	Done
 )
 
 // IsMessage reports whether the work request uses up a receive of the peer.

@@ -10,22 +10,32 @@ import (
 type Role uint8
 
 const (
-	Data          Role = iota // data, and control messages
-	Sends                     // SENDs
-	Notifications             // the notifications of Spray
-	Roles                     // how many roles there are
+	// Data is the role of rails that carry data and control messages.
+	Data Role = iota
+	// Sends is the role of rails that carry SENDs.
+	Sends
+	// Notifications is the role of rails that carry the notifications of Spray.
+	Notifications
+	// Roles is the number of roles.
+	Roles
 )
 
 // Stage is how far a rail that was lost is settled, or brought back.
 type Stage uint8
 
 const (
-	Live    Stage = iota // it is in service
-	Dying                // its queue pair is in ERR, or closed; not everything has come back
-	Flushed              // everything has come back; the peer is told
-	Settled              // the peer has reported, too: what was lost is known
-	Ready                // its queue pair is connected anew, and waits for the leader
-	Probing              // its queue pair is connected anew, and GO is on its way
+	// Live is the stage of a rail in service.
+	Live Stage = iota
+	// Dying says that its queue pair is in ERR, or closed, and not everything has come back.
+	Dying
+	// Flushed says that everything has come back, and DOWN reports what has arrived.
+	Flushed
+	// Settled says that the peer has reported as well: what was lost is known.
+	Settled
+	// Ready says that the follower has connected its queue pair anew, and waits for GO.
+	Ready
+	// Probing says that the leader has connected its queue pair anew, and sends GO.
+	Probing
 )
 
 // Rail is what an end knows of one rail beside its log.

@@ -7,7 +7,10 @@ package guard
 // of a lock. Put it first: a field without a size at the end of a struct takes up room.
 type NoCopy struct{}
 
-func (*NoCopy) Lock()   {}
+// Lock makes NoCopy a lock to go vet. It does nothing.
+func (*NoCopy) Lock() {}
+
+// Unlock makes NoCopy a lock to go vet. It does nothing.
 func (*NoCopy) Unlock() {}
 
 // Owner detects that a second goroutine enters while the first is still inside. The zero value is

@@ -1,8 +1,8 @@
 package guard
 
 import (
+	"reflect"
 	"testing"
-	"unsafe"
 )
 
 // A build that checks panics with the caller's message when a second goroutine enters, and lets the
@@ -10,8 +10,8 @@ import (
 func TestOwner(t *testing.T) {
 	const message = "somebody: concurrent use"
 	var o Owner
-	if !Checked && unsafe.Sizeof(o) != 0 {
-		t.Errorf("an owner takes %d bytes in a build that does not check", unsafe.Sizeof(o))
+	if !Checked && reflect.TypeFor[Owner]().Size() != 0 {
+		t.Errorf("an owner takes %d bytes in a build that does not check", reflect.TypeFor[Owner]().Size())
 	}
 	second := func() (got any) {
 		defer func() { got = recover() }()
