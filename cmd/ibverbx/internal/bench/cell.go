@@ -136,7 +136,11 @@ func (c *cell) sample() (err error) {
 			}
 			n = min(n, max(least, int((target-c.timed).Seconds()*c.pace)+1))
 		}
-		err = c.runRound(max(1, min(n, int(c.pace*roundTime.Seconds()))), false)
+		most := max(1, int(c.pace*roundTime.Seconds()))
+		if c.p.Mode != Latency && target == 0 {
+			most = max(most, c.outstanding()) // a shorter one would never have that many on the way
+		}
+		err = c.runRound(max(1, min(n, most)), false)
 	}
 	switch took := c.timed - begun; {
 	case c.p.Mode == Latency && c.part.TotalCount() > 0:
