@@ -25,7 +25,5 @@
 // of what it sends, and the longer one counts. Neither trusts the other: parameters are bounded and
 // messages are checked, and a peer that falls silent or disconnects ends the run.
 //
-// To add a mode, add it to the constants of [Mode] and to checkOp (params.go). Say in task
-// (round.go) what an end does in a round, and in sample (cell.go) what its figure is. Print it in
-// the command's table.go. To add an operation, see package layers; to add a fault, faultKinds.
+// How to add a mode, an operation or a fault: cmd/ibverbx/INTERNALS.md.
 package bench
