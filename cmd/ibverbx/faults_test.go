@@ -53,7 +53,7 @@ func TestFaultsEndTheColumn(t *testing.T) {
 			}
 		})
 	}
-	_, out, _ := command(t, "perf -s 20000 -n 40 --fault kill-qp@msg=10 --json")
+	_, out, _ := command(t, "perf -s 20000 -n 40 -t 16 --fault kill-qp@msg=10 --json")
 	var doc struct {
 		OK      bool
 		Error   string
@@ -87,8 +87,8 @@ func TestUnhurt(t *testing.T) {
 
 // TestTwiceTheSame checks that each of two equal faults is described.
 func TestTwiceTheSame(t *testing.T) {
-	code, out, errs := command(t, "perf -s 20000 -n 40 --scheme spray --failover --fault kill-qp@msg=10 "+
-		"--fault kill-qp@msg=10")
+	code, out, errs := command(t, "perf -s 20000 -n 40 -t 16 --scheme spray --failover "+
+		"--fault kill-qp@msg=10 --fault kill-qp@msg=10")
 	if code != exitOK || errs != "" || strings.Count(out, "\n    fault ") != 2 ||
 		!strings.Contains(out, "did not strike: soft0 qp 17") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
