@@ -54,8 +54,11 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 // reports false for any other.
 func (q *VirtualQP) handleLostRail(rl *rail, wc *verbs.WC) bool {
 	x := q.failover
-	if rl.works() && !x.losesRail(rl, wc) {
-		return false
+	if rl.works() {
+		if !x.takenOut(rl, wc) {
+			return false
+		}
+		q.cq.touch(q) // even if the completion itself is stale
 	}
 	known := false
 	switch kind := wrid.Kind(wc.ID); {

@@ -31,7 +31,7 @@ func (x *recovery) bringBack() (next, now time.Time) {
 		return next, now
 	}
 	for _, rl := range x.rails.all {
-		if !rl.down {
+		if !rl.down || rl.back.state.GivenUp() {
 			continue
 		}
 		if now.IsZero() {

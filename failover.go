@@ -90,9 +90,9 @@ func (x *recovery) outstanding(rl *rail, id uint64) bool {
 	return rl.log.Has(id)
 }
 
-// losesRail handles a completion of a rail that works: if it says that the rail is lost, and the
-// connection can do without, the rail is taken out.
-func (x *recovery) losesRail(rl *rail, wc *verbs.WC) bool {
+// takenOut takes a working rail out of service if a completion says that it is lost and the
+// connection can do without it. It reports whether it did.
+func (x *recovery) takenOut(rl *rail, wc *verbs.WC) bool {
 	// A control message that finds no receive, where the peer may retry no longer, is no fault of a
 	// request either.
 	lost := failover.LosesRail(wc.Status) ||
@@ -155,7 +155,7 @@ func (x *recovery) continueLost(rl *rail) *failedRail {
 	if rl.stopErr != nil {
 		rl.toError()
 	}
-	if rl.back.state.Abandoned() {
+	if rl.back.state.GivenUp() {
 		x.abandonRail(rl)
 	}
 	return x.handleFlushed(rl)

@@ -265,7 +265,7 @@ func (x *recovery) loseDevice(device uint8, cause error) bool {
 		default:
 			x.loseRail(rl, cause)
 		}
-		rl.back.state.Abandon()
+		rl.back.state.GiveUp()
 	}
 	return true
 }

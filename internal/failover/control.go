@@ -10,9 +10,9 @@ import (
 //	31    28 27    24 23     16 15       0
 //	| kind  | epoch |   rail  |  count  |
 //
-// It travels on every data rail that is live, and again on one that comes back, if the peer may not
-// have received it (Protocol.repeatControls): one of these rails must live for the connection to go
-// on. To receive it twice changes nothing.
+// GO travels on the rail that it is about. Any other travels on every data rail that is live, and
+// again on one that comes back, if the peer may not have received it (Protocol.repeatControls): one
+// of these rails must live for the connection to go on. To receive it twice changes nothing.
 const (
 	controlDown   = 1 + iota // the sender has lost the rail; count messages have arrived there
 	controlUp                // the leader would bring the rail back in this epoch; count is its PSN

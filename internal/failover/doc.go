@@ -15,6 +15,8 @@
 //	 ^                                                                               |
 //	 +----------------------------------- WentLive ---------------------------------+
 //
+// A rail that is Ready or Probing may be lost as well: Lose makes it Dying again.
+//
 // A [Log] lists what a rail has outstanding. When the rail is lost the log becomes a list of
 // [Entry]. When the rail is settled the protocol knows whether each entry has arrived; the others
 // become [Work], to be posted again.
@@ -27,18 +29,27 @@
 //
 //  1. It logs each work request in the order in which it is posted, and counts the receives that it
 //     posts ([Rail.Posted]).
-//  2. If a rail fails that another can replace ([Protocol.CanLose]), it moves the queue pair to ERR
-//     and calls [Protocol.Lose]. From then on each send that comes back goes to
-//     [Protocol.Returned], each receive without a message to [Rail.Unanswered].
-//  3. When nothing of the rail is left at the NIC, it calls [Protocol.Flushed].
+//  2. If a rail fails that another can replace ([Protocol.CanLose]), it takes the log
+//     ([Log.Take]), calls [Protocol.Lose], and moves the queue pair to ERR. From then on each send
+//     that comes back goes to [Protocol.Returned], each receive without a message to
+//     [Rail.Unanswered].
+//  3. When the queue pair is in ERR or destroyed, and nothing of it is left at the NIC, it calls
+//     [Protocol.Flushed]. Receives of messages that will not be completed are counted before.
 //  4. It posts the controls that are queued ([Rail.NextControl]) behind whatever is staged on their
-//     rail, and hands those that arrive to [Protocol.HandleControl].
+//     rail. For each it calls [Rail.ControlPosted] with the number of messages logged so far, logs
+//     it, and calls [Protocol.ControlCompleted] when it completes. Controls that arrive go to
+//     [Protocol.HandleControl].
 //  5. It carries out each action, in order, and reports the result: [Protocol.Settle],
-//     [Protocol.Connected], [Protocol.WentLive].
-//  6. While [Protocol.Paused] it hands out no new request. When [Protocol.Waits] is false it posts
-//     what is in [Protocol.Work] again, all of one role on one rail, in its order.
-//  7. Each time that it polls it calls [Protocol.Choose], [Protocol.Answer] and [Protocol.Overdue],
-//     and where [Protocol.MayAsk] allows it asks for the rails that are due.
+//     [Protocol.Connected], [Protocol.WentLive]. To connect a queue pair it resets it, calls
+//     [Rail.Reset] and [Log.Clear], and then posts its receives.
+//  6. While [Protocol.Paused] it hands out no new request, and while [Protocol.Unflushed] it posts
+//     no receive of the user. When [Protocol.Waits] is false it posts what is in [Protocol.Work]
+//     again, all of one role on one rail, in its order.
+//  7. Each time that it polls it calls [Protocol.Answer] and [Protocol.Choose], asks for the rails
+//     that are due ([Protocol.MayAsk], [Protocol.Due], [Protocol.Ask]), posts receives, posts
+//     controls, and calls [Protocol.Overdue].
+//  8. When the connection fails it calls [Protocol.Drop], and none of the calls of 7 any more;
+//     [Protocol.Abandon] when all is over, and [Protocol.Restart] when the queue pairs are reset.
 //
 // A Protocol is owned by one goroutine at a time.
 package failover

@@ -25,10 +25,10 @@ func (w *world) strike() {
 	if !w.spared(i) || e.failed != nil {
 		return
 	}
-	switch kind := w.rng.IntN(24); {
+	switch kind := w.rng.IntN(96); {
 	case kind == 0:
 		e.killCQ(i)
-	case kind < 8 && e.rails[i].rail.Works() && e.canLose(e.rails[i].rail):
+	case kind < 32 && e.rails[i].rail.Works() && e.canLose(e.rails[i].rail):
 		e.lose(i, errors.New("its port is down"))
 	default:
 		e.killQP(i)
@@ -63,12 +63,12 @@ func (w *world) step() error {
 // failed because a CQ has died with messages in it.
 func play(seed uint64) (failed bool, err error) {
 	w := newWorld(seed)
-	events := 400 + w.rng.IntN(800)
+	events := 4000 + w.rng.IntN(8000)
 	for range events {
-		switch w.rng.IntN(40) {
-		case 0:
+		switch k := w.rng.IntN(240); {
+		case k == 0:
 			w.strike()
-		case 1, 2, 3, 4, 5:
+		case k < 31:
 			w.ends[w.rng.IntN(2)].post()
 		default:
 			err = w.step()

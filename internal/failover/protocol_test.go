@@ -39,4 +39,11 @@ func TestControlMessagesDoNotPileUp(t *testing.T) {
 	if n, answers := len(p.rails[0].queue), len(p.heldAnswers); n != 1 || answers != 1 {
 		t.Errorf("%d controls and %d answers wait, want one of each", n, answers)
 	}
+	if p.Answer(); len(p.heldAnswers) != 1 {
+		t.Error("the follower has answered while a rail is dying")
+	}
+	p.unflushed = 0
+	if p.Answer(); len(p.heldAnswers) != 0 || len(p.rails[0].queue) != 2 {
+		t.Error("the follower does not answer when no rail is dying")
+	}
 }

@@ -40,7 +40,8 @@ const (
 
 // Rail is what an end knows of one rail beside its log.
 //
-// Invariant: held is the number of entries that are Out while the rail is dying, otherwise 0.
+// Invariant: held is the number of entries that are Out while the rail is dying, or 0 after
+// NothingReturns; otherwise 0.
 type Rail struct {
 	index int
 	role  Role
@@ -91,11 +92,11 @@ func (r *Rail) AllReturned() bool { return r.held == 0 }
 // queue pair is destroyed.
 func (r *Rail) NothingReturns() { r.held = 0 }
 
-// Abandon says that the rail never comes back.
-func (r *Rail) Abandon() { r.gone = true }
+// GiveUp says that the rail never comes back.
+func (r *Rail) GiveUp() { r.gone = true }
 
-// Abandoned reports whether the rail never comes back.
-func (r *Rail) Abandoned() bool { return r.gone }
+// GivenUp reports whether the rail never comes back.
+func (r *Rail) GivenUp() bool { return r.gone }
 
 // Proved says that the rail carries its full share again: the next pause is a short one.
 func (r *Rail) Proved() { r.pauses = 0 }

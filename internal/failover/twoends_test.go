@@ -9,7 +9,7 @@ import (
 
 // The flags are those of the simulations, so that planted bugs are hunted here too.
 var (
-	worlds = flag.Uint64("seeds", 20_000, "how many worlds to play")
+	worlds = flag.Uint64("seeds", 4_000, "how many worlds to play")
 	single = flag.Uint64("seed", 0, "play the world of this seed alone")
 	hunted = flag.Bool("hunt", false, "print the first world that is broken in the form of the simulations")
 )
@@ -38,7 +38,7 @@ func TestTwoEnds(t *testing.T) {
 		}
 	}
 	// Only where a CQ dies with messages in it the connection may fail.
-	if failed > last/10+1 {
+	if failed > last/50+1 {
 		t.Errorf("%d of %d connections have failed", failed, last)
 	}
 }

@@ -1,0 +1,279 @@
+package failover
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"ibverbx/internal/wrid"
+	"ibverbx/verbs"
+)
+
+// The rules that worlds of two ends seldom meet, one by one.
+
+var start = time.Unix(1_000_000, 0)
+
+// twoRails is the leader of a connection with two data rails, and two for SENDs.
+func twoRails() *Protocol {
+	p := New([]Role{Data, Data, Sends, Sends})
+	p.Begin(Config{Leader: true, Failback: time.Second, Timeout: 10 * time.Second,
+		Serving: [Roles]int{-1, 2, -1}})
+	return p
+}
+
+// settle loses a rail with nothing outstanding, at both ends.
+func settle(t *testing.T, p *Protocol, r *Rail) {
+	t.Helper()
+	p.Lose(r, start, errors.New("test"), nil, 0)
+	p.Flushed(r, false)
+	actions, err := p.HandleControl(p.rails[1], control{controlDown, r.index, r.epoch, 0}.bits(), false)
+	if err != nil || len(actions) != 1 || actions[0].Kind != Settle {
+		t.Fatal(actions, err)
+	}
+	if _, _, err := p.Settle(r, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// send empties the queues of controls, as if all were posted and acknowledged.
+func send(p *Protocol) {
+	for _, r := range p.rails {
+		r.queue, r.controls = nil, 0
+	}
+}
+
+// The fault of a queue pair, a NIC or a path loses the rail; that of a request does not.
+func TestWhichStatusLosesARail(t *testing.T) {
+	loses := []verbs.Status{verbs.StatusRetryExcErr, verbs.StatusWRFlushErr, verbs.StatusFatalErr,
+		verbs.StatusRespTimeoutErr, verbs.StatusLocQPOpErr}
+	for s := verbs.Status(0); s < 32; s++ {
+		if got := LosesRail(s); got != slices.Contains(loses, s) {
+			t.Errorf("%v loses the rail: %v", s, got)
+		}
+	}
+}
+
+// A rail can be lost where another one of its role is live, or ready to become live at once.
+func TestWhoStandsIn(t *testing.T) {
+	for stage, can := range map[Stage]bool{Live: true, Dying: false, Flushed: false, Settled: false,
+		Ready: true, Probing: false} {
+		p := twoRails()
+		p.rails[1].stage = stage
+		if got := p.CanLose(p.rails[0]); got != can {
+			t.Errorf("the other rail is in stage %d: the rail can be lost: %v", stage, got)
+		}
+	}
+}
+
+// The pause before a rail is asked for doubles up to 64 times, and is short again once it has
+// proved itself. Where none is to come back, or a control is outstanding, none is asked for.
+func TestPauses(t *testing.T) {
+	p := twoRails()
+	r := p.rails[0]
+	settle(t, p, r)
+	if p.MayAsk() {
+		t.Error("the leader may ask while a control is outstanding")
+	}
+	send(p)
+	if !p.MayAsk() {
+		t.Fatal("the leader may not ask")
+	}
+	now := start
+	if due, at := p.Due(r, now); due || at != now.Add(time.Second) {
+		t.Errorf("due %v at %v", due, at)
+	}
+	for _, want := range []time.Duration{2, 4, 8, 16, 32, 64, 64} {
+		again := p.Ask(r, now, 7)
+		if again.Sub(now) != want*time.Second {
+			t.Errorf("a pause of %v, want %v", again.Sub(now), want*time.Second)
+		}
+		now = again
+	}
+	if r.Proved(); p.pause(r) != time.Second {
+		t.Error("a rail that has proved itself waits longer than at first")
+	}
+	send(p)
+	if p.config.Failback = -1; p.MayAsk() {
+		t.Error("the leader asks although nothing is to come back")
+	}
+}
+
+// The follower begins no epoch while a control is outstanding, and takes SERVE of the current epoch
+// alone.
+func TestEpochs(t *testing.T) {
+	p := twoRails()
+	p.config.Leader = false
+	r, service := p.rails[0], p.rails[2]
+	settle(t, p, r)
+	up := control{controlUp, 0, 1, 9}.bits()
+	if actions, err := p.HandleControl(p.rails[1], up, false); err != nil || len(actions) != 0 {
+		t.Errorf("UP while DOWN is outstanding: %v, %v", actions, err)
+	}
+	send(p)
+	if actions, _ := p.HandleControl(p.rails[1], up, true); len(actions) != 0 {
+		t.Errorf("UP at an end that is ending: %v", actions)
+	}
+	want := Action{Kind: Connect, Rail: 0, PeerPSN: 9}
+	if actions, _ := p.HandleControl(p.rails[1], up, false); len(actions) != 1 || actions[0] != want {
+		t.Errorf("UP: %v", actions)
+	}
+	settle(t, p, service)
+	p.rails[3].stage = Ready
+	for epoch, want := range map[uint8]int{1: 0, 15: 0, 0: 2} {
+		serve := control{controlServe, 2, epoch, 3}
+		actions, err := p.HandleControl(p.rails[1], serve.bits(), false)
+		if err != nil || len(actions) != want {
+			t.Errorf("SERVE of epoch %d: %v, %v", epoch, actions, err)
+		}
+		taken := []Action{{Kind: GoLive, Rail: 3}, {Kind: Serve, Rail: 3}}
+		if want == 2 && !slices.Equal(actions, taken) {
+			t.Errorf("SERVE: %v, want %v", actions, taken)
+		}
+		p.serving[Sends] = 2
+	}
+}
+
+// SERVED of another epoch confirms nothing.
+func TestServedOfAnotherEpoch(t *testing.T) {
+	p := twoRails()
+	settle(t, p, p.rails[2])
+	want := []Action{{Kind: Serve, Rail: 3}}
+	if actions := p.Choose(); !slices.Equal(actions, want) || !p.Waits() {
+		t.Fatal(actions, p.Waits())
+	}
+	for _, epoch := range []uint8{1, 15, 0} {
+		served := control{controlServed, 2, epoch, 0}
+		_, err := p.HandleControl(p.rails[0], served.bits(), false)
+		if err != nil || p.Waits() != (epoch != 0) {
+			t.Errorf("SERVED of epoch %d: %v, waits %v", epoch, err, p.Waits())
+		}
+	}
+}
+
+// A GO that fails does not bring the rail back.
+func TestGoThatFails(t *testing.T) {
+	p := twoRails()
+	r := p.rails[0]
+	settle(t, p, r)
+	p.Connected(r, 7)
+	r.controls = 2
+	if actions := p.ControlCompleted(r, false); len(actions) != 0 {
+		t.Errorf("GO has failed: %v", actions)
+	}
+	if actions := p.ControlCompleted(r, true); len(actions) != 1 || actions[0].Kind != GoLive {
+		t.Errorf("GO is acknowledged: %v", actions)
+	}
+}
+
+// What was said on rails that are lost by now is repeated on one that comes back.
+func TestControlsAreRepeated(t *testing.T) {
+	p := twoRails()
+	settle(t, p, p.rails[2])
+	p.Choose()
+	p.rails[3].stage, p.rails[3].epoch = Flushed, 5
+	send(p)
+	p.WentLive(p.rails[0])
+	want := []uint32{control{controlDown, 2, 0, 0}.bits(), control{controlDown, 3, 5, 0}.bits(),
+		control{controlServe, 2, 0, 3}.bits()}
+	if got := p.rails[0].queue; !slices.Equal(got, want) {
+		t.Errorf("%x, want %x", got, want)
+	}
+}
+
+// A new connection of a rail has none of the places of the old one's controls.
+func TestResetForgetsPlaces(t *testing.T) {
+	r := Rail{posted: 5, unanswered: 2, peerDown: true, acked: 10, peerArrived: 9}
+	r.notePlace(9)
+	if _, err := r.covered(false); err != nil {
+		t.Fatal(err)
+	}
+	r.Reset()
+	if _, err := r.covered(false); err == nil || r.arrived() != 0 || r.peerDown {
+		t.Error("the rail remembers its last connection")
+	}
+}
+
+// The peer has Timeout from the last loss on, and only while the ends have to agree.
+func TestOverdue(t *testing.T) {
+	p := twoRails()
+	p.Lose(p.rails[0], start, verbs.StatusRetryExcErr, nil, 0)
+	if _, err := p.Overdue(start.Add(10 * time.Second)); err != nil {
+		t.Errorf("after just the timeout: %v", err)
+	}
+	rail, err := p.Overdue(start.Add(10*time.Second + 1))
+	if rail != 0 || !errors.Is(err, verbs.StatusRetryExcErr) {
+		t.Errorf("later: rail %d, %v", rail, err)
+	}
+	p = twoRails()
+	settle(t, p, p.rails[0])
+	if _, err := p.Overdue(start.Add(time.Hour)); err != nil {
+		t.Errorf("although all is agreed on: %v", err)
+	}
+}
+
+// A connection that fails gives up what flushed and settled rails had outstanding and what was to
+// be posted again, but nothing that is over and no control.
+func TestDrop(t *testing.T) {
+	p := twoRails()
+	id := func(kind, n uint64) uint64 { return wrid.New(kind, 0, 0, n) }
+	p.Lose(p.rails[0], start, errors.New("test"), []Entry{{ID: id(wrid.Data, 1), State: Returned},
+		{ID: id(wrid.Data, 2), State: Done}, {ID: id(wrid.Control, 3), State: Returned}}, 0)
+	p.Flushed(p.rails[0], true)
+	p.work[Sends].entries = []Entry{{ID: id(wrid.Message, 4)}}
+	var got []uint64
+	for _, e := range p.Drop() {
+		got = append(got, e.ID)
+	}
+	if want := []uint64{id(wrid.Data, 1), id(wrid.Message, 4)}; !slices.Equal(got, want) {
+		t.Errorf("%x, want %x", got, want)
+	}
+	if p.Unsettled() || p.work[Sends].Any() || len(p.Drop()) != 0 {
+		t.Error("something is left")
+	}
+}
+
+// When all is over it is known which rails are out of service and which never come back. A new
+// connection begins with all of them.
+func TestAbandonAndRestart(t *testing.T) {
+	p := twoRails()
+	p.Lose(p.rails[0], start, errors.New("test"), nil, 0)
+	p.rails[0].GiveUp()
+	p.Abandon()
+	if r := p.rails[0]; r.stage != Settled || !r.GivenUp() || p.rails[1].stage != Live {
+		t.Errorf("%+v, the other in stage %d", r, p.rails[1].stage)
+	}
+	if p.Serving(Sends) != 2 || p.Unsettled() {
+		t.Errorf("rail %d serves, unsettled %v", p.Serving(Sends), p.Unsettled())
+	}
+	if p.Restart(); p.rails[0].stage != Live || p.rails[0].GivenUp() || p.Paused() {
+		t.Error("a new connection lacks a rail")
+	}
+}
+
+// What a rail loses while it carries work again goes ahead of what waits; what another one loses
+// goes behind it. The user's immediate stays behind its fragment.
+func TestOrderOfWork(t *testing.T) {
+	var w Work
+	a, b := &Rail{index: 0}, &Rail{index: 1}
+	entry := func(n uint64) Entry { return Entry{ID: wrid.New(wrid.Data, 0, 0, n)} }
+	imm := Entry{ID: wrid.New(wrid.Imm, 0, 0, 9)}
+	w.add(a, []Entry{entry(1), imm})
+	w.Begin(b)
+	if w.Posted(); !w.Follows(entry(1).ID) || w.Follows(imm.ID) || !w.awaitsImm(b) || w.awaitsImm(a) {
+		t.Error("the fragment is not what was posted last")
+	}
+	w.add(a, []Entry{entry(3)})
+	w.add(b, []Entry{entry(1)})
+	w.Precede(entry(5))
+	var got []uint64
+	for w.Begin(a); w.Any(); w.Posted() {
+		got = append(got, w.Next().ID)
+	}
+	if want := []uint64{entry(5).ID, entry(1).ID, imm.ID, entry(3).ID}; !slices.Equal(got, want) {
+		t.Errorf("%x, want %x", got, want)
+	}
+	if w.On() != -1 {
+		t.Error("a rail carries work, and there is none")
+	}
+}
