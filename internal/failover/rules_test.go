@@ -277,3 +277,95 @@ func TestOrderOfWork(t *testing.T) {
 		t.Error("a rail carries work, and there is none")
 	}
 }
+
+// However deep queues are, what a peer may have received and lost with its CQ is told apart by
+// counts of 16 bits.
+func TestLostMessagesAreTellable(t *testing.T) {
+	entries := make([]Entry, MaxOutstanding+ControlSlots)
+	for i := range entries {
+		entries[i].ID = wrid.New(wrid.Numbered, 0, 0, 1)
+	}
+	for _, lost := range []int{2, MaxOutstanding / 2, MaxOutstanding * 15 / 16, MaxOutstanding} {
+		r := Rail{acked: 5, peerArrived: uint16(5 - lost), entries: entries}
+		if end, err := r.covered(false); err == nil {
+			t.Errorf("%d messages are lost, and %d entries count as arrived", lost, end)
+		}
+	}
+}
+
+// A peer that asks the same again and again, and takes no answer, does not fill the memory.
+func TestControlMessagesDoNotPileUp(t *testing.T) {
+	p := New([]Role{Data, Data, Sends, Sends})
+	p.Begin(Config{Serving: [Roles]int{-1, 2, -1}})
+	p.rails[1].stage = Ready
+	p.unflushed = 1
+	up := control{kind: controlUp, rail: 1, count: 9}
+	serve := control{kind: controlServe, rail: 3, epoch: 3, count: 2}
+	for range 1000 {
+		for _, c := range []control{up, serve} {
+			if actions, err := p.HandleControl(p.rails[0], c.bits(), false); err != nil || len(actions) != 0 {
+				t.Fatal(actions, err)
+			}
+		}
+	}
+	if n, answers := len(p.rails[0].queue), len(p.heldAnswers); n != 1 || answers != 1 {
+		t.Errorf("%d controls and %d answers wait, want one of each", n, answers)
+	}
+	if p.Answer(); len(p.heldAnswers) != 1 {
+		t.Error("the follower has answered while a rail is dying")
+	}
+	p.unflushed = 0
+	if p.Answer(); len(p.heldAnswers) != 0 || len(p.rails[0].queue) != 2 {
+		t.Error("the follower does not answer when no rail is dying")
+	}
+}
+
+// Of the acknowledged messages that a peer does not count, controls are no loss, nor is the last
+// fragment whose immediate is still due, in whatever order they were posted. Any other is.
+func TestWhichMessagesAreLostWithACQ(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		count    uint64   // what the peer has counted of 10
+		controls []uint64 // the places of controls among the 10
+		immDue   bool
+		lost     bool
+	}{
+		{name: "nothing", count: 10},
+		{name: "a message", count: 9, lost: true},
+		{name: "a control", count: 9, controls: []uint64{9}},
+		{name: "two controls", count: 8, controls: []uint64{8, 9}},
+		{name: "a message behind a control", count: 8, controls: []uint64{8}, lost: true},
+		{name: "a message ahead of a control", count: 8, controls: []uint64{9}, lost: true},
+		{name: "a fragment whose immediate is due", count: 9, immDue: true},
+		{name: "such a fragment ahead of a control", count: 8, controls: []uint64{9}, immDue: true},
+		{name: "such a fragment between controls", count: 7, controls: []uint64{7, 9}, immDue: true},
+		{name: "a message ahead of such a fragment", count: 8, immDue: true, lost: true},
+		{name: "a message ahead of such a fragment and a control", count: 7, controls: []uint64{9},
+			immDue: true, lost: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, first := range []uint64{0, 1<<16 - 5, 1<<16 - 9} { // the count on the wire wraps
+				v := Rail{acked: first + 10, peerArrived: uint16(first + c.count)}
+				for _, place := range c.controls {
+					v.places = append(v.places, first+place)
+				}
+				if end, err := v.covered(c.immDue); end != 0 || (err != nil) != c.lost {
+					t.Errorf("from %d on: %d entries have arrived, %v", first, end, err)
+				}
+			}
+		})
+	}
+}
+
+// A control is no excuse for the message that is 65,536 behind it, whose count on the wire is the
+// same.
+func TestAControlIsNoOtherMessage(t *testing.T) {
+	for _, behind := range []uint64{0, 1 << 16, 1 << 32} {
+		var v Rail
+		v.notePlace(7)
+		v.acked, v.peerArrived = 8+behind, 7
+		if _, err := v.covered(false); (err != nil) != (behind != 0) {
+			t.Errorf("the message %d behind a control is lost: %v", behind, err)
+		}
+	}
+}

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/nicoffer"
 	"ibverbx/internal/tcptest"
@@ -220,4 +223,57 @@ func TestReaches(t *testing.T) {
 		!strings.Contains(err.Error(), "rdmacore (InfiniBand)") {
 		t.Errorf("error %v", err)
 	}
+}
+
+// TestBrokeOff says which ends of a run are the client's, after which the next one is served.
+func TestBrokeOff(t *testing.T) {
+	said := &rendezvous.PeerError{Text: "enough"}
+	for _, tt := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{fmt.Errorf("dqplb, 64 B: %w", rendezvous.ErrGone), true},
+		{errors.Join(ibverbx.ErrFailed, rendezvous.ErrGone), true}, // requests failed since it went
+		{rendezvous.ErrTimeout, true},
+		{rendezvous.ErrProtocol, true},
+		{said, true},
+		{&taskError{"asks for too much"}, true},
+		{errPeerInterrupted, true},
+		{fmt.Errorf("%w within 1s", ErrStalled), true},
+		{ibverbx.ErrFailed, false},
+		{errors.New("mlx5_0: no memory"), false},
+		{fmt.Errorf("message 5: %w", ErrVerify), false},
+		{errors.Join(ErrVerify, said), false}, // wrong data is no matter of who says so first
+	} {
+		if got := BrokeOff(tt.err); got != tt.want {
+			t.Errorf("BrokeOff(%v) = %v", tt.err, got)
+		}
+	}
+}
+
+// TestFollowSilentClient greets and then says nothing: what is to be measured has to come as soon
+// as the greeting, and the goodbye does not wait for long.
+func TestFollowSilentClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		go func() {
+			if _, err := io.WriteString(there, hello); err != nil {
+				t.Error(err)
+			}
+		}()
+		go func() { _, _ = io.Copy(io.Discard, there) }()
+		conn, err := rendezvous.Start(t.Context(), here, rendezvous.Config{Protocol: Protocol,
+			Timeout: 30 * time.Second, Greeting: 5 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		_, err = Follow(context.Background(), &Half{Conn: conn}, observer{})
+		if took := time.Since(start); took != 7*time.Second || !errors.Is(err, rendezvous.ErrTimeout) ||
+			conn.Err() == nil {
+			t.Errorf("after %v: %v; the conversation: %v", took, err, conn.Err())
+		}
+		there.Close()
+	})
 }

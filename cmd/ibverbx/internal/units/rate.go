@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Rate is the speed of a link, or of what is sent to it, in bytes a second; 0 is unlimited. It
@@ -92,4 +93,28 @@ func (r Rate) String() string {
 		return strconv.FormatFloat(bits/1e6, 'g', 4, 64) + " Mbit/s"
 	}
 	return strconv.FormatFloat(bits/1e3, 'g', 4, 64) + " kbit/s"
+}
+
+// Span is a length of time that reads 5s, 20ms, 1m30s, and a bare number as seconds.
+type Span time.Duration
+
+// ParseSpan reads a length of time.
+func ParseSpan(s string) (Span, error) {
+	if seconds, err := strconv.ParseFloat(s, 64); err == nil && seconds >= 0 && seconds < 1e9 {
+		return Span(seconds * float64(time.Second)), nil
+	}
+	d, err := time.ParseDuration(s)
+	if err == nil && d < 0 {
+		return 0, fmt.Errorf("time %q: must not be negative", s)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("time %q: want a number with a unit such as 20ms, 5us or 3s, or seconds", s)
+	}
+	return Span(d), nil
+}
+
+// UnmarshalText reads a length of time from a flag.
+func (s *Span) UnmarshalText(text []byte) (err error) {
+	*s, err = ParseSpan(string(text))
+	return err
 }
