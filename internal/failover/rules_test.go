@@ -99,6 +99,30 @@ func TestPauses(t *testing.T) {
 	}
 }
 
+// No end brings a rail back before both have settled it.
+func TestNoRailComesBackUnsettled(t *testing.T) {
+	for _, leader := range []bool{true, false} {
+		p := twoRails()
+		p.config.Leader = leader
+		r := p.rails[0]
+		p.Lose(r, start, errors.New("test"), nil, 0)
+		for range 2 { // dying, and flushed
+			send(p)
+			if due, at := p.Due(r, start.Add(time.Hour)); due || !at.IsZero() || p.MayAsk() {
+				t.Errorf("stage %d: due %v at %v, may ask %v", r.stage, due, at, p.MayAsk())
+			}
+			up := control{controlUp, 0, 1, 9}
+			actions, err := p.HandleControl(p.rails[1], up.bits(), false)
+			if err != nil || len(actions) != 0 {
+				t.Errorf("stage %d: UP: %v, %v", r.stage, actions, err)
+			}
+			if r.stage == Dying {
+				p.Flushed(r, false)
+			}
+		}
+	}
+}
+
 // The follower begins no epoch while a control is outstanding, and takes SERVE of the current epoch
 // alone.
 func TestEpochs(t *testing.T) {
