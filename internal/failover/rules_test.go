@@ -111,10 +111,12 @@ func TestNoRailComesBackUnsettled(t *testing.T) {
 			if due, at := p.Due(r, start.Add(time.Hour)); due || !at.IsZero() || p.MayAsk() {
 				t.Errorf("stage %d: due %v at %v, may ask %v", r.stage, due, at, p.MayAsk())
 			}
-			up := control{controlUp, 0, 1, 9}
-			actions, err := p.HandleControl(p.rails[1], up.bits(), false)
-			if err != nil || len(actions) != 0 {
-				t.Errorf("stage %d: UP: %v, %v", r.stage, actions, err)
+			r.psn = 7 // as if the leader had asked
+			for _, kind := range []int{controlUp, controlReady} {
+				actions, err := p.HandleControl(p.rails[1], control{kind, 0, 1, 9}.bits(), false)
+				if err != nil || len(actions) != 0 {
+					t.Errorf("stage %d: control %d: %v, %v", r.stage, kind, actions, err)
+				}
 			}
 			if r.stage == Dying {
 				p.Flushed(r, false)
