@@ -122,8 +122,7 @@ func (c captured) talk(t *testing.T, s *sniffer) {
 		Adjust: func(_ verbs.QP, attr *verbs.QPAttr) { attr.PathMTU = c.mtu }}))
 	if c.loss != 0 {
 		for i, n := range []*node{a, b} {
-			h := &harm{odds: odds{lose: c.loss}}
-			h.do(t, n.dev, uint64(i))
+			lossy(n.dev, c.loss, uint64(i))
 		}
 	}
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -11,9 +11,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"ibverbx/verbs"
-	"ibverbx/verbs/verbstest"
 )
 
 // inNamespace names the variable that is set in a process with a network of its own.
@@ -59,14 +56,7 @@ func TestConformanceIPv6(t *testing.T) {
 	default:
 		t.Logf("no network namespace, so with one NIC at ::1: %v", err)
 	}
-	verbstest.Run(t, verbstest.Env{
-		Strict:  true,
-		SetLink: func(_ *testing.T, d verbs.Device, up bool) { d.(*Device).SetLink(up) },
-		Open: func(t *testing.T) (a, b verbs.Device) {
-			p := openNICs(t, Config{}, addrs...)
-			return p.Device(0), p.Device(len(addrs) - 1)
-		},
-	})
+	testConformance(t, addrs...)
 }
 
 // secondLoopback is a unique local address (RFC 4193).

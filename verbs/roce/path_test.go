@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce/internal/udp"
@@ -151,6 +152,64 @@ func TestPortsDiffer(t *testing.T) {
 			n.post(t, n.write(pair[1-i], 1, 8))
 			n.succeed(t)
 		}
+	}
+}
+
+// Two providers have one address: the second takes another port, says so in its GID, and both talk.
+func TestTwoProvidersOneAddress(t *testing.T) {
+	at := ownAddr(1)
+	first, second := openNICs(t, Config{}, at), openNICs(t, Config{}, at)
+	a, b := first.Device(0), second.Device(0)
+	if a.local.Port() != Port || b.local.Port() == Port || b.gid[0] != 0xfd {
+		t.Fatalf("ports %d and %d, GID %v", a.local.Port(), b.local.Port(), b.gid)
+	}
+	third := openNICs(t, Config{}, at).Device(0)
+	for _, ends := range [][2]*Device{{a, b}, {third, b}} {
+		pair := newNodes(t, ends[0], ends[1], 64)
+		for i, n := range pair {
+			n.post(t, n.write(pair[1-i], 1, 64))
+			n.succeed(t)
+		}
+	}
+}
+
+// A peer that vanishes is noticed when the timeout has passed as often as there are retries, and
+// once more; and the next connection works. Time is virtual.
+func TestPeerVanishes(t *testing.T) {
+	const timeout, retries = 13, 3 // 34 ms
+	adjust := func(_ verbs.QP, attr *verbs.QPAttr) { attr.Timeout, attr.RetryCount = timeout, retries }
+	n := openVirtual(t, Config{})
+	a, b := newNode(t, n.nics[0].Device, 64), newNode(t, n.nics[1].Device, 64)
+	for _, met := range []bool{false, true} {
+		must(t, verbstest.Connect(a.qp, b.qp, verbstest.ConnectConfig{Port: 1, Adjust: adjust}))
+		if met {
+			a.post(t, a.write(b, 1, 64))
+			if wc := n.await(t, a); wc.Status != verbs.StatusSuccess {
+				t.Errorf("the one before: %v", wc.Status)
+			}
+		}
+		b.dev.SetLink(false)
+		began := n.now
+		a.post(t, a.write(b, 2, 64))
+		a.post(t, a.write(b, 3, 64))
+		wc := n.await(t, a)
+		took, least := time.Duration(n.now-began), verbs.AckTimeout(timeout)*(retries+1)
+		if wc.Status != verbs.StatusRetryExcErr || wc.ID != 2 {
+			t.Errorf("completion of %d: %v", wc.ID, wc.Status)
+		}
+		if took < least || took > least+least/4 {
+			t.Errorf("after %v, want %v", took, least)
+		}
+		if wc := n.await(t, a); wc.Status != verbs.StatusWRFlushErr {
+			t.Errorf("the one behind it: %v", wc.Status)
+		}
+		b.dev.SetLink(true)
+		for _, n := range []*node{a, b} {
+			must(t, n.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState))
+		}
+	}
+	if c := b.dev.Counters(); c.LinkDown == 0 || c.Malformed != 0 {
+		t.Errorf("counted %+v", c)
 	}
 }
 

@@ -1,6 +1,7 @@
 package roce
 
 import (
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"ibverbx/test/sim"
 	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/udp"
 	"ibverbx/verbs/verbstest"
 )
 
@@ -64,6 +66,28 @@ func (n *network) await(t testing.TB, x *node) verbs.WC {
 			t.Fatal("no completion, and nothing happens any more")
 		}
 		n.step()
+	}
+}
+
+// lossy puts a network between a NIC and its socket that loses a share of what the NIC sends.
+func lossy(d *Device, share float64, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, uint64(d.id)))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	next := d.sender.put
+	d.sender.put = func(to destination, packets []udp.Packet, segment bool) (int, error) {
+		done := 0
+		for i := range packets {
+			if rng.Float64() >= share {
+				continue
+			}
+			if n, err := next(to, packets[done:i], segment && done == 0); err != nil {
+				return done + n, err
+			}
+			done = i + 1
+		}
+		n, err := next(to, packets[done:], segment && done == 0)
+		return done + n, err
 	}
 }
 

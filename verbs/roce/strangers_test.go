@@ -377,38 +377,6 @@ func TestDeniedPeerIsTold(t *testing.T) {
 	}
 }
 
-// What a socket carries but the ICRC finds broken is as if it was lost, and counted. Nothing of it
-// arrives, and the user can tell by the count what is the matter.
-func TestBrokenICRC(t *testing.T) {
-	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
-	pair := newNodes(t, p.Device(0), p.Device(1), 64)
-	a, b := pair[0], pair[1]
-	a.dev.mu.Lock()
-	put := a.dev.sender.put
-	a.dev.sender.put = func(to destination, packets []udp.Packet, segment bool) (int, error) {
-		for i := range packets {
-			packets[i].Trailer[len(packets[i].Trailer)-1] ^= 0x40
-		}
-		return put(to, packets, segment)
-	}
-	a.dev.mu.Unlock()
-	must(t, a.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState))
-	must(t, b.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState))
-	must(t, verbstest.Connect(a.qp, b.qp, verbstest.ConnectConfig{Port: 1,
-		Adjust: func(_ verbs.QP, attr *verbs.QPAttr) { attr.Timeout, attr.RetryCount = 10, 2 }}))
-	copy(a.buf, "never seen")
-	a.post(t, a.write(b, 1, 64))
-	if wc := a.poll(t); wc.Status != verbs.StatusRetryExcErr {
-		t.Errorf("status %v", wc.Status)
-	}
-	if c := b.dev.Counters(); c.BadICRC < 3 || c.Received != 0 {
-		t.Errorf("counted %+v", c)
-	}
-	if !bytes.Equal(b.buf, make([]byte, 64)) {
-		t.Error("the packet was carried out")
-	}
-}
-
 // Packets of strangers cost no memory, and neither do those that have come to harm.
 func TestStrangersCostNoMemory(t *testing.T) {
 	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
