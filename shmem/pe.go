@@ -288,11 +288,12 @@ func (t *peer) opError(op string, err error) error {
 	return opError(op, err)
 }
 
-// opError is the error of a call that concerned all PEs.
+// opError is the error of a call that concerned all PEs. The endpoint of the PE that err is about
+// may have failed a moment ago, and failed is not called yet.
 func (p *PE) opError(op string, err error) error {
 	for i := range p.peers {
-		if gone := p.peers[i].gone.Load(); gone != nil && errors.Is(err, gone.Err) {
-			return opError(op, gone)
+		if gone := p.peers[i].ep.Err(); gone != nil && errors.Is(err, gone) {
+			return opError(op, &PEError{PE: i, Err: gone})
 		}
 	}
 	return opError(op, err)
