@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 
 	"ibverbx/shmem"
+	"ibverbx/test/internal/lab"
 )
 
 // count adds to a shared counter: no addition may be lost, and no two may find the same value.
@@ -99,13 +100,18 @@ func (e *element) toggle() bool {
 			if err == nil && (found != v+1 && found != v) { // an Inc may be on its way
 				t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1, and finds %#x", e.id, v, found)
 			}
-			if err == nil && e.quiet() && shmem.Load(e.pe, own) != v+2 {
-				t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v,
-					shmem.Load(e.pe, own))
+			if err == nil && e.quiet() {
+				if found = shmem.Load(e.pe, own); found != v+2 {
+					t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v, found)
+				}
+				err = e.compare(own, v+2)
 			}
 		default:
-			err = shmem.Xor(t.ctx, e.pe, small, 1<<uint(e.id), home)
-			if err == nil {
+			first := shmem.Xor[uint32]
+			if e.rng.IntN(2) == 0 {
+				first = shmem.Add[uint32] // it finds the bit clear, and carries nothing
+			}
+			if err = first(t.ctx, e.pe, small, 1<<uint(e.id), home); err == nil {
 				err = shmem.Xor(t.ctx, e.pe, small, 1<<uint(e.id), home)
 			}
 		}
@@ -131,6 +137,26 @@ func (e *element) toggle() bool {
 		t.Broken(ruleAtomic, "the bits are %#x and %#x, and should be %#x and 0", got, half, want)
 	}
 	return e.barrier()
+}
+
+// compare tests a word of the PE's heap that holds v by every comparison.
+func (e *element) compare(s shmem.Sym[uint64], v uint64) error {
+	for cmp, want := range [...][3]bool{
+		shmem.EQ: {false, true, false}, shmem.NE: {true, false, true}, shmem.GT: {true, false, false},
+		shmem.GE: {true, true, false}, shmem.LT: {false, false, true}, shmem.LE: {false, true, true},
+	} {
+		for i, holds := range want {
+			with := v - 1 + uint64(i)
+			got, err := shmem.Test(e.pe, s, shmem.Cmp(cmp), with)
+			if err != nil {
+				return err
+			}
+			if got != holds {
+				e.t.Broken(lab.Content, "PE %d: %#x %v %#x is %v", e.id, v, shmem.Cmp(cmp), with, got)
+			}
+		}
+	}
+	return nil
 }
 
 // swap swaps tokens into a word. Each may be swapped out once.

@@ -40,6 +40,8 @@ func (e *element) play(kind phaseKind, common *rand.Rand) bool {
 		return e.mismatch(common)
 	case phaseMistake:
 		e.mistake()
+	case phaseHurry:
+		return e.hurry()
 	case phaseMisstep:
 		return e.misstep(common)
 	case phaseFault:

@@ -42,20 +42,21 @@ const (
 	phaseMismatch // PEs ask for different sizes
 	phaseMistake  // wrong arguments
 	phaseFault    // a fault
+	phaseHurry    // calls whose context ends
 	phaseMisstep  // PEs make different collective calls; always the last phase
 	phaseKinds
 )
 
 var phaseNames = [phaseKinds]string{"scatter", "signal", "flag", "count", "bits", "swap", "barrier",
 	"broadcast", "reduce", "all-gather", "all-to-all", "alloc",
-	"mismatch", "mistake", "fault", "misstep"}
+	"mismatch", "mistake", "fault", "hurry", "misstep"}
 
 func (k phaseKind) String() string { return phaseNames[k] }
 
 var phaseWeights = [phaseKinds]int{phaseScatter: 12, phaseSignal: 6, phaseFlag: 6, phaseCount: 5,
 	phaseBits: 4, phaseSwap: 4, phaseBarrier: 2, phaseBroadcast: 3,
 	phaseReduce: 3, phaseGather: 3, phaseTrade: 3, phaseAlloc: 4, phaseMismatch: 1, phaseMistake: 2,
-	phaseFault: 3}
+	phaseFault: 3, phaseHurry: 3}
 
 func newShmemPlan(seed uint64) *shmemPlan {
 	rng := rand.New(rand.NewPCG(seed, 0x73686d))
@@ -76,6 +77,9 @@ func newShmemPlan(seed uint64) *shmemPlan {
 	p.Events = make([]phase, 1+rng.IntN(pick(2, 4, 8)))
 	for i := range p.Events {
 		p.Events[i] = phase{phaseKind(lab.DrawWeighted(rng, phaseWeights[:])), rng.Uint64()}
+	}
+	if p.Mood == lab.Faulty && rng.IntN(2) == 0 {
+		p.Events[rng.IntN(len(p.Events))].kind = phaseFault
 	}
 	if rng.IntN(5) == 0 {
 		p.Events = append(p.Events, phase{phaseMisstep, rng.Uint64()})

@@ -32,7 +32,9 @@ type element struct {
 	rng     *rand.Rand
 	phase   int
 	failed  error
-	closing bool // Close was called
+	closing bool   // Close was called
+	cancel  func() // ends the context of a call in haste
+	haste   int    // after so many rounds
 
 	rounds  int // calls of Exchange
 	entered int // barriers that it has entered
@@ -44,7 +46,7 @@ type element struct {
 // heap is the symmetric memory that phases use.
 type heap struct {
 	area    shmem.Sym[byte]   // slots, each written by one PE
-	scratch shmem.Sym[byte]   // sources of puts, and one target of gets
+	scratch shmem.Sym[byte]   // sources of puts, a target of gets, and one of calls in haste
 	words   shmem.Sym[uint64] // counters, words that are swapped, bits
 	halves  shmem.Sym[uint32]
 	signals shmem.Sym[uint64] // by PE: the signal that it sends
@@ -196,26 +198,36 @@ func (e *element) ok(what string, err error) bool {
 func (e *element) program() {
 	t := e.t
 	cfg := t.plan.config
-	cfg.Rank, cfg.Exchange, cfg.Transport.Idle = e.id, e.exchange, t.idle
+	cfg.Rank, cfg.Exchange, cfg.Transport.Idle = e.id, e.exchange, e.idle
 	var err error
 	e.pe, err = shmem.Join(t.ctx, e.host.Dom, cfg)
-	if !e.ok("join", err) || !e.begin() {
+	if !e.ok("join", err) {
 		return
 	}
+	if e.begin() {
+		e.playAll()
+	}
+	e.outlive()
+	e.closing = true
+	err = e.pe.Close(t.ctx)
+	t.Logf("PE %d: close: %v", e.id, err)
+	e.ok("close", err)
+	e.leave()
+}
+
+// playAll plays the phases until one fails.
+func (e *element) playAll() {
+	t := e.t
 	for i, ph := range t.plan.Events {
 		t.At = max(t.At, i+1)
 		t.Logf("PE %d: phase %d, %v", e.id, i, ph.kind)
 		e.rng = rand.New(rand.NewPCG(ph.r, uint64(e.id)))
 		common := rand.New(rand.NewPCG(ph.r, 1<<40)) // all PEs draw the same from it
 		if !e.play(ph.kind, common) {
-			break
+			return
 		}
 		e.phase++
 	}
-	e.closing = true
-	err = e.pe.Close(t.ctx)
-	t.Logf("PE %d: close: %v", e.id, err)
-	e.ok("close", err)
 }
 
 // begin allocates the memory that phases use.
@@ -226,7 +238,7 @@ func (e *element) begin() bool {
 	if e.area, err = shmem.Alloc[byte](t.ctx, e.pe, n*slots*slotSize); !e.ok("alloc", err) {
 		return false
 	}
-	if e.scratch, err = shmem.Alloc[byte](t.ctx, e.pe, (scratches+1)*slotSize); !e.ok("alloc", err) {
+	if e.scratch, err = shmem.Alloc[byte](t.ctx, e.pe, (scratches+2)*slotSize); !e.ok("alloc", err) {
 		return false
 	}
 	if e.words, err = shmem.Alloc[uint64](t.ctx, e.pe, 8); !e.ok("alloc", err) {

@@ -1,0 +1,133 @@
+package sendside
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+
+	"ibverbx/shmem"
+	"ibverbx/test/internal/lab"
+)
+
+// idle is where the PE's calls wait. After some rounds it ends the context of a call in haste.
+func (e *element) idle() {
+	if e.haste--; e.haste == 0 {
+		e.cancel()
+	}
+	e.t.idle()
+}
+
+// a call of the library, by its name.
+type namedCall struct {
+	name string
+	call func() error
+}
+
+func drawCall(rng *rand.Rand, calls []namedCall) (string, func() error) {
+	c := calls[rng.IntN(len(calls))]
+	return c.name, c.call
+}
+
+// hurry makes calls whose context ends after some rounds. They return, and what they have begun
+// ends before Quiet does.
+func (e *element) hurry() bool {
+	t, own := e.t, e.words.At(7)
+	if !e.barrier() {
+		return false
+	}
+	for range 1 + e.rng.IntN(6) {
+		ctx, cancel := context.WithCancel(t.ctx)
+		e.cancel, e.haste = cancel, 1+e.rng.IntN(4)
+		name, call := drawCall(e.rng, append(e.callsTo(ctx, e.rng.IntN(len(t.peers))),
+			namedCall{"quiet", func() error { return e.pe.Quiet(ctx) }},
+			namedCall{"wait until", func() error {
+				return refusedWith(shmem.WaitUntil(ctx, e.pe, own, shmem.NE, shmem.Load(e.pe, own)))
+			}}))
+		err := call()
+		cancel()
+		e.haste = 0
+		t.Logf("  PE %d: %s in haste: %v", e.id, name, err)
+		if !errors.Is(err, context.Canceled) && !e.ok(name, err) || !e.ok(name, t.ctx.Err()) {
+			return false
+		}
+	}
+	return e.barrier()
+}
+
+// callsTo returns calls that need one PE. They change memory that no other phase uses.
+func (e *element) callsTo(ctx context.Context, to int) []namedCall {
+	pe, word, half := e.pe, e.words.At(5), e.halves.At(2)
+	there := e.scratch.Slice((scratches+1)*slotSize, (scratches+2)*slotSize)
+	here := make([]byte, 1+e.rng.IntN(slotSize))
+	if e.rng.IntN(2) == 0 {
+		here = there.Local(pe)[:len(here)]
+	}
+	return []namedCall{
+		{"put", func() error { return shmem.Put(ctx, pe, there, here, to) }},
+		{"put nbi", func() error { return shmem.PutNBI(ctx, pe, there, here, to) }},
+		{"p", func() error { return shmem.P(ctx, pe, there, 1, to) }},
+		{"put signal", func() error {
+			return shmem.PutSignal(ctx, pe, there, here, word, 1, shmem.SignalAdd, to)
+		}},
+		{"get", func() error { return shmem.Get(ctx, pe, here, there, to) }},
+		{"get nbi", func() error { return shmem.GetNBI(ctx, pe, here, there, to) }},
+		{"g", func() error { return errorOf(shmem.G(ctx, pe, there, to)) }},
+		{"add", func() error { return shmem.Add(ctx, pe, word, 1, to) }},
+		{"fetch", func() error { return errorOf(shmem.Fetch(ctx, pe, word, to)) }},
+		{"compare swap", func() error { return errorOf(shmem.CompareSwap(ctx, pe, word, 0, 1, to)) }},
+		{"set", func() error { return shmem.Set(ctx, pe, half, 1, to) }},
+	}
+}
+
+func errorOf[T any](_ T, err error) error { return err }
+
+// outlive makes calls after one has failed because a PE is gone. Those that need that PE, or all
+// PEs, fail and name a PE; none waits.
+func (e *element) outlive() {
+	t, pe := e.t, e.pe
+	var gone *shmem.PEError
+	if !errors.As(e.failed, &gone) || t.ctx.Err() != nil {
+		return
+	}
+	calls := append(e.callsTo(t.ctx, gone.PE), namedCall{"quiet", func() error { return pe.Quiet(t.ctx) }},
+		namedCall{"barrier", func() error { return pe.Barrier(t.ctx) }})
+	for range 8 {
+		if e.rng.IntN(2) == 0 {
+			pe.Fence()
+		}
+		name, call := drawCall(e.rng, calls)
+		if err := call(); !errors.As(err, new(*shmem.PEError)) {
+			t.Broken(ruleNoticed, "PE %d has lost PE %d, and then %s returns %v", e.id, gone.PE, name, err)
+		}
+	}
+	// Calls of this shape are made here only.
+	few, many := make([]uint16, 3), make([]uint16, 3*len(t.peers))
+	name, call := drawCall(e.rng, []namedCall{
+		{"broadcast", func() error { return shmem.Broadcast(t.ctx, pe, few, e.rng.IntN(len(t.peers))) }},
+		{"reduce", func() error { return shmem.Reduce(t.ctx, pe, few, few, shmem.OpSum) }},
+		{"all-gather", func() error { return shmem.AllGather(t.ctx, pe, many, few) }},
+		{"all-to-all", func() error { return shmem.AllToAll(t.ctx, pe, many, many) }},
+		{"alloc", func() error { return errorOf(shmem.Alloc[uint16](t.ctx, pe, len(few))) }},
+		{"free", func() error { return shmem.Free(t.ctx, pe, e.words) }},
+	})
+	err := call()
+	t.Logf("  PE %d has lost PE %d: %s: %v", e.id, gone.PE, name, err)
+	if t.ctx.Err() != nil {
+		t.Broken(lab.Liveness, "PE %d has lost PE %d, and waits in %s", e.id, gone.PE, name)
+	}
+}
+
+// leave makes collective calls on a PE that was closed. They are refused.
+func (e *element) leave() {
+	ctx, pe, b := e.t.ctx, e.pe, make([]byte, len(e.t.peers))
+	for name, err := range map[string]error{
+		"alloc": errorOf(shmem.Alloc[byte](ctx, pe, 1)), "free": shmem.Free(ctx, pe, e.words),
+		"barrier": pe.Barrier(ctx), "sync": pe.Sync(ctx), "close": pe.Close(ctx),
+		"broadcast": shmem.Broadcast(ctx, pe, b, 0), "reduce": shmem.Reduce(ctx, pe, b, b, shmem.OpSum),
+		"all-gather": shmem.AllGather(ctx, pe, b, b[:1]), "all-to-all": shmem.AllToAll(ctx, pe, b, b),
+	} {
+		if !errors.Is(err, shmem.ErrClosed) {
+			e.t.Broken(lab.Refusal, "PE %d was closed, and then %s returns %v", e.id, name, err)
+		}
+	}
+}
