@@ -37,7 +37,6 @@ type cell struct {
 	counters [2]uint64
 	before   [2]ibverbx.Stats // what the ends had counted when the cell began
 	lost     [2][]Loss        // what the column had lost when the cell began
-	opened   bool             // the other process knows of it, if there is one
 	closed   bool             // nothing more is measured: the result is complete
 	recorder *recorder        // nil where no time line is asked for
 }
@@ -100,12 +99,16 @@ func (c *cell) readCounters() {
 // measure takes a sample.
 func (c *cell) measure(turn int) {
 	c.turn = turn
-	err := c.explain(c.sample())
+	sample := c.sample
+	if !c.decides() {
+		sample = c.follow
+	}
+	err := c.explain(sample())
 	if c.p.Mode == Latency {
 		c.result.Latency = percentiles(c.hist, c.p.Answered())
 	}
-	if err == nil && c.peer != nil {
-		err = c.over()
+	if err == nil && c.peer != nil && c.peer.leads {
+		err = c.peer.decide(kindRound, &roundBody{})
 	}
 	if c.result.Err = err; err != nil {
 		c.giveUp()
@@ -232,6 +235,9 @@ func (c *cell) giveUp() {
 	c.pair.faults.end()
 	if c.peer != nil {
 		c.result.Err = c.peer.part(c.result.Err)
+	}
+	if !c.decides() {
+		return // the leading end reports the cell
 	}
 	for i, q := range c.pair.queuePairs() {
 		if q != nil {

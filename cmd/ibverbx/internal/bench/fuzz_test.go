@@ -151,7 +151,8 @@ func FuzzOffer(f *testing.F) {
 // FuzzRow reads the figures of another process. What is taken is of what was measured, can be
 // shown, and claims nothing about faults or failures, which the peer would have ended with.
 func FuzzRow(f *testing.F) {
-	f.Add(marshaled(f, rowBody{[]Result{{Size: 64, Scheme: Spray, Latency: &Percentile{Samples: 7}}}}))
+	f.Add(marshaled(f, rowBody{Results: []Result{{Size: 64, Scheme: Spray,
+		Latency: &Percentile{Samples: 7}}}}))
 	f.Add(`{"results":[{"scheme":"spray","size_bytes":64,"stats":{"a":{"rails":[{"device":"\u001b[2J"}]}}}]}`)
 	f.Add(`{"results":[{"scheme":"spray","size_bytes":64,"failed":true,"error":"\u001b[2J",` +
 		`"failed_completions":{"\u001b":1},"op":"x","mode":"y"}]}`)

@@ -78,12 +78,12 @@ func FuzzLayerColumn(f *testing.F) {
 	f.Add(`{"scheme":"spray","tagged":{}}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		m := rendezvous.Message{Kind: kindColumn, Body: json.RawMessage(text)}
-		var column columnBody
+		var column layers.Card
 		if err := m.Decode(&column); err != nil {
 			return
 		}
 		window := int(p.Memory)
-		if err := column.check(p, DQPLB, window, 1); err != nil {
+		if err := checkCard(&column, p, window, 1); err != nil {
 			if !errors.Is(err, rendezvous.ErrProtocol) || len(err.Error()) > 2000 {
 				t.Fatal(err)
 			}

@@ -7,7 +7,6 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/nicoffer"
 	"ibverbx/internal/peertext"
 	"ibverbx/rendezvous"
@@ -16,7 +15,7 @@ import (
 
 // Protocol names the messages below and their version. Ends of different versions refuse each
 // other. A golden file holds the messages as they are on the wire.
-const Protocol = "ibverbx perf/11"
+const Protocol = "ibverbx perf/12"
 
 // The messages between the two processes of a run. End a leads, end b follows:
 //
@@ -25,22 +24,21 @@ const Protocol = "ibverbx perf/11"
 //	task  ->            what is measured, on how many of them
 //	      accept <-
 //
-// then for each scheme, from both ends:
+// From then on both ends go through the same steps. For each scheme:
 //
-//	column              the cards of the layer, and memory
-//	connected
+//	column    <->       the cards of the layer, and memory
+//	connected <->
 //
 // then for each size, in turns, and scheme:
 //
-//	cell  <->           what the counters of atomics hold
-//	  round ->          receives are posted at a, and b may post its own
-//	        ready <-    they are; the round begins
-//	  done  <->         from each end that sends, as soon as all is reported
+//	cell      <->       what the counters of atomics hold; a says whether it is measured
+//	  round   ->        receives are posted at a, and b may post its own
+//	    ready <-        they are; the round begins
+//	  done    <->       from each end that sends, as soon as all is reported
 //	  verdict <->       what came has been compared, and how long the end has sent
-//	  ... further rounds
-//	over  ->
-//	      stats <-      what b has counted
-//	row   ->            the figures of a size
+//	  ... further rounds; one of no messages says that there is none
+//	stats     <-        what b has counted in the cells of a size
+//	row       ->        the figures of a size, and whether the run ends behind them
 //
 // and at the end bye from both. An end that fails sends the reason in place of its next message,
 // which ends the conversation.
@@ -55,7 +53,6 @@ const (
 	kindReady     = "ready"
 	kindDone      = "done"
 	kindVerdict   = "verdict"
-	kindOver      = "over"
 	kindStats     = "stats"
 	kindRow       = "row"
 	kindBye       = "bye"
@@ -120,29 +117,23 @@ func (b *taskBody) check() error {
 	case !slices.Contains([]Wait{Adaptive, Poll, Events}, p.Wait):
 		return fmt.Errorf("%w: no way to wait is called %.20q", rendezvous.ErrProtocol, p.Wait)
 	}
-	if err := p.checkApart(); err != nil {
-		return err
-	}
-	return p.Validate()
+	return p.validateApart()
 }
 
 // ValidateApart says, as a [*UsageError], what is not possible between two processes, as far as
 // that is known before they connect: NICs 0 stands for as many as both have. It changes nothing.
 func (p Params) ValidateApart() error {
-	if err := p.checkApart(); err != nil {
-		return err
-	}
 	if p.NICs == 0 {
 		p.NICs = 1
 		if 2*p.QPs <= ibverbx.MaxRails {
 			p.NICs = 2
 		}
 	}
-	return p.Validate()
+	return p.validateApart()
 }
 
-// checkApart says what ends in two processes cannot have.
-func (p *Params) checkApart() error {
+// validateApart is Validate of what is measured between two processes.
+func (p *Params) validateApart() error {
 	for _, flag := range []struct {
 		name  string
 		given bool
@@ -157,21 +148,11 @@ func (p *Params) checkApart() error {
 		return usage("--layer shmem is measured between PEs of one process: drop --connect, or use --layer " +
 			"transport or --layer tagged")
 	}
-	return nil
+	return p.Validate()
 }
 
-// columnBody connects the ends of a scheme.
-type columnBody struct {
-	Scheme Scheme `json:"scheme"`
-	layers.Card
-}
-
-// check says whether the memory is what the rounds will name.
-func (b *columnBody) check(p *Params, scheme Scheme, window, end int) error {
-	if b.Scheme != scheme {
-		return fmt.Errorf("%w: the peer connects column %.20q, this end %q", rendezvous.ErrProtocol, b.Scheme,
-			scheme)
-	}
+// checkCard says whether the memory of an end is what the rounds will name.
+func checkCard(card *layers.Card, p *Params, window, end int) error {
 	src, dst := p.bufferSizes(end, window)
 	if p.Layer == layers.Tagged {
 		src = 0 // nothing names it
@@ -180,13 +161,13 @@ func (b *columnBody) check(p *Params, scheme Scheme, window, end int) error {
 		name string
 		have uint64
 		want int
-	}{{"source", b.Src.Len(), src}, {"target", b.Dst.Len(), dst}} {
+	}{{"source", card.Src.Len(), src}, {"target", card.Dst.Len(), dst}} {
 		if m.have < uint64(m.want) {
 			return fmt.Errorf("%w: the peer's %s has %d bytes, and %d will be named", rendezvous.ErrProtocol,
 				m.name, m.have, m.want)
 		}
 	}
-	if at := b.Dst.Addr(); at%8 != 0 && p.Op.Atomic() {
+	if at := card.Dst.Addr(); at%8 != 0 && p.Op.Atomic() {
 		return fmt.Errorf("%w: the peer's target begins at %#x: atomics need a multiple of 8",
 			rendezvous.ErrProtocol, at)
 	}
@@ -194,13 +175,12 @@ func (b *columnBody) check(p *Params, scheme Scheme, window, end int) error {
 }
 
 type cellBody struct {
-	Size    units.Size `json:"size_bytes"`
-	Scheme  Scheme     `json:"scheme"`
-	Counter uint64     `json:"counter,string"` // of atomics, at the end that sends the message
+	Counter uint64 `json:"counter,string"` // of atomics, at the end that sends the message
+	Stop    bool   `json:"stop,omitempty"` // nothing more is measured
 }
 
 type roundBody struct {
-	Messages int  `json:"messages"` // of each direction
+	Messages int  `json:"messages"` // of each direction; 0: the sample is taken
 	WarmUp   bool `json:"warm_up,omitempty"`
 }
 
@@ -210,25 +190,31 @@ type verdictBody struct {
 	Took     int64  `json:"took_ns"` // until what the end sends was reported
 }
 
-// statsBody is what the following end's queue pair has counted.
+// statsBody is what the queue pairs of the following end have counted in the cells of a size.
 type statsBody struct {
-	Stats QPStats `json:"stats,omitzero"`
+	Stats []QPStats `json:"stats"`
 }
 
 // maxRailStats is how many rails a virtual queue pair has at most: beside those for data up to two
 // on each NIC.
 const maxRailStats = ibverbx.MaxRails + 2*verbs.MaxDevices
 
-// clean makes names in statistics printable.
-func clean(s *QPStats) {
-	s.Rails = s.Rails[:min(len(s.Rails), maxRailStats)]
-	for i := range s.Rails {
-		s.Rails[i].Device = oneLine(s.Rails[i].Device)
+// cleanStats makes statistics of the peer printable, in which the scheme is known.
+func (r *Result) cleanStats() {
+	for _, s := range []*QPStats{&r.Stats.A, &r.Stats.B} {
+		s.Rails = s.Rails[:min(len(s.Rails), maxRailStats)]
+		for i := range s.Rails {
+			s.Rails[i].Device = oneLine(s.Rails[i].Device)
+		}
+		if s.Scheme = r.Scheme; r.Layer != QP {
+			s.Scheme = ""
+		}
 	}
 }
 
 type rowBody struct {
 	Results []Result `json:"results"`
+	Stop    bool     `json:"stop,omitempty"` // nothing more is measured
 }
 
 // check makes a row printable, and says what is impossible in it.
@@ -244,15 +230,7 @@ func (b *rowBody) check(p *Params) error {
 		}
 		r.Layer, r.Op, r.Mode, r.Faults, r.Failed, r.Error = p.Layer, p.Op, p.Mode, nil, false, ""
 		r.Timeline, r.Losses = nil, nil
-		clean(&r.Stats.A)
-		clean(&r.Stats.B)
-		if !p.Layered() {
-			r.Stats.A.Scheme, r.Stats.B.Scheme = r.Scheme, r.Scheme
-		}
+		r.cleanStats()
 	}
 	return nil
-}
-
-type byeBody struct {
-	Interrupted bool `json:"interrupted,omitempty"`
 }

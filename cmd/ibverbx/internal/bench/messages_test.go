@@ -28,12 +28,12 @@ func TestMessagesGolden(t *testing.T) {
 		body any
 	}{
 		{kindOffer, &selfBody{}}, {kindTask, &taskBody{}},
-		{kindColumn, &columnBody{Scheme: Spray, Card: cardOf(t, QP, nics)}},
+		{kindColumn, cardOf(t, QP, nics)},
 		{kindCell, &cellBody{}}, {kindRound, &roundBody{}},
 		{kindVerdict, &verdictBody{}},
-		{kindStats, &statsBody{}}, {kindRow, &rowBody{}}, {kindBye, &byeBody{}},
-		{kindColumn, &columnBody{Scheme: Spray, Card: cardOf(t, layers.Transport, nics)}},
-		{kindColumn, &columnBody{Scheme: Spray, Card: cardOf(t, layers.Tagged, nics)}},
+		{kindStats, &statsBody{}}, {kindRow, &rowBody{}},
+		{kindColumn, cardOf(t, layers.Transport, nics)},
+		{kindColumn, cardOf(t, layers.Tagged, nics)},
 	} {
 		if m.kind != kindColumn {
 			fill(reflect.ValueOf(m.body).Elem())

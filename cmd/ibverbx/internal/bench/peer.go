@@ -13,9 +13,67 @@ import (
 type peer struct {
 	conn  *rendezvous.Conn
 	leads bool // this process drives end a and decides, the other one follows
-	// steps bounds what needs an answer: it ends soon after the user has asked for the end
-	// of the run.
-	steps context.Context
+	// steps bounds each step of the conversation. See outlast.
+	steps  context.Context
+	parted bool // this end has said why it gives up
+}
+
+// swap is a step in which both ends say something: it returns what the other one says.
+func swap[T any](p *peer, kind string, mine T) (theirs T, err error) {
+	if err = p.conn.Send(p.steps, kind, mine); err == nil {
+		err = p.conn.Receive(p.steps, kind, &theirs)
+	}
+	return theirs, err
+}
+
+// meet is a step that is over when both ends have come to it.
+func (p *peer) meet(kind string) error {
+	if err := p.conn.Send(p.steps, kind, nil); err != nil {
+		return err
+	}
+	return p.conn.Receive(p.steps, kind, nil)
+}
+
+// decide is a step in which the leading end says what it has decided, and the following one takes
+// that over into decision, which is a pointer.
+func (p *peer) decide(kind string, decision any) error {
+	if p.leads {
+		return p.conn.Send(p.steps, kind, decision)
+	}
+	return p.conn.Receive(p.steps, kind, decision)
+}
+
+// outlast has the steps of the leading end go on for a moment after ctx, in which it ends what is
+// under way. The following one ends at once.
+func (p *peer) outlast(ctx context.Context) (stop func()) {
+	after := lastRound
+	if !p.leads {
+		after = 0
+	}
+	p.steps, stop = stepsOf(ctx, after)
+	return stop
+}
+
+// stepsOf returns a context that ends a while after ctx, and then says why.
+func stepsOf(ctx context.Context, after time.Duration) (context.Context, func()) {
+	steps, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		why := ErrInterrupted
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			why = context.Cause(ctx)
+		}
+		time.AfterFunc(after, func() { cancel(why) })
+	})
+	return steps, func() { stop(); cancel(nil) }
+}
+
+// interruptedOr replaces errors that only say that ctx has ended by ErrInterrupted.
+func interruptedOr(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) &&
+		(errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
+		return ErrInterrupted
+	}
+	return err
 }
 
 // flushPatience is how long the NICs have to report what becomes of requests to a peer that has
@@ -48,25 +106,58 @@ func (p *peer) watch(sends bool) (context.Context, func()) {
 	return ctx, func() { cancel(nil); <-over }
 }
 
-// open agrees with the other process on the cell, of which a sample is taken.
-func (c *cell) open() error {
-	c.readCounters() // other columns have changed them
-	if c.peer == nil {
-		return nil
+// errSilent reports that the peer did not acknowledge the report of a failure:
+// it may be gone, or busy.
+var errSilent = errors.New("the peer took no note of that in time")
+
+// part tells the peer why this end gives up, ends the conversation, and returns the reason together
+// with the peer's answer. Only the first call does so.
+func (p *peer) part(why error) error {
+	if p.parted {
+		return why
 	}
-	if err := c.peer.conn.Send(c.peer.steps, kindCell, c.body()); err != nil {
-		return err
+	p.parted = true
+	var said *rendezvous.PeerError
+	if errors.As(why, &said) {
+		_ = p.conn.Close()
+		return why // the peer knows it already
 	}
-	var theirs cellBody
-	if err := c.peer.conn.Receive(c.peer.steps, kindCell, &theirs); err != nil {
-		return err
+	before := p.conn.Err()
+	p.conn.Fail(why)
+	after := p.conn.Err()
+	switch {
+	case before != nil && errors.Is(why, before):
+		return why
+	case before != nil:
+		return errors.Join(why, before)
+	case errors.As(after, &said):
+		return errors.Join(why, after)
+	case errors.Is(after, rendezvous.ErrClosed):
+		return errors.Join(why, errSilent)
 	}
-	return c.startCounters(theirs)
+	return why
 }
 
-// body describes the cell to the other process.
-func (c *cell) body() cellBody {
-	return cellBody{Size: c.result.Size, Scheme: c.pair.scheme, Counter: c.counter()}
+// The steps of a cell.
+
+// open settles that a sample of the cell is taken, and with which counters of atomics: other
+// columns have changed them. goesOn is false when the run has to end.
+func (c *cell) open() (goesOn bool, err error) {
+	c.readCounters()
+	if c.peer == nil {
+		return !c.interrupted(), nil
+	}
+	mine := cellBody{Counter: c.counter(), Stop: c.interrupted()}
+	theirs, err := swap(c.peer, kindCell, mine)
+	if err != nil {
+		return false, err
+	}
+	_, at := c.pair.here()
+	c.counters[1-at] = theirs.Counter
+	if c.peer.leads {
+		return !mine.Stop, nil
+	}
+	return !theirs.Stop, nil
 }
 
 // counter is what the counter of atomics at this end holds.
@@ -77,44 +168,45 @@ func (c *cell) counter() uint64 {
 	return 0
 }
 
-// startCounters takes over what the other end's counter holds.
-func (c *cell) startCounters(theirs cellBody) error {
-	if theirs.Size != c.result.Size || theirs.Scheme != c.pair.scheme {
-		return fmt.Errorf("%w: the peer measures %v with %.20q, this end %v with %q", rendezvous.ErrProtocol,
-			theirs.Size, theirs.Scheme, c.result.Size, c.pair.scheme)
+// follow plays the rounds of a sample that the leading end asks for.
+func (c *cell) follow() error {
+	for {
+		var next roundBody
+		if err := c.peer.decide(kindRound, &next); err != nil || next.Messages == 0 {
+			return err
+		}
+		if next.Messages < 0 || next.Messages > c.longest() {
+			return fmt.Errorf("%w: a round of %d messages: must be 1 to %d", rendezvous.ErrProtocol,
+				next.Messages, c.longest())
+		}
+		if err := c.runRound(next.Messages, next.WarmUp); err != nil {
+			return err
+		}
 	}
-	_, at := c.pair.here()
-	c.counters[1-at] = theirs.Counter
-	return nil
 }
 
-// begin begins a round with the other process: receives are posted before anything is sent.
+// begin begins a round: receives are posted at both ends before anything is sent.
 func (c *cell) begin(n int, warmup bool) error {
-	if c.peer == nil {
+	switch {
+	case c.peer == nil:
 		return nil
-	}
-	if !c.peer.leads {
+	case !c.peer.leads:
 		return c.peer.conn.Send(c.peer.steps, kindReady, nil)
 	}
-	if err := c.peer.conn.Send(c.peer.steps, kindRound,
-		roundBody{Messages: n, WarmUp: warmup}); err != nil {
+	if err := c.peer.decide(kindRound, &roundBody{Messages: n, WarmUp: warmup}); err != nil {
 		return err
 	}
 	return c.peer.conn.Receive(c.peer.steps, kindReady, nil)
 }
 
-// conclude ends a round with the other process: what came has been compared at both ends. took is
-// how long what this end sends has been under way, and theirs the same of the other one.
+// conclude ends a round: what came has been compared at both ends. took is how long what this end
+// sends has been under way, and theirs the same of the other one.
 func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration, err error) {
 	if c.peer == nil {
 		return 0, nil
 	}
-	if err := c.peer.conn.Send(c.peer.steps, kindVerdict,
-		verdictBody{Verified: verified, Counter: c.counter(), Took: int64(took)}); err != nil {
-		return 0, err
-	}
-	var v verdictBody
-	if err := c.peer.conn.Receive(c.peer.steps, kindVerdict, &v); err != nil {
+	v, err := swap(c.peer, kindVerdict, verdictBody{Verified: verified, Counter: c.counter(), Took: int64(took)})
+	if err != nil {
 		return 0, err
 	}
 	_, at := c.pair.here()
@@ -137,48 +229,32 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 	return time.Duration(v.Took), nil
 }
 
-// over ends the cell at the leading end, and takes over what the other one has counted.
-func (c *cell) over() error {
-	if err := c.peer.conn.Send(c.peer.steps, kindOver, nil); err != nil {
-		return err
+// share settles the figures of a size: the leading end takes over what the queue pairs of the other
+// one have counted, and the following end takes over the figures.
+func (r *runner) share(row []Result) ([]Result, error) {
+	var counted statsBody
+	for i := range row {
+		counted.Stats = append(counted.Stats, row[i].Stats.B)
 	}
-	var theirs statsBody
-	if err := c.peer.conn.Receive(c.peer.steps, kindStats, &theirs); err != nil {
-		return err
+	conn, steps := r.peer.conn, r.peer.steps
+	if !r.peer.leads {
+		if err := conn.Send(steps, kindStats, counted); err != nil {
+			return nil, err
+		}
+	} else if err := conn.Receive(steps, kindStats, &counted); err != nil {
+		return nil, err
 	}
-	clean(&theirs.Stats)
-	if !c.p.Layered() && theirs.Stats.Scheme != c.pair.scheme {
-		return fmt.Errorf("%w: stats of %.20q, measured was %q", rendezvous.ErrProtocol, theirs.Stats.Scheme,
-			c.pair.scheme)
+	if n := len(counted.Stats); n != len(row) {
+		return nil, fmt.Errorf("%w: the stats of %d cells, measured were %d", rendezvous.ErrProtocol, n, len(row))
 	}
-	c.result.Stats.B = theirs.Stats
-	return nil
-}
-
-// errSilent reports that the peer did not acknowledge the report of a failure:
-// it may be gone, or busy.
-var errSilent = errors.New("the peer took no note of that in time")
-
-// part tells the peer why this end gives up, ends the conversation, and returns the reason together
-// with the peer's answer.
-func (p *peer) part(why error) error {
-	var said *rendezvous.PeerError
-	if errors.As(why, &said) {
-		_ = p.conn.Close()
-		return why // the peer knows it already
+	for i := range row {
+		row[i].Stats.B = counted.Stats[i]
+		row[i].cleanStats()
 	}
-	before := p.conn.Err()
-	p.conn.Fail(why)
-	after := p.conn.Err()
-	switch {
-	case before != nil && errors.Is(why, before):
-		return why
-	case before != nil:
-		return errors.Join(why, before)
-	case errors.As(after, &said):
-		return errors.Join(why, after)
-	case errors.Is(after, rendezvous.ErrClosed):
-		return errors.Join(why, errSilent)
+	figures := rowBody{Results: travelling(row), Stop: r.stopped}
+	if err := r.peer.decide(kindRow, &figures); err != nil || r.peer.leads {
+		return row, err
 	}
-	return why
+	r.stopped = figures.Stop
+	return figures.Results, figures.check(r.p)
 }

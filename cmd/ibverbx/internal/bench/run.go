@@ -53,8 +53,8 @@ type runner struct {
 	columns  []*pair
 	observer Observer
 	done     int
-	cells    []*cell // of the size under way, at the following end
 	report   *Report
+	stopped  bool // the run ends before everything is measured: the end that decides was interrupted
 	// complete says that everything was measured: what ends the run from then on takes nothing from
 	// its figures.
 	complete bool
@@ -76,10 +76,14 @@ func newRunner(ctx context.Context, p *Params, here [2]bool, o Observer) *runner
 func (r *runner) rows() error {
 	for {
 		for _, size := range r.p.Sizes {
-			row, cut, err := r.row(int(size))
+			row, err := r.row(int(size))
 			r.keep(row)
-			if err != nil || cut || r.parted() {
+			if err != nil || r.parted() {
 				return err
+			}
+			if r.stopped {
+				r.complete = r.p.Endless // it always ends so
+				return nil
 			}
 		}
 		if !r.p.Endless {
@@ -114,9 +118,6 @@ func (r *runner) end(err error) (*Report, error) {
 		}
 	}
 	report.Interrupted = r.interrupted() && !r.complete
-	if r.p.Endless && r.decides() {
-		report.Interrupted = false // it always ends so
-	}
 	switch {
 	case !r.complete && errors.Is(context.Cause(r.ctx), errServedLong): // the user did not ask for it
 		report.Interrupted = false
@@ -162,33 +163,34 @@ func (r *runner) close() error {
 }
 
 // row measures the cells of a size in turns: in each, copy() and every column give a sample, the
-// columns in another order. A disturbance of the machine then affects all of them. cut says that
-// the run was interrupted before the last sample was complete.
-func (r *runner) row(size int) (row []Result, cut bool, err error) {
+// columns in another order. A disturbance of the machine then affects all of them.
+func (r *runner) row(size int) (row []Result, err error) {
 	cells := make([]*cell, len(r.columns))
 	var copies series
 	base := copier{size: size}
-	for turn := 0; turn < r.p.Samples && err == nil && !r.interrupted() && !r.parted(); turn++ {
+	for turn := 0; turn < r.p.Samples && err == nil && !r.stopped && !r.parted(); turn++ {
 		if err = r.baseline(&base, turn, &copies); err == nil {
 			err = r.takeTurn(cells, size, turn)
 		}
 	}
-	cut = r.interrupted()
+	if err != nil && !r.decides() {
+		return nil, err
+	}
+	r.stopped = r.stopped || r.decides() && r.interrupted()
 	for _, c := range cells {
-		if c == nil || !c.opened {
-			continue
+		if c != nil {
+			c.close()
+			c.result.finish(copies)
+			row = append(row, c.result)
 		}
-		c.close()
-		c.result.finish(copies)
-		row = append(row, c.result)
+	}
+	if err == nil && r.peer != nil && len(row) > 0 && !r.parted() {
+		row, err = r.share(row)
 	}
 	if len(row) > 0 {
 		r.observer.Row(row)
 	}
-	if err == nil && r.peer != nil && len(row) > 0 && !r.parted() {
-		err = r.peer.conn.Send(r.peer.steps, kindRow, rowBody{travelling(row)})
-	}
-	return row, cut, err
+	return row, err
 }
 
 // travelling is a row as it travels: time lines, and what only this end knows, stay here.
@@ -207,20 +209,23 @@ func (r *runner) takeTurn(cells []*cell, size, turn int) error {
 		all := len(r.p.Sizes) * len(r.columns) * r.p.Samples
 		r.observer.Cell(r.done%all, all)
 		r.done++
-		if r.interrupted() {
-			return nil
-		}
 		if r.columns[at].failed {
 			continue // its failure is in a row already, or in this one
 		}
-		if cells[at] == nil {
-			cells[at] = newCell(r, r.columns[at], size)
+		c := cells[at]
+		if c == nil {
+			c = newCell(r, r.columns[at], size)
 		}
-		if err := cells[at].open(); err != nil {
+		goesOn, err := c.open()
+		if !goesOn || err != nil {
+			r.stopped = err == nil
 			return err
 		}
-		cells[at].opened = true
-		cells[at].measure(turn)
+		cells[at] = c
+		c.measure(turn)
+		if c.result.Err != nil && !r.decides() {
+			return c.result.failure() // the other end has the figures
+		}
 		if r.parted() {
 			return nil
 		}
@@ -231,7 +236,7 @@ func (r *runner) takeTurn(cells []*cell, size, turn int) error {
 // baseline takes a sample of copy(), where that is a comparison:
 // both ends' memory is in this process.
 func (r *runner) baseline(c *copier, turn int, copies *series) error {
-	if r.p.Mode != Bandwidth || r.p.Op.Atomic() || r.peer != nil {
+	if r.p.Mode != Bandwidth || r.p.Op.Atomic() || r.peer != nil || r.interrupted() {
 		return nil
 	}
 	bytes, err := c.sample(r.ctx, r.p, r.mem)

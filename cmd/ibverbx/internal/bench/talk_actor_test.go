@@ -25,7 +25,7 @@ type actor struct {
 	column   *pair
 	end      *layers.End // of column
 	name     string
-	mine     columnBody
+	mine     layers.Card
 	params   *Params
 	lines    []string
 
@@ -50,11 +50,9 @@ func newActor(t *testing.T, name string, p *Params, device verbs.Device, script 
 		t.Fatal(err)
 	}
 	a.end = a.column.ends[i]
-	card, err := a.end.Card()
-	if err != nil {
+	if a.mine, err = a.end.Card(); err != nil {
 		t.Fatal(err)
 	}
-	a.mine = columnBody{Scheme: p.Schemes[0], Card: card}
 	return a
 }
 
@@ -122,17 +120,15 @@ func (a *actor) honest(kind string) json.RawMessage {
 	case kindColumn:
 		body = a.mine
 	case kindCell:
-		body = cellBody{Size: size, Scheme: scheme}
+		body = cellBody{}
 	case kindRound:
 		body = roundBody{Messages: 2}
 	case kindVerdict:
 		body = verdictBody{}
 	case kindStats:
-		body = statsBody{Stats: QPStats{Scheme: scheme}}
+		body = statsBody{[]QPStats{{Scheme: scheme}}}
 	case kindRow:
-		body = rowBody{[]Result{{Size: size, Scheme: scheme}}}
-	case kindBye:
-		body = byeBody{}
+		body = rowBody{Results: []Result{{Size: size, Scheme: scheme}}}
 	case "error":
 		body = map[string]string{"text": "no reason"}
 	default:
@@ -181,9 +177,9 @@ func (a *actor) Write(b []byte) (int, error) {
 		}
 		a.turns++
 		var m rendezvous.Message
-		var column columnBody
+		var column layers.Card
 		if json.Unmarshal(a.heard[4:n], &m) == nil && m.Kind == kindColumn && m.Decode(&column) == nil {
-			_ = a.end.Connect(&column.Card) // it may be of another scheme
+			_ = a.end.Connect(&column) // it may be of another scheme
 		}
 		a.heard = a.heard[n:]
 	}

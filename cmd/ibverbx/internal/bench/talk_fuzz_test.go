@@ -143,7 +143,7 @@ func toTheEnd(script string, p *Params) bool {
 				return false
 			}
 		case kindRound:
-			if n := number("messages", 1); n < 1 || n > maxRound {
+			if n := number("messages", 1); n < 0 || n > maxRound {
 				return false
 			}
 		case kindDone:
@@ -226,12 +226,12 @@ func FuzzFollow(f *testing.F) {
 	add := func(how byte, script string) { f.Add(how, script) }
 	for _, how := range []byte{0, 1, 2, 3, 8, 16, 17, 32, 33, 64, 65, 66, 67, 128, 129, 131, 4, 4 | 32,
 		4 | 64} {
-		add(how, opening+"round\ndone\nverdict\nround\ndone\nverdict\nover\nrow\nbye")
-		add(how, opening+"round\ndone {\"posted\":1}\nverdict {\"verified\":1}\nover\nrow\nbye "+
+		add(how, opening+"round\ndone\nverdict\nround\ndone\nverdict\nround {\"messages\":0}\nrow\nbye")
+		add(how, opening+"round\ndone {\"posted\":1}\nverdict {\"verified\":1}\nround {\"messages\":0}\nrow\nbye "+
 			"{\"interrupted\":true}")
 		add(how, opening+"round {\"messages\":64,\"warm_up\":true}\ndone {\"posted\":-1}")
 		add(how, opening+"round {\"messages\":65}")
-		add(how, opening+"over\nover\ncell\nover\nrow\nrow\nbye")
+		add(how, opening+"round {\"messages\":0}\ncell\nrow\nrow\nbye")
 	}
 	for _, lie := range []string{
 		`{"parameters":{"nics":2}}`, `{"parameters":{"memory_bytes":1099511627776}}`,
@@ -241,7 +241,7 @@ func FuzzFollow(f *testing.F) {
 		`{"parameters":{"faults":["nic-down"]}}`,
 		`{"parameters":{"duration_seconds":1e300}}`, `{"x":1}`,
 	} {
-		add(0, "task "+lie+"\ncolumn\nconnected\ncell\nround\ndone\nverdict\nover\nbye")
+		add(0, "task "+lie+"\ncolumn\nconnected\ncell\nround\ndone\nverdict\nround {\"messages\":0}\nrow\nbye")
 	}
 	for _, lie := range []string{
 		`{"card":{"qpNums":["1"]}}`, `{"card":{"credits":1}}`, `{"card":{"rails":null}}`, `{"card":null}`,
@@ -251,11 +251,11 @@ func FuzzFollow(f *testing.F) {
 		`{"card":{"rdAtomic":255,"mtu":256}}`,
 		`{"dst":{"rkeys":{"0":1}}}`,
 	} {
-		add(64, "task\ncolumn "+lie+"\nconnected\ncell\nround\ndone\nverdict\nover\nbye")
+		add(64, "task\ncolumn "+lie+"\nconnected\ncell\nround\ndone\nverdict\nround {\"messages\":0}\nrow\nbye")
 	}
 	// An honest key of the same name follows.
 	add(0, "task {\"Parameters\":{\"qps\":4611686018427387905}}\ncolumn\nconnected\ncell\nround\ndone\n"+
-		"verdict\nover\nbye")
+		"verdict\nround {\"messages\":0}\nrow\nbye")
 	add(0, "error")
 	add(0, "task\nerror {\"text\":\"\\u001b[2J\\nibverbx: all is well\"}")
 	add(0, "! 7fffffff")

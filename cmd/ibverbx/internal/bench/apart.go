@@ -1,0 +1,275 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/layers"
+	"ibverbx/internal/nicoffer"
+	"ibverbx/internal/peertext"
+	"ibverbx/rendezvous"
+	"ibverbx/verbs"
+)
+
+// Half is what a process brings into a run of which it drives one end.
+type Half struct {
+	Conn     *rendezvous.Conn
+	Provider string             // its name
+	Devices  []verbs.Device     // that may be used
+	Config   ibverbx.ConnConfig // of the queue pairs of this process
+	Version  string             // of the program
+}
+
+func (h *Half) self() selfBody {
+	return selfBody{Version: h.Version, Machine: ThisMachine(), Offer: nicoffer.Of(h.Provider, h.Devices)}
+}
+
+// reaches says why the NICs of two processes do not reach each other; nil where they do, or where
+// that is not known.
+func (h *Half) reaches(theirs *selfBody) error {
+	mine := nicoffer.Of(h.Provider, h.Devices)
+	if err := mine.Reaches(&theirs.Offer); err != nil {
+		return usage("%v; give both ends the same --provider", err)
+	}
+	return nil
+}
+
+// describe returns what is shown of the other process, of which this one uses n NICs.
+func (h *Half) describe(theirs *selfBody, n int, end string) *Peer {
+	p := &Peer{Address: h.Conn.RemoteAddr().String(), End: end, Version: theirs.Version,
+		Machine: theirs.Machine, Provider: theirs.Provider, NICs: theirs.NICs[:n]}
+	for _, d := range h.Devices[:n] {
+		p.Own = append(p.Own, nicoffer.NameOf(d))
+	}
+	return p
+}
+
+// Lead measures together with a process that follows: it decides what is measured, as p says, and
+// drives end a. With p.NICs 0 as many NICs are used as both processes have. Errors are those of
+// [Run]; there is no report when the ends did not agree on what to measure. The conversation is
+// over when it returns.
+func Lead(ctx context.Context, p *Params, h *Half, o Observer) (*Report, error) {
+	l := &peer{conn: h.Conn, leads: true, steps: ctx}
+	p, theirs, err := l.agree(*p, h)
+	if err != nil {
+		return nil, l.part(interruptedOr(ctx, err))
+	}
+	return l.measure(p, h, h.describe(theirs, p.NICs, endName(1)), o)
+}
+
+// Follow measures together with a process that leads: it drives end b as the other one asks for,
+// within limits. The report has the other one's parameters and figures. There is none when nothing
+// could be measured. The conversation is over when it returns.
+func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, errServedLong)
+	defer cancel()
+	f := &peer{conn: h.Conn, steps: ctx}
+	task, err := f.receiveTask(h)
+	if err == nil {
+		err = f.conn.Send(ctx, kindAccept, nil)
+	}
+	if err != nil {
+		return nil, f.part(interruptedOr(ctx, err))
+	}
+	return f.measure(task.Params, h, h.describe(&task.Self, task.Params.NICs, endName(0)), o)
+}
+
+// agree settles with the following process what is measured.
+func (l *peer) agree(p Params, h *Half) (*Params, *selfBody, error) {
+	var theirs selfBody
+	if err := l.conn.Receive(l.steps, kindOffer, &theirs); err != nil {
+		return nil, nil, err
+	}
+	if err := theirs.check(); err != nil {
+		return nil, nil, err
+	}
+	if err := h.reaches(&theirs); err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case p.NICs == 0:
+		p.NICs = min(len(h.Devices), len(theirs.NICs))
+	case p.NICs > len(h.Devices):
+		return nil, nil, usage("--nics %d: this end has %d", p.NICs, len(h.Devices))
+	case p.NICs > len(theirs.NICs):
+		return nil, nil, usage("--nics %d: the listening end has %d", p.NICs, len(theirs.NICs))
+	}
+	p.Provider, p.Conn = h.Provider, h.Config
+	p.fillDefaults()
+	p.fitPorts(h.Devices)
+	if err := p.validateApart(); err != nil {
+		return nil, nil, err
+	}
+	if err := l.conn.Send(l.steps, kindTask, taskBody{Self: h.self(), Params: &p}); err != nil {
+		return nil, nil, err
+	}
+	return &p, &theirs, l.conn.Receive(l.steps, kindAccept, nil)
+}
+
+// taskPatience is how long a process that leads may take to say what it wants to have measured.
+const taskPatience = 5 * time.Second
+
+// receiveTask receives what is measured.
+func (f *peer) receiveTask(h *Half) (*taskBody, error) {
+	if err := f.conn.Send(f.steps, kindOffer, h.self()); err != nil {
+		return nil, err
+	}
+	patience := min(taskPatience, f.conn.Timeout())
+	soon, cancel := context.WithTimeoutCause(f.steps, patience, fmt.Errorf("%w: waited %v for message %q",
+		rendezvous.ErrTimeout, patience, kindTask))
+	defer cancel()
+	m, err := f.conn.ReceiveAny(soon, kindTask)
+	if err != nil {
+		return nil, err
+	}
+	task, err := decodeTask(m.Body)
+	if err != nil {
+		return nil, err
+	}
+	if p := task.Params; p != nil {
+		p.Provider, p.Conn = h.Provider, h.Config // this end's own
+	}
+	if err := task.check(); err != nil {
+		// Not a usage error of this end.
+		return nil, &taskError{"asks for what is not possible: " + err.Error()}
+	}
+	if err := h.reaches(&task.Self); err != nil {
+		return nil, &taskError{"has other NICs: " + err.Error()}
+	}
+	if n := task.Params.NICs; n > len(h.Devices) || n > len(task.Self.NICs) {
+		return nil, &taskError{fmt.Sprintf("asks for %d NICs: it has %d, and the listening end has %d",
+			n, len(task.Self.NICs), len(h.Devices))}
+	}
+	return task, nil
+}
+
+// decodeTask reads a task, all of which this end must know.
+func decodeTask(text []byte) (*taskBody, error) {
+	const maxReason = 400 // the decoder's reason repeats what the peer has sent
+	var task taskBody
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&task); err != nil {
+		return nil, fmt.Errorf("%w: message %q: %s", rendezvous.ErrProtocol, kindTask,
+			peertext.Excerpt(err.Error(), maxReason))
+	}
+	return &task, nil
+}
+
+// measure drives this process's end of what both have agreed on, and ends the conversation. Both
+// ends go through the same steps; where there is something to decide, the leading one does.
+func (p *peer) measure(params *Params, h *Half, about *Peer, o Observer) (*Report, error) {
+	ctx := p.steps
+	r := newRunner(ctx, params, [2]bool{p.leads, !p.leads}, o)
+	r.peer, r.report.Peer = p, about
+	o.Start(params, about)
+	err := r.connect(h.Devices[:params.NICs])
+	if err == nil {
+		stop := p.outlast(ctx)
+		defer stop()
+		if err = r.rows(); err == nil && !p.parted {
+			err = r.bye()
+		}
+	}
+	switch {
+	case r.complete && errors.Is(err, ErrInterrupted):
+		err = nil // everything is measured, and the goodbye was to end
+	case err != nil && !errors.Is(err, errPeerInterrupted):
+		err = p.part(interruptedOr(ctx, err))
+	}
+	for _, closing := range []error{p.conn.Close(), r.close()} {
+		if err == nil {
+			err = closing
+		}
+	}
+	return r.end(interruptedOr(ctx, err))
+}
+
+// bye ends the conversation, which takes a moment also where the user has asked for the end.
+func (r *runner) bye() error {
+	steps, stop := stepsOf(r.ctx, lastRound)
+	defer stop()
+	r.peer.steps = steps
+	if err := r.peer.meet(kindBye); err != nil {
+		return err
+	}
+	if r.stopped && !r.complete && !r.peer.leads {
+		return errPeerInterrupted
+	}
+	return nil
+}
+
+// connect makes this process's end of each column and connects it with the other one's: both
+// exchange cards and memory, and both are connected when it returns.
+func (r *runner) connect(devices []verbs.Device) error {
+	end := 1
+	if r.peer.leads {
+		end = 0
+	}
+	for _, s := range r.p.Schemes {
+		column, err := newHalf(r.p, s, r.mem, end, devices)
+		if err == nil {
+			r.columns = append(r.columns, column)
+			err = r.peer.connect(column.ends[end], func(theirs *layers.Card) error {
+				return checkCard(theirs, r.p, r.mem.window, 1-end)
+			})
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// connect connects an end with the other process's, whose card check may refuse.
+func (p *peer) connect(e *layers.End, check func(theirs *layers.Card) error) error {
+	mine, err := e.Card()
+	if err != nil {
+		return err
+	}
+	theirs, err := swap(p, kindColumn, mine)
+	if err != nil {
+		return err
+	}
+	if err := check(&theirs); err != nil {
+		return err
+	}
+	if err := e.Connect(&theirs); err != nil {
+		return err
+	}
+	return p.meet(kindConnected)
+}
+
+// Reasons why the figures of a run are not complete, although nothing is wrong at this end.
+var (
+	errPeerInterrupted = errors.New("the other end was interrupted: the rest was not measured")
+	errServedLong      = fmt.Errorf("a listening end serves for %v at most", maxServedRun)
+)
+
+// taskError says why a listening end refuses what its client asks for.
+type taskError struct{ reason string }
+
+// Error names the client's request as the cause.
+func (e *taskError) Error() string { return "the connecting end " + e.reason }
+
+// BrokeOff reports whether the client caused an error of [Follow]: it disconnected, was stopped,
+// asked for the impossible, or violated the protocol. The next client can be served.
+func BrokeOff(err error) bool {
+	var said *rendezvous.PeerError
+	var task *taskError
+	if errors.Is(err, ErrVerify) || errors.Is(err, layers.ErrMessages) {
+		return false
+	}
+	for _, why := range []error{rendezvous.ErrGone, rendezvous.ErrTimeout, rendezvous.ErrProtocol, ErrStalled,
+		errPeerInterrupted, errServedLong} {
+		if errors.Is(err, why) {
+			return true
+		}
+	}
+	return errors.As(err, &said) || errors.As(err, &task)
+}
