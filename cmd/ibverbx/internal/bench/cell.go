@@ -259,7 +259,7 @@ func (c *cell) explain(err error) error {
 			continue
 		}
 		if why := q.VQP().Err(); why != nil {
-			errs = append(errs, fmt.Errorf("end %s: %w", q.Name(), why))
+			errs = append(errs, fmt.Errorf("end %s: %w", q.Name, why))
 		}
 	}
 	if len(errs) == 0 {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"ibverbx/cmd/ibverbx/internal/pattern"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
@@ -15,9 +15,6 @@ const (
 	maxRound = 1 << 16
 	// maxSlots bounds the messages of a round: above it small messages only make the rounds longer.
 	maxSlots = 16384
-	// What a slot gets starts at one of shifts places of the source.
-	shifts    = pattern.Shifts
-	shiftStep = pattern.Step
 	// tail is room behind the target slots for the counter of atomics,
 	// and for the words of the layers.
 	tail = 64
@@ -80,7 +77,7 @@ func (p *Params) bufferSizes(end, window int) (src, dst int) {
 	both := p.Bidirectional || p.Answered()
 	sends := (end == 0) != p.reads()
 	if (sends || both) && !p.Op.Atomic() {
-		src = window + shifts*shiftStep
+		src = window + layers.Shifts*layers.ShiftStep
 	}
 	dst = tail
 	if !sends || both || p.Op.Atomic() {
@@ -110,8 +107,8 @@ func (m *memory) longest(p *Params, size int) int {
 }
 
 // round is what the messages of a round carry.
-func (m *memory) round(number uint64, size int) pattern.Round {
-	return pattern.Round{Number: number, Seed: m.seed, Size: size}
+func (m *memory) round(number uint64, size int) layers.Round {
+	return layers.Round{Number: number, Seed: m.seed, Size: size}
 }
 
 // source is where in the source the message of a slot starts.

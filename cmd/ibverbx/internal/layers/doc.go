@@ -4,9 +4,9 @@
 // not know whether its peer is in this process.
 //
 // An [End] is one end of a connection. [End.Begin] prepares it for a round, [Run] plays the part of
-// one end, or of both ends, in one goroutine. Package pattern says what a message carries. What a
-// layer does for an end is the interface traffic: qp.go implements it for virtual queue pairs,
-// layers.go for everything above them.
+// one end, or of both ends, in one goroutine. A [Round] says what the messages carry. What a layer
+// does for an end is the interface traffic: qp.go implements it for virtual queue pairs, layers.go
+// for everything above them.
 //
 // To add an operation, add a row to [Shapes] and the case that posts it: in [QueuePair]'s fill, or
 // in start of a layer. Help, completion and the checks of flags follow from the row.

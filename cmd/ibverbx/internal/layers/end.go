@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"ibverbx"
-	"ibverbx/cmd/ibverbx/internal/pattern"
 	"ibverbx/tagged"
 	"ibverbx/transport"
 	"ibverbx/verbs"
@@ -30,7 +29,7 @@ type Config struct {
 // Task is a round as one end sees it.
 type Task struct {
 	Ctx     context.Context // ends operations that block, which some layers have
-	Round   pattern.Round
+	Round   Round
 	Send    int     // messages that this end sends
 	Take    int     // messages of the peer that it sees
 	Answers bool    // it sends one for each that has come, and not before
@@ -79,14 +78,16 @@ type traffic interface {
 	progress() int
 	// arm returns a channel on which a completion is announced; nil where there is no such channel.
 	arm() (<-chan struct{}, error)
-	// target is the memory that messages land in, counter the number there that the peer's atomics
-	// work on, old what atomic i brought.
-	target() []byte
-	counter() uint64
-	old(i int) uint64
-	card() (Card, error)
-	connect(peer *Card) error
-	close(ctx context.Context) error
+	// Card describes the end to its peer, and Connect connects to the end that sent a card.
+	Card() (Card, error)
+	Connect(peer *Card) error
+	// Target is the memory that messages land in, Counter the number there that the peer's atomics
+	// work on, and Old what atomic i of the round brought.
+	Target() []byte
+	Counter() uint64
+	Old(i int) uint64
+	// Close ends the end. What is outstanding is cut off when ctx ends.
+	Close(ctx context.Context) error
 }
 
 // Errors of an end.
@@ -181,27 +182,9 @@ func (e *End) QueuePair() *QueuePair {
 	return q
 }
 
-// Card describes the end to its peer.
-func (e *End) Card() (Card, error) { return e.card() }
-
-// Connect connects to the end that sent the card.
-func (e *End) Connect(peer *Card) error { return e.connect(peer) }
-
-// Target is the memory that messages land in.
-func (e *End) Target() []byte { return e.target() }
-
-// Counter is the number that the peer's atomics work on.
-func (e *End) Counter() uint64 { return e.counter() }
-
 // Expected is what the peer's counter must hold before atomic i of the round, and behind the one
 // before it.
 func (e *End) Expected(i int) uint64 { return e.task.expected(i) }
-
-// Old is what atomic i of the round brought.
-func (e *End) Old(i int) uint64 { return e.old(i) }
-
-// Close ends the end. What is outstanding is cut off when ctx ends.
-func (e *End) Close(ctx context.Context) error { return e.close(ctx) }
 
 // Posted is how many messages of the round the end has started.
 func (e *End) Posted() int { return e.posted }
@@ -344,11 +327,7 @@ func (e *End) play() error {
 	if err := e.take(); err != nil {
 		return err
 	}
-	send := e.stream
-	if e.task.Times != nil {
-		send = e.series
-	}
-	if err := send(); err != nil {
+	if err := e.send(); err != nil {
 		return later(err)
 	}
 	if e.posted < e.task.Send || e.task.Times != nil && e.timed < e.task.Send {
@@ -384,28 +363,11 @@ func (e *End) take() error {
 	return nil
 }
 
-// stream starts as many messages as can be started.
-func (e *End) stream() error {
+// send starts as many messages as can be started. Where their times are noted that is one, once the
+// one before is over: answered where the peer answers, else completed.
+func (e *End) send() error {
 	for {
-		n := e.task.Send - e.posted
-		if e.task.Answers {
-			n = min(n, e.came-e.posted)
-		}
-		if n <= 0 {
-			return nil
-		}
-		k, err := e.post(e.posted, n)
-		if e.posted += k; err != nil {
-			return err
-		}
-	}
-}
-
-// series starts the next message once the one before is over: answered where the peer answers, else
-// completed.
-func (e *End) series() error {
-	for {
-		if e.timed < e.posted {
+		if e.timed < e.posted && e.task.Times != nil {
 			over, err := e.single()
 			if !over || err != nil {
 				return err
@@ -414,14 +376,21 @@ func (e *End) series() error {
 			e.timed++
 			e.started, e.flushed = time.Time{}, false
 		}
-		if e.posted == e.task.Send {
+		n := e.task.Send - e.posted
+		if e.task.Answers {
+			n = min(n, e.came-e.posted)
+		}
+		if n <= 0 {
 			return nil
 		}
-		if e.started.IsZero() {
-			e.started = time.Now()
+		if e.task.Times != nil {
+			n = 1
+			if e.started.IsZero() {
+				e.started = time.Now()
+			}
 		}
-		k, err := e.post(e.posted, 1)
-		if e.posted += k; k == 0 {
+		k, err := e.post(e.posted, n)
+		if e.posted += k; k == 0 || err != nil {
 			return err
 		}
 	}

@@ -3,7 +3,6 @@ package layers
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -15,39 +14,6 @@ import (
 )
 
 // This file has the layers above virtual queue pairs, each as one end with one connection.
-
-// memory is what the layers' ends have in common.
-type memory struct {
-	*Config
-	task   Task
-	olds   []uint64 // what the atomics of the round brought
-	seen   int      // messages that have come
-	broken error    // what ended the end; nil while it goes on
-	closers
-}
-
-func (m *memory) target() []byte                { return m.Dst }
-func (m *memory) counter() uint64               { return binary.NativeEndian.Uint64(m.Dst[m.Tail:]) }
-func (m *memory) old(i int) uint64              { return m.olds[i] }
-func (m *memory) arm() (<-chan struct{}, error) { return nil, nil }
-func (m *memory) flush(bool) error              { return nil }
-func (m *memory) arrived() (int, error)         { return m.seen, m.broken }
-
-// next prepares for a round.
-func (m *memory) next(t *Task) {
-	m.task, m.seen = *t, 0
-	if m.Shape.Op.Atomic() && len(m.olds) < t.Send {
-		m.olds = make([]uint64, t.Send)
-	}
-}
-
-// places returns where message i lies in the source, and where it goes in the target.
-func (m *memory) places(i int) (from, to, size int) {
-	return m.task.Round.Source(i), m.task.Round.Target(i), m.task.Round.Size
-}
-
-// add is what atomic i adds.
-func (m *memory) add(i int) uint64 { return m.task.expected(i+1) - m.task.expected(i) }
 
 // transportConfig is the default one, with room for what is outstanding.
 func transportConfig(cfg *Config) transport.Config {
@@ -62,12 +28,10 @@ const amID transport.AMID = 1
 
 // transportEnd is an end of package transport.
 type transportEnd struct {
-	memory
-	src, dst *ibverbx.MR // src is nil where nothing is read
+	base
 	worker   *transport.Worker
 	ep       *transport.Endpoint
 	limits   transport.Limits
-	remote   struct{ src, dst ibverbx.RemoteMR }
 	comp     transport.Completion
 	flushing bool // comp is in use
 	one      [1]ibverbx.Segment
@@ -76,20 +40,16 @@ type transportEnd struct {
 }
 
 func newTransport(cfg *Config) (traffic, error) {
-	e := &transportEnd{memory: memory{Config: cfg}}
+	e := &transportEnd{base: base{Config: cfg}}
 	e.pack = func(dst []byte) int { return copy(dst, e.data) }
-	return e, e.open(cfg, e.make)
+	return e, e.open(e.make)
 }
 
-func (e *transportEnd) make(cfg *Config, dom *ibverbx.Domain) (err error) {
-	if e.src, e.dst, err = register(dom, cfg); err != nil {
+func (e *transportEnd) make(dom *ibverbx.Domain) (err error) {
+	if err = e.register(dom); err != nil {
 		return err
 	}
-	if e.src != nil {
-		e.onClose(e.src.Close)
-	}
-	e.onClose(e.dst.Close)
-	if e.worker, err = transport.NewWorker(dom, transportConfig(cfg)); err != nil {
+	if e.worker, err = transport.NewWorker(dom, transportConfig(e.Config)); err != nil {
 		return err
 	}
 	e.onClose(e.worker.Close)
@@ -98,21 +58,21 @@ func (e *transportEnd) make(cfg *Config, dom *ibverbx.Domain) (err error) {
 	}
 	failed := func(_ *transport.Endpoint, err error) { e.broken = err }
 	if e.ep, err = e.worker.NewEndpoint(transport.EndpointConfig{OnError: failed}); err == nil {
-		e.list = append(e.list, e.ep.Close)
+		e.opened = append(e.opened, e.ep.Close)
 	}
 	return err
 }
 
 func (e *transportEnd) progress() int { return e.worker.Progress() }
 
-func (e *transportEnd) card() (c Card, err error) {
-	remoteOf(&c, e.src, e.dst)
+func (e *transportEnd) Card() (Card, error) {
+	c := e.memoryCard()
 	card, err := e.ep.Card()
 	c.Transport = &card
 	return c, err
 }
 
-func (e *transportEnd) connect(peer *Card) error {
+func (e *transportEnd) Connect(peer *Card) error {
 	if peer.Transport == nil {
 		return fmt.Errorf("%w: the peer's card has no endpoint", ErrMessages)
 	}
@@ -155,6 +115,8 @@ func (e *transportEnd) start(i int) (err error) {
 		_, err = e.ep.GetZcopy(nil, e.remote.src.At(uint64(from)), e.one[:]...)
 	case FetchAdd:
 		err = e.ep.FetchAdd(nil, &e.olds[i], e.remote.dst.At(uint64(e.Tail)), e.add(i))
+	default:
+		err = e.unknown()
 	}
 	return err
 }
@@ -193,8 +155,8 @@ func (e *transportEnd) handle(m *transport.Message) {
 //
 // Invariant: done <= sent <= done+len(sends).
 type taggedEnd struct {
-	memory
-	dst        *tagged.Region
+	base
+	region     *tagged.Region // of the target
 	worker     *tagged.Worker
 	ep         *tagged.Endpoint
 	sends      []*tagged.Request // a ring; nil is done
@@ -203,41 +165,41 @@ type taggedEnd struct {
 }
 
 func newTagged(cfg *Config) (traffic, error) {
-	e := &taggedEnd{memory: memory{Config: cfg}, sends: make([]*tagged.Request, cfg.Window)}
-	return e, e.open(cfg, e.make)
+	e := &taggedEnd{base: base{Config: cfg}, sends: make([]*tagged.Request, cfg.Window)}
+	return e, e.open(e.make)
 }
 
-func (e *taggedEnd) make(cfg *Config, dom *ibverbx.Domain) (err error) {
-	if e.worker, err = tagged.NewWorker(dom, tagged.Config{Transport: transportConfig(cfg)}); err != nil {
+func (e *taggedEnd) make(dom *ibverbx.Domain) (err error) {
+	if e.worker, err = tagged.NewWorker(dom, tagged.Config{Transport: transportConfig(e.Config)}); err != nil {
 		return err
 	}
 	e.onClose(e.worker.Close)
-	for _, buf := range [][]byte{cfg.Src, cfg.Dst} {
+	for _, buf := range [][]byte{e.Src, e.Dst} {
 		if len(buf) == 0 {
 			continue
 		}
-		if e.dst, err = e.worker.Register(buf); err != nil {
+		if e.region, err = e.worker.Register(buf); err != nil {
 			return err
 		}
-		e.onClose(e.dst.Close)
+		e.onClose(e.region.Close)
 	}
 	failed := func(_ *tagged.Endpoint, err error) { e.broken = err }
 	if e.ep, err = e.worker.NewEndpoint(tagged.EndpointConfig{OnError: failed}); err == nil {
-		e.list = append(e.list, e.ep.Close)
+		e.opened = append(e.opened, e.ep.Close)
 	}
 	return err
 }
 
 func (e *taggedEnd) progress() int { return e.worker.Progress() }
 
-func (e *taggedEnd) card() (c Card, err error) {
-	c.Dst = e.dst.MR().Remote() // the other end checks its size
+func (e *taggedEnd) Card() (c Card, err error) {
+	c.Dst = e.region.MR().Remote() // the other end checks its size
 	card, err := e.ep.Card()
 	c.Tagged = &card
 	return c, err
 }
 
-func (e *taggedEnd) connect(peer *Card) error {
+func (e *taggedEnd) Connect(peer *Card) error {
 	if peer.Tagged == nil {
 		return fmt.Errorf("%w: the peer's card has no endpoint", ErrMessages)
 	}
@@ -312,7 +274,7 @@ func (e *taggedEnd) completed() (bool, error) {
 
 // shmemEnd is one of two PEs of this process. Source and target are blocks of the symmetric heap.
 type shmemEnd struct {
-	memory
+	base
 	pe       *shmem.PE
 	from, to shmem.Sym[uint8]
 	count    shmem.Sym[uint64] // of atomics
@@ -325,16 +287,14 @@ const openPatience = 30 * time.Second
 func newSHMEM(cfgs *[2]Config) (ends [2]*End, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), openPatience)
 	defer cancel()
-	pes := [2]*shmemEnd{{memory: memory{Config: &cfgs[0]}}, {memory: memory{Config: &cfgs[1]}}}
-	err = pes[0].open(&cfgs[0], func(_ *Config, a *ibverbx.Domain) error {
-		return pes[0].open(&cfgs[1], func(_ *Config, b *ibverbx.Domain) error {
-			return makePEs(ctx, cfgs, &pes, a, b)
-		})
+	pes := [2]*shmemEnd{{base: base{Config: &cfgs[0]}}, {base: base{Config: &cfgs[1]}}}
+	err = pes[1].open(func(b *ibverbx.Domain) error {
+		return pes[0].open(func(a *ibverbx.Domain) error { return makePEs(ctx, cfgs, &pes, a, b) })
 	})
 	return [2]*End{{traffic: pes[0]}, {traffic: pes[1]}}, err
 }
 
-// makePEs makes both ends. The first one closes all.
+// makePEs makes both ends. The first one closes the world, before its domain and that of the other.
 func makePEs(ctx context.Context, cfgs *[2]Config, pes *[2]*shmemEnd, doms ...*ibverbx.Domain) error {
 	src := max(1, len(cfgs[0].Src), len(cfgs[1].Src))
 	dst := max(1, len(cfgs[0].Dst), len(cfgs[1].Dst))
@@ -344,7 +304,7 @@ func makePEs(ctx context.Context, cfgs *[2]Config, pes *[2]*shmemEnd, doms ...*i
 	if err != nil {
 		return err
 	}
-	pes[0].list = append(pes[0].list, world.Close)
+	pes[0].opened = append(pes[0].opened, world.Close)
 	return world.Run(ctx, func(ctx context.Context, pe *shmem.PE) error {
 		e := pes[pe.Rank()]
 		e.pe = pe
@@ -361,12 +321,12 @@ func makePEs(ctx context.Context, cfgs *[2]Config, pes *[2]*shmemEnd, doms ...*i
 	})
 }
 
-func (e *shmemEnd) target() []byte      { return e.to.Local(e.pe) }
-func (e *shmemEnd) counter() uint64     { return shmem.Load(e.pe, e.count) }
+func (e *shmemEnd) Target() []byte      { return e.to.Local(e.pe) }
+func (e *shmemEnd) Counter() uint64     { return shmem.Load(e.pe, e.count) }
 func (e *shmemEnd) progress() int       { return e.pe.Progress() }
 func (e *shmemEnd) begin(t *Task) error { e.next(t); return nil }
-func (e *shmemEnd) card() (Card, error) { return Card{}, nil }
-func (e *shmemEnd) connect(*Card) error { return nil }
+func (e *shmemEnd) Card() (Card, error) { return Card{}, nil }
+func (e *shmemEnd) Connect(*Card) error { return nil }
 
 func (e *shmemEnd) post(i, _ int) (int, error) { return one(e.start(i)) }
 
@@ -381,9 +341,11 @@ func (e *shmemEnd) start(i int) (err error) {
 			e.signal, e.mark(i), shmem.SignalSet, peer)
 	case Get:
 		return shmem.GetNBI(ctx, e.pe, e.to.Local(e.pe)[to:to+size], e.from.Slice(from, from+size), peer)
+	case FetchAdd:
+		e.olds[i], err = shmem.FetchAdd(ctx, e.pe, e.count, e.add(i), peer)
+		return err
 	}
-	e.olds[i], err = shmem.FetchAdd(ctx, e.pe, e.count, e.add(i), peer)
-	return err
+	return e.unknown()
 }
 
 // mark is what the signal holds once message i of the round has come.

@@ -10,7 +10,6 @@ import (
 	"go.uber.org/goleak"
 
 	"ibverbx"
-	"ibverbx/cmd/ibverbx/internal/pattern"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -28,7 +27,7 @@ func pair(t *testing.T, s Shape) [2]*End {
 	const window = 16 * 4096
 	var cfgs [2]Config
 	for i := range cfgs {
-		src := make([]byte, window+pattern.Shifts*pattern.Step)
+		src := make([]byte, window+Shifts*ShiftStep)
 		for k := range src {
 			src[k] = byte(k>>8) ^ byte(k) + byte(i)
 		}
@@ -81,7 +80,7 @@ func TestRounds(t *testing.T) {
 		t.Run(string(s.Layer)+"/"+string(s.Op), func(t *testing.T) {
 			ends := pair(t, s)
 			for number := range uint64(3) {
-				r := pattern.Round{Number: number + 1, Size: 4096}
+				r := Round{Number: number + 1, Size: 4096}
 				if s.Op.Atomic() {
 					r.Size = 8
 				}
@@ -135,7 +134,7 @@ func TestTooManyMessages(t *testing.T) {
 		"unexpected": func(tasks *[2]Task) { tasks[1].Take = 0 },
 	} {
 		ends := pair(t, s)
-		r := pattern.Round{Number: 1, Size: 512}
+		r := Round{Number: 1, Size: 512}
 		tasks := [2]Task{{Round: r, Send: 16}, {Round: r, Take: 16}}
 		lie(&tasks)
 		err := both(t, ends, tasks)
@@ -187,7 +186,7 @@ func TestStalled(t *testing.T) {
 	for _, spin := range []time.Duration{-1, 0, time.Hour} {
 		const stall = 50 * time.Millisecond
 		ends := pair(t, Shapes()[1])
-		round := Task{Ctx: t.Context(), Round: pattern.Round{Number: 1, Size: 64}, Take: 1, Slots: 16,
+		round := Task{Ctx: t.Context(), Round: Round{Number: 1, Size: 64}, Take: 1, Slots: 16,
 			Window: 1}
 		if err := ends[1].Begin(round); err != nil {
 			t.Fatal(err)
@@ -196,6 +195,28 @@ func TestStalled(t *testing.T) {
 		err := Run(t.Context(), Pace{Spin: spin, Stall: stall}, nil, ends[1])
 		if took := time.Since(start); !errors.Is(err, ErrStalled) || took < stall {
 			t.Errorf("spin %v: error %v after %v", spin, err, took)
+		}
+	}
+}
+
+// TestSource shows that what a slot gets lies in the source, and is another piece in each of the
+// next thousand rounds.
+func TestSource(t *testing.T) {
+	const size, slots = 100, 20
+	for slot := range slots {
+		first := Round{Number: 5, Seed: 9, Size: size}
+		for later := range uint64(Shifts) {
+			r := Round{Number: 5 + later, Seed: 9, Size: size}
+			at := r.Source(slot)
+			if at < slot*size || at+size > slots*size+Shifts*ShiftStep {
+				t.Fatalf("slot %d of round %d is read at %d", slot, r.Number, at)
+			}
+			if later > 0 && at == first.Source(slot) {
+				t.Fatalf("slot %d gets the same in rounds 5 and %d", slot, r.Number)
+			}
+			if r.Target(slot) != slot*size {
+				t.Fatalf("slot %d is at %d", slot, r.Target(slot))
+			}
 		}
 	}
 }

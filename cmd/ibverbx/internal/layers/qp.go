@@ -16,17 +16,10 @@ const recvBit = 1 << 63
 
 // QueuePair is an end of one virtual queue pair, with no layer above it.
 type QueuePair struct {
-	name      string
-	shape     Shape
-	opcode    verbs.Opcode
+	base
 	vqp       *ibverbx.VirtualQP
 	cq        *ibverbx.VirtualCQ
-	src, dst  *ibverbx.MR // src is nil where nothing is read
-	mem       struct{ src, dst []byte }
-	tail      int
-	remote    struct{ src, dst ibverbx.RemoteMR }
 	recvMax   int // receives outstanding at most
-	inline    int // up to so many bytes go inline
 	closed    bool
 	succeeded uint64 // sends, in all rounds
 
@@ -41,9 +34,7 @@ type QueuePair struct {
 // Invariant: acked <= done <= posted <= done+task.Window;
 // notified <= received <= expected <= task.Take.
 type qpRound struct {
-	task   Task
-	broken error // why the round cannot be judged any more
-	failed bool  // a request of this end failed: nothing more is posted
+	failed bool // a request of this end failed: nothing more is posted
 
 	// Of what this end sends. The ID of a request is the number of its message.
 
@@ -65,40 +56,21 @@ const (
 	qpPolled = 64
 )
 
-// opcode is the operation's in package verbs.
-func (o Op) opcode() verbs.Opcode {
-	switch o {
-	case WriteImm:
-		return verbs.OpRDMAWriteWithImm
-	case Read:
-		return verbs.OpRDMARead
-	case Send:
-		return verbs.OpSend
-	case FetchAdd:
-		return verbs.OpAtomicFetchAdd
-	case CmpSwap:
-		return verbs.OpAtomicCmpAndSwp
-	}
-	return verbs.OpRDMAWrite
-}
-
 func newQueuePair(cfg *Config) (*QueuePair, error) {
 	vqp, err := ibverbx.Open(cfg.Devices, cfg.QP)
 	if err != nil {
 		return nil, err
 	}
 	q := &QueuePair{
-		name: cfg.Name, shape: cfg.Shape, opcode: cfg.Shape.Op.opcode(), vqp: vqp, cq: vqp.CQ(),
-		tail: cfg.Tail, inline: cfg.Inline, recvMax: 2 * cfg.Window,
+		base: base{Config: cfg}, vqp: vqp, cq: vqp.CQ(), recvMax: 2 * cfg.Window,
 		sends: make([]ibverbx.SendWR, qpBatch), recvs: make([]ibverbx.RecvWR, qpBatch),
 		wcs: make([]ibverbx.WC, qpPolled),
 	}
 	if vqp.DataRails() == 1 {
 		q.recvMax = cfg.QP.MaxMsgCntPerQP // pass-through refuses more
 	}
-	q.mem.src, q.mem.dst = cfg.Src, cfg.Dst
-	if q.src, q.dst, err = register(vqp.Domain(), cfg); err != nil {
-		return nil, errors.Join(err, q.Shut())
+	if err := q.register(vqp.Domain()); err != nil {
+		return nil, errors.Join(err, q.Close(context.Background()))
 	}
 	return q, nil
 }
@@ -106,31 +78,25 @@ func newQueuePair(cfg *Config) (*QueuePair, error) {
 // VQP is the virtual queue pair.
 func (q *QueuePair) VQP() *ibverbx.VirtualQP { return q.vqp }
 
-// Name is the end's name.
-func (q *QueuePair) Name() string { return q.name }
-
 // Succeeded is how many sends have succeeded in all rounds.
 func (q *QueuePair) Succeeded() uint64 { return q.succeeded }
 
-func (q *QueuePair) target() []byte                { return q.mem.dst }
-func (q *QueuePair) counter() uint64               { return binary.NativeEndian.Uint64(q.mem.dst[q.tail:]) }
-func (q *QueuePair) old(i int) uint64              { return binary.NativeEndian.Uint64(q.mem.dst[q.at(i):]) }
-func (q *QueuePair) flush(bool) error              { return nil }
+func (q *QueuePair) Old(i int) uint64              { return binary.NativeEndian.Uint64(q.Dst[q.at(i):]) }
 func (q *QueuePair) arm() (<-chan struct{}, error) { return q.cq.Events(), q.cq.Arm() }
 
-func (q *QueuePair) card() (c Card, err error) {
-	remoteOf(&c, q.src, q.dst)
+func (q *QueuePair) Card() (c Card, err error) {
+	c = q.memoryCard()
 	c.QP, err = q.vqp.Card()
 	return c, err
 }
 
-func (q *QueuePair) connect(peer *Card) error {
+func (q *QueuePair) Connect(peer *Card) error {
 	q.remote.src, q.remote.dst = peer.Src, peer.Dst
 	return q.vqp.Connect(peer.QP)
 }
 
 func (q *QueuePair) begin(t *Task) error {
-	q.qpRound = qpRound{task: *t}
+	q.task, q.broken, q.qpRound = *t, nil, qpRound{}
 	return q.postReceives()
 }
 
@@ -143,7 +109,7 @@ func (q *QueuePair) postReceives() error {
 		}
 		for i := range n {
 			wr := ibverbx.RecvWR{ID: recvBit | uint64(q.expected+i)}
-			if q.shape.Op == Send {
+			if q.Shape.Op == Send {
 				wr.Local = q.dst.Slice(q.at(q.expected+i), uint64(q.task.Round.Size))
 			}
 			q.recvs[i] = wr
@@ -219,24 +185,24 @@ func (q *QueuePair) post(i, n int) (int, error) {
 func (q *QueuePair) fill(wr *ibverbx.SendWR, i int) {
 	size, from := uint64(q.task.Round.Size), uint64(q.task.Round.Source(q.slot(i)))
 	wr.ID = uint64(i)
-	wr.Opcode = q.opcode
+	wr.Opcode = q.Shape.opcode
 	wr.Flags = verbs.SendSignaled
 	wr.Imm = q.imm(i)
-	switch q.shape.Op {
+	switch q.Shape.Op {
 	case Read:
 		wr.Local = q.dst.Slice(q.at(i), size)
 		wr.Remote = q.remote.src.Slice(from, size)
 	case FetchAdd, CmpSwap:
 		wr.Local = q.dst.Slice(q.at(i), size)
-		wr.Remote = q.remote.dst.Slice(uint64(q.tail), size)
+		wr.Remote = q.remote.dst.Slice(uint64(q.Tail), size)
 		held, then := q.task.expected(i), q.task.expected(i+1)
-		if wr.CompareAdd = then - held; q.shape.Op == CmpSwap {
+		if wr.CompareAdd = then - held; q.Shape.Op == CmpSwap {
 			wr.CompareAdd, wr.Swap = held, then
 		}
 	default:
 		wr.Local, wr.Inline = q.src.Slice(from, size), nil
-		if size <= uint64(q.inline) {
-			wr.Local, wr.Inline = ibverbx.Segment{}, q.mem.src[from:from+size]
+		if size <= uint64(q.Inline) {
+			wr.Local, wr.Inline = ibverbx.Segment{}, q.Src[from:from+size]
 			wr.Flags |= verbs.SendInline
 		}
 		wr.Remote = q.remote.dst.Slice(q.at(i), size)
@@ -247,7 +213,7 @@ func (q *QueuePair) fill(wr *ibverbx.SendWR, i int) {
 func (q *QueuePair) sent(wc *ibverbx.WC) error {
 	if wc.ID != uint64(q.done) {
 		return fmt.Errorf("%w: end %s: send completion of message %d came in place of %d", ErrVerify,
-			q.name, wc.ID, q.done)
+			q.Name, wc.ID, q.done)
 	}
 	if wc.Status != verbs.StatusSuccess {
 		q.done++
@@ -255,7 +221,7 @@ func (q *QueuePair) sent(wc *ibverbx.WC) error {
 		return nil
 	}
 	if q.acked < q.done {
-		return fmt.Errorf("%w: end %s: message %d succeeded behind one that had failed", ErrVerify, q.name,
+		return fmt.Errorf("%w: end %s: message %d succeeded behind one that had failed", ErrVerify, q.Name,
 			wc.ID)
 	}
 	q.done++
@@ -269,17 +235,17 @@ func (q *QueuePair) came(wc *ibverbx.WC) error {
 	i := q.received
 	switch {
 	case wc.ID != recvBit|uint64(i):
-		return fmt.Errorf("%w: end %s: receive completion %d came in place of %d", ErrVerify, q.name,
+		return fmt.Errorf("%w: end %s: receive completion %d came in place of %d", ErrVerify, q.Name,
 			wc.ID&^recvBit, i)
 	case wc.Status != verbs.StatusSuccess:
 		q.received++
 		q.failed = true
 		return nil
-	case q.shape.Op == WriteImm && (wc.Flags&verbs.WCWithImm == 0 || wc.Imm != q.imm(i)):
+	case q.Shape.Op == WriteImm && (wc.Flags&verbs.WCWithImm == 0 || wc.Imm != q.imm(i)):
 		return fmt.Errorf("%w: end %s: message %d came with immediate %#x, sent was %#x", ErrVerify,
-			q.name, i, wc.Imm, q.imm(i))
-	case q.shape.Op == Send && wc.ByteLen != uint64(q.task.Round.Size):
-		return fmt.Errorf("%w: end %s: message %d has %d bytes, sent were %d", ErrVerify, q.name, i,
+			q.Name, i, wc.Imm, q.imm(i))
+	case q.Shape.Op == Send && wc.ByteLen != uint64(q.task.Round.Size):
+		return fmt.Errorf("%w: end %s: message %d has %d bytes, sent were %d", ErrVerify, q.Name, i,
 			wc.ByteLen, q.task.Round.Size)
 	}
 	q.received++
@@ -344,38 +310,19 @@ func (q *QueuePair) Drain() (moved bool, err error) {
 	}
 }
 
-// Shut closes the queue pair and its memory. What was outstanding comes back as flushed. The error
-// also says which completion was wrong.
-func (q *QueuePair) Shut() error {
-	closing, wrong := q.shut()
-	return errors.Join(closing, wrong)
-}
-
-func (q *QueuePair) shut() (closing, wrong error) {
-	if q.closed {
-		return nil, nil
-	}
-	q.closed = true
-	errs := []error{q.vqp.Close()}
-	_, wrong = q.Drain()
-	for _, mr := range []*ibverbx.MR{q.src, q.dst} {
-		if mr != nil {
-			errs = append(errs, mr.Close())
-		}
-	}
-	return errors.Join(errs...), wrong
-}
-
-// close shuts the queue pair. Afterwards each request must have had its completion; their order
-// does not matter any more.
-func (q *QueuePair) close(context.Context) error {
+// Close closes the queue pair and its memory: what is outstanding comes back as flushed. Afterwards
+// each request must have had its completion; their order does not matter any more.
+func (q *QueuePair) Close(ctx context.Context) error {
 	if q.closed {
 		return nil
 	}
-	closing, _ := q.shut()
+	q.closed = true
+	closing := q.vqp.Close()
+	_, _ = q.Drain()
+	closing = errors.Join(closing, q.base.Close(ctx))
 	if q.done != q.posted || q.received != q.expected {
 		closing = errors.Join(closing, fmt.Errorf("%w: end %s, at its end: of %d sends %d were reported, of "+
-			"%d receives %d", ErrVerify, q.name, q.posted, q.done, q.expected, q.received))
+			"%d receives %d", ErrVerify, q.Name, q.posted, q.done, q.expected, q.received))
 	}
 	return closing
 }

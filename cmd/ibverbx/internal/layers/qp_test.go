@@ -20,7 +20,7 @@ func TestSendsAfterAFailure(t *testing.T) {
 		{[]verbs.Status{failed, ok}, false},
 		{[]verbs.Status{flushed, ok}, false},
 	} {
-		q := &QueuePair{qpRound: qpRound{posted: len(tt.in)}}
+		q := &QueuePair{base: base{Config: &Config{}}, qpRound: qpRound{posted: len(tt.in)}}
 		var err error
 		for i, s := range tt.in {
 			err = errors.Join(err, q.sent(&ibverbx.WC{ID: uint64(i), Status: s}))
@@ -33,7 +33,7 @@ func TestSendsAfterAFailure(t *testing.T) {
 
 // TestFlushedInOrder shows that receives that fail must come in the order of posting, too.
 func TestFlushedInOrder(t *testing.T) {
-	q := &QueuePair{shape: Shape{Op: WriteImm}, name: "b", qpRound: qpRound{expected: 2}}
+	q := &QueuePair{base: base{Config: &Config{Shape: Shape{Op: WriteImm}, Name: "b"}}, qpRound: qpRound{expected: 2}}
 	flushed := func(i uint64) *ibverbx.WC {
 		return &ibverbx.WC{ID: recvBit | i,
 			Status: verbs.StatusWRFlushErr}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"ibverbx/verbs"
 )
 
 // Layer is what moves the messages: virtual queue pairs, or a layer above them.
@@ -50,18 +52,20 @@ type Shape struct {
 	LatencyOnly bool
 	// Longest is the largest message in bytes; 0 for no limit.
 	Longest int
+
+	opcode verbs.Opcode // of virtual queue pairs
 }
 
 // Shapes returns all operations in the order in which they are listed. The first one of a layer is
 // its default.
 func Shapes() []Shape {
 	return []Shape{
-		{Layer: QP, Op: Write, Name: "RDMA write"},
-		{Layer: QP, Op: WriteImm, Name: "RDMA write with immediate", Seen: true},
-		{Layer: QP, Op: Read, Name: "RDMA read", Reads: true},
-		{Layer: QP, Op: Send, Name: "send", Seen: true},
-		{Layer: QP, Op: FetchAdd, Name: "fetch-and-add"},
-		{Layer: QP, Op: CmpSwap, Name: "compare-and-swap"},
+		{Layer: QP, Op: Write, Name: "RDMA write", opcode: verbs.OpRDMAWrite},
+		{Layer: QP, Op: WriteImm, Name: "RDMA write with immediate", Seen: true, opcode: verbs.OpRDMAWriteWithImm},
+		{Layer: QP, Op: Read, Name: "RDMA read", Reads: true, opcode: verbs.OpRDMARead},
+		{Layer: QP, Op: Send, Name: "send", Seen: true, opcode: verbs.OpSend},
+		{Layer: QP, Op: FetchAdd, Name: "fetch-and-add", opcode: verbs.OpAtomicFetchAdd},
+		{Layer: QP, Op: CmpSwap, Name: "compare-and-swap", opcode: verbs.OpAtomicCmpAndSwp},
 		{Layer: Transport, Op: AM, Name: "active message", Seen: true, Longest: 4 << 10},
 		{Layer: Transport, Op: Put, Name: "put"},
 		{Layer: Transport, Op: Get, Name: "get", Reads: true},
@@ -95,3 +99,28 @@ func Find(layer Layer, op Op) (Shape, error) {
 	}
 	return Shape{}, fmt.Errorf("--op %.20q: --layer %s has %s", string(op), layer, strings.Join(ops, ", "))
 }
+
+// What a slot of the target gets starts at one of Shifts places of the source, ShiftStep bytes, a
+// cache line, apart: what an earlier round left in a slot is as wrong as what never arrived.
+const (
+	Shifts    = 1024
+	ShiftStep = 64
+)
+
+// Round says what the messages of a round carry, which are of one size. Message i goes to slot i of
+// the target.
+type Round struct {
+	Number uint64 // no two rounds of a run have the same
+	Seed   uint64
+	Size   int // of a message, in bytes
+}
+
+// Source is where in the source the message of a slot starts. The shift differs from any of the
+// last thousand rounds, so what an earlier one left in the slot is never right.
+func (r Round) Source(slot int) int {
+	shift := (r.Number + 37*uint64(slot) + r.Seed) % Shifts
+	return slot*r.Size + int(shift)*ShiftStep
+}
+
+// Target is where in the target the message of a slot goes.
+func (r Round) Target(slot int) int { return slot * r.Size }

@@ -1,0 +1,120 @@
+package layers
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"ibverbx"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// base is what the ends of all layers have in common: memory, the round under way, and what has to
+// be closed.
+type base struct {
+	*Config
+	src, dst *ibverbx.MR // nil where the layer names none, src also where nothing is read
+	remote   struct{ src, dst ibverbx.RemoteMR }
+	task     Task
+	olds     []uint64 // what the atomics of the round brought
+	seen     int      // messages that have come
+	broken   error    // what ended the end; nil while it goes on
+	opened   []func(ctx context.Context) error
+}
+
+// The methods of traffic that most layers share.
+
+func (b *base) Target() []byte                { return b.Dst }
+func (b *base) Counter() uint64               { return binary.NativeEndian.Uint64(b.Dst[b.Tail:]) }
+func (b *base) Old(i int) uint64              { return b.olds[i] }
+func (b *base) arm() (<-chan struct{}, error) { return nil, nil }
+func (b *base) flush(bool) error              { return nil }
+func (b *base) arrived() (int, error)         { return b.seen, b.broken }
+
+// next prepares for a round.
+func (b *base) next(t *Task) {
+	b.task, b.seen = *t, 0
+	if b.Shape.Op.Atomic() && len(b.olds) < t.Send {
+		b.olds = make([]uint64, t.Send)
+	}
+}
+
+// places returns where message i lies in the source, and where it goes in the target.
+func (b *base) places(i int) (from, to, size int) {
+	return b.task.Round.Source(i), b.task.Round.Target(i), b.task.Round.Size
+}
+
+// add is what atomic i adds.
+func (b *base) add(i int) uint64 { return b.task.expected(i+1) - b.task.expected(i) }
+
+// unknown is the error of an operation that the layer does not post.
+func (b *base) unknown() error {
+	return fmt.Errorf("--layer %s posts no --op %s", b.Shape.Layer, b.Shape.Op)
+}
+
+// register makes the memory of an end known to its NICs.
+func (b *base) register(dom *ibverbx.Domain) (err error) {
+	if len(b.Src) > 0 {
+		if b.src, err = dom.Register(b.Src, verbs.AccessLocalWrite|verbs.AccessRemoteRead); err != nil {
+			return err
+		}
+		b.onClose(b.src.Close)
+	}
+	if b.dst, err = dom.Register(b.Dst, verbs.AccessAll); err == nil {
+		b.onClose(b.dst.Close)
+	}
+	return err
+}
+
+// memoryCard is the memory of an end as the other one names it.
+func (b *base) memoryCard() (card Card) {
+	if b.src != nil {
+		card.Src = b.src.Remote()
+	}
+	card.Dst = b.dst.Remote()
+	return card
+}
+
+// onClose has Close call f before what was opened earlier.
+func (b *base) onClose(f func() error) {
+	b.opened = append(b.opened, func(context.Context) error { return f() })
+}
+
+// Close closes what was opened, and drops the errors that only say that the peer has closed first.
+func (b *base) Close(ctx context.Context) error {
+	var errs []error
+	for _, f := range slices.Backward(b.opened) {
+		err := f(ctx)
+		if !slices.ContainsFunc([]error{transport.ErrPeerClosed, transport.ErrPeerFailed,
+			transport.ErrCanceled, context.Canceled, context.DeadlineExceeded},
+			func(of error) bool { return errors.Is(err, of) }) {
+			errs = append(errs, err)
+		}
+	}
+	b.opened = nil
+	return errors.Join(errs...)
+}
+
+// open makes a domain of the end's NICs, and with rest what else the end is made of.
+func (b *base) open(rest func(dom *ibverbx.Domain) error) error {
+	dom, err := ibverbx.NewDomain(b.Devices...)
+	if err != nil {
+		return err
+	}
+	b.onClose(dom.Close)
+	if err = rest(dom); err != nil {
+		err = errors.Join(err, b.Close(context.Background()))
+	}
+	return err
+}
+
+// one is what post returns of an operation that was called once.
+func one(err error) (int, error) {
+	if err != nil {
+		return 0, err
+	}
+	return 1, nil
+}
