@@ -99,8 +99,8 @@ func FuzzTask(f *testing.F) {
 		// An end has its own source and target, and the other one's source to compare with.
 		src, dst := p.bufferSizes(1, window)
 		theirs, _ := p.bufferSizes(0, window)
-		if most := 3 * (maxSize + layers.Shifts*layers.ShiftStep + tail); src < 0 || dst < tail || theirs < 0 ||
-			src+dst+theirs > most {
+		most := 3 * (maxSize + layers.Shifts*layers.ShiftStep + tail)
+		if src < 0 || dst < tail || theirs < 0 || src+dst+theirs > most {
 			t.Fatalf("%d, %d and %d bytes for %+v", src, dst, theirs, p)
 		}
 		passed := marshaled(t, task)

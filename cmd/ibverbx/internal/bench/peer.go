@@ -205,7 +205,8 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 	if c.peer == nil {
 		return 0, nil
 	}
-	v, err := swap(c.peer, kindVerdict, verdictBody{Verified: verified, Counter: c.counter(), Took: int64(took)})
+	mine := verdictBody{Verified: verified, Counter: c.counter(), Took: int64(took)}
+	v, err := swap(c.peer, kindVerdict, mine)
 	if err != nil {
 		return 0, err
 	}
@@ -245,7 +246,8 @@ func (r *runner) share(row []Result) ([]Result, error) {
 		return nil, err
 	}
 	if n := len(counted.Stats); n != len(row) {
-		return nil, fmt.Errorf("%w: the stats of %d cells, measured were %d", rendezvous.ErrProtocol, n, len(row))
+		return nil, fmt.Errorf("%w: the stats of %d cells, measured were %d", rendezvous.ErrProtocol, n,
+			len(row))
 	}
 	for i := range row {
 		row[i].Stats.B = counted.Stats[i]

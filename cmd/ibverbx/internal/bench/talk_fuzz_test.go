@@ -220,18 +220,21 @@ func expensive(script string) bool {
 	return false
 }
 
+// over is a round of no messages, which says that the sample is taken.
+const over = `round {"messages":0}`
+
 // FuzzFollow is a listening end to which any process may connect.
 func FuzzFollow(f *testing.F) {
 	opening := "task\ncolumn\nconnected\ncell\n"
 	add := func(how byte, script string) { f.Add(how, script) }
 	for _, how := range []byte{0, 1, 2, 3, 8, 16, 17, 32, 33, 64, 65, 66, 67, 128, 129, 131, 4, 4 | 32,
 		4 | 64} {
-		add(how, opening+"round\ndone\nverdict\nround\ndone\nverdict\nround {\"messages\":0}\nrow\nbye")
-		add(how, opening+"round\ndone {\"posted\":1}\nverdict {\"verified\":1}\nround {\"messages\":0}\nrow\nbye "+
+		add(how, opening+"round\ndone\nverdict\nround\ndone\nverdict\n"+over+"\nrow\nbye")
+		add(how, opening+"round\ndone {\"posted\":1}\nverdict {\"verified\":1}\n"+over+"\nrow\nbye "+
 			"{\"interrupted\":true}")
 		add(how, opening+"round {\"messages\":64,\"warm_up\":true}\ndone {\"posted\":-1}")
 		add(how, opening+"round {\"messages\":65}")
-		add(how, opening+"round {\"messages\":0}\ncell\nrow\nrow\nbye")
+		add(how, opening+over+"\ncell\nrow\nrow\nbye")
 	}
 	for _, lie := range []string{
 		`{"parameters":{"nics":2}}`, `{"parameters":{"memory_bytes":1099511627776}}`,
@@ -241,7 +244,7 @@ func FuzzFollow(f *testing.F) {
 		`{"parameters":{"faults":["nic-down"]}}`,
 		`{"parameters":{"duration_seconds":1e300}}`, `{"x":1}`,
 	} {
-		add(0, "task "+lie+"\ncolumn\nconnected\ncell\nround\ndone\nverdict\nround {\"messages\":0}\nrow\nbye")
+		add(0, "task "+lie+"\ncolumn\nconnected\ncell\nround\ndone\nverdict\n"+over+"\nrow\nbye")
 	}
 	for _, lie := range []string{
 		`{"card":{"qpNums":["1"]}}`, `{"card":{"credits":1}}`, `{"card":{"rails":null}}`, `{"card":null}`,
@@ -251,11 +254,11 @@ func FuzzFollow(f *testing.F) {
 		`{"card":{"rdAtomic":255,"mtu":256}}`,
 		`{"dst":{"rkeys":{"0":1}}}`,
 	} {
-		add(64, "task\ncolumn "+lie+"\nconnected\ncell\nround\ndone\nverdict\nround {\"messages\":0}\nrow\nbye")
+		add(64, "task\ncolumn "+lie+"\nconnected\ncell\nround\ndone\nverdict\n"+over+"\nrow\nbye")
 	}
 	// An honest key of the same name follows.
 	add(0, "task {\"Parameters\":{\"qps\":4611686018427387905}}\ncolumn\nconnected\ncell\nround\ndone\n"+
-		"verdict\nround {\"messages\":0}\nrow\nbye")
+		"verdict\n"+over+"\nrow\nbye")
 	add(0, "error")
 	add(0, "task\nerror {\"text\":\"\\u001b[2J\\nibverbx: all is well\"}")
 	add(0, "! 7fffffff")

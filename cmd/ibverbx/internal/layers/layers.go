@@ -170,7 +170,8 @@ func newTagged(cfg *Config) (traffic, error) {
 }
 
 func (e *taggedEnd) make(dom *ibverbx.Domain) (err error) {
-	if e.worker, err = tagged.NewWorker(dom, tagged.Config{Transport: transportConfig(e.Config)}); err != nil {
+	cfg := tagged.Config{Transport: transportConfig(e.Config)}
+	if e.worker, err = tagged.NewWorker(dom, cfg); err != nil {
 		return err
 	}
 	e.onClose(e.worker.Close)

@@ -33,7 +33,8 @@ func TestSendsAfterAFailure(t *testing.T) {
 
 // TestFlushedInOrder shows that receives that fail must come in the order of posting, too.
 func TestFlushedInOrder(t *testing.T) {
-	q := &QueuePair{base: base{Config: &Config{Shape: Shape{Op: WriteImm}, Name: "b"}}, qpRound: qpRound{expected: 2}}
+	q := &QueuePair{base: base{Config: &Config{Shape: Shape{Op: WriteImm}, Name: "b"}},
+		qpRound: qpRound{expected: 2}}
 	flushed := func(i uint64) *ibverbx.WC {
 		return &ibverbx.WC{ID: recvBit | i,
 			Status: verbs.StatusWRFlushErr}

@@ -61,7 +61,8 @@ type Shape struct {
 func Shapes() []Shape {
 	return []Shape{
 		{Layer: QP, Op: Write, Name: "RDMA write", opcode: verbs.OpRDMAWrite},
-		{Layer: QP, Op: WriteImm, Name: "RDMA write with immediate", Seen: true, opcode: verbs.OpRDMAWriteWithImm},
+		{Layer: QP, Op: WriteImm, Name: "RDMA write with immediate", Seen: true,
+			opcode: verbs.OpRDMAWriteWithImm},
 		{Layer: QP, Op: Read, Name: "RDMA read", Reads: true, opcode: verbs.OpRDMARead},
 		{Layer: QP, Op: Send, Name: "send", Seen: true, opcode: verbs.OpSend},
 		{Layer: QP, Op: FetchAdd, Name: "fetch-and-add", opcode: verbs.OpAtomicFetchAdd},
