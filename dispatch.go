@@ -193,8 +193,8 @@ func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit 
 	r.fragments++
 	rl.stats.bytes += size
 	rl.stats.fragments++
-	if c := s.rails.abilities; c != nil {
-		rl.ability.add(size, c.clock)
+	if s.rails.abilities != nil {
+		rl.ability.Add(size)
 	}
 	return wr
 }

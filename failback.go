@@ -125,8 +125,7 @@ func (x *recovery) goLive(rl *rail) {
 		x.rails.free += rl.limit
 	}
 	if rl.ability != nil {
-		rl.ability.restart()
-		x.rails.compare()
+		rl.ability.Return()
 	}
 	x.railsBack++
 	x.protocol.WentLive(rl.back.state)

@@ -20,7 +20,7 @@ import (
 // its own floor declares and the floors below.
 var floors = []struct{ name, files string }{
 	{"values", "doc errors config wr mr card stats failure_error domain register"},
-	{"rails", "check pieces ability batch line rail railset"},
+	{"rails", "check pieces batch line rail railset"},
 	{"directions", "hold sender dispatch resend receiver failure_describe"},
 	{"recovery", "portwatch failover failback passthrough passthrough_drain"},
 	{"face", "guard virtualqp arrive progress failure connect close virtualcq cqpoll cqwait original open"},

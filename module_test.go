@@ -69,7 +69,7 @@ func goList(t *testing.T, patterns ...string) map[string]goPackage {
 func TestImportsOfTheCore(t *testing.T) {
 	core := []string{module, module + "/verbs", module + "/verbs/soft",
 		module + "/verbs/internal/nic", module + "/internal/ring", module + "/internal/dqplb",
-		module + "/internal/wrid", module + "/internal/failover",
+		module + "/internal/wrid", module + "/internal/failover", module + "/internal/ability",
 		module + "/internal/guard"}
 	packages := goList(t, core...)
 	for _, path := range core {
@@ -125,6 +125,7 @@ func TestImportsPointDown(t *testing.T) {
 			case path == module && dep != module+"/verbs" && !strings.HasPrefix(dep, module+"/internal/"):
 				t.Errorf("%s imports %s: it must import no provider", path, dep)
 			case path == module+"/internal/failover" && slices.Contains(failoverImports, dep):
+			case path == module+"/internal/ability" && dep == module+"/internal/ring":
 			case strings.HasPrefix(path, module+"/internal/"):
 				t.Errorf("%s imports %s: internal packages import nothing else of the module", path, dep)
 			case strings.HasPrefix(path, module+"/verbs/") && dep == module:

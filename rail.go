@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 
+	"ibverbx/internal/ability"
 	"ibverbx/internal/dqplb"
 	"ibverbx/internal/failover"
 	"ibverbx/internal/wrid"
@@ -39,7 +40,7 @@ type rail struct {
 	stats railCounters
 	log   failover.Log // what is outstanding, where failover is in force
 
-	ability *ability // of a data rail, where fragments are shared by it; otherwise nil
+	ability *ability.Rail // of a data rail, where fragments are shared by it; otherwise nil
 	// back says how far the rail is lost, and what it takes to bring it back, where failover is
 	// offered; otherwise nil.
 	back *comeback

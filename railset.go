@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"ibverbx/internal/ability"
 	"ibverbx/internal/dqplb"
 	"ibverbx/internal/failover"
 	"ibverbx/verbs"
@@ -22,8 +23,8 @@ type railSet struct {
 	free      int     // send slots free on all data rails
 	lastFreed *rail   // data rail that freed a slot while requests waited: served first
 
-	// abilities is how the rails' abilities compare; nil: rails take turns, and have none.
-	abilities  *abilities
+	// abilities is how fast the data rails are; nil: they take turns.
+	abilities  *ability.Rails
 	protocol   *failover.Protocol // where failover is offered; otherwise nil
 	atomicRail *rail              // carries atomics: the first data rail, while that has never been lost
 
@@ -107,11 +108,10 @@ func (s *railSet) assignRoles(scheme Scheme, credits int, recovers bool) {
 
 // measure has the data rails measured, so that fragments are shared by ability.
 func (s *railSet) measure(clock func() time.Time) {
-	s.abilities = &abilities{clock: clock}
-	for _, r := range s.data {
-		r.ability = &ability{least: min(largeFragment, uint64(s.maxFragment))}
+	s.abilities = ability.NewRails(len(s.data), uint64(s.maxFragment), clock)
+	for i, r := range s.data {
+		r.ability = s.abilities.Rail(i)
 	}
-	s.compare()
 }
 
 // assignServices says which rails carry no data, and what instead. There are spares where failover
@@ -210,7 +210,7 @@ func (s *railSet) take(rl *rail) {
 	}
 	s.takeData(rl)
 	if s.abilities != nil {
-		rl.ability.add(0, s.abilities.clock)
+		rl.ability.Add(0)
 	}
 }
 
@@ -238,10 +238,10 @@ func (s *railSet) giveData(rl *rail, waiting, ok bool) {
 	}
 	switch {
 	case s.abilities == nil:
-	case !ok:
-		rl.ability.fail()
-	case rl.ability.done(s.abilities.clock):
-		s.compare()
+	case ok:
+		rl.ability.Done()
+	default:
+		rl.ability.Fail()
 	}
 }
 
@@ -293,8 +293,7 @@ func (s *railSet) takeOut(rl *rail) {
 	rl.down, rl.dirty, rl.recvsRefused = true, false, true
 	rl.limit, rl.inUse = 0, 0
 	if rl.ability != nil {
-		rl.ability.abandon()
-		s.compare()
+		rl.ability.TakeOut()
 	}
 	if s.lastFreed == rl {
 		s.lastFreed = nil
@@ -351,6 +350,22 @@ func (s *railSet) pick() *rail {
 	}
 }
 
+// pickAble chooses the data rail for the next fragment, of size bytes: the one that will have
+// finished it first. It is nil if that is full: another one would take longer than it takes to
+// wait. Rails that are alike take turns, and so do small fragments before anything is known.
+func (s *railSet) pickAble(size uint64) *rail {
+	if s.abilities.Alike(size) {
+		return s.pick()
+	}
+	s.lastFreed = nil
+	best := s.abilities.Soonest(size)
+	if best < 0 || !s.data[best].hasRoom() {
+		return nil
+	}
+	s.abilities.Passed(best)
+	return s.data[best]
+}
+
 // width is how many pieces of memory a fragment may have, at least, and whether that is the same on
 // every data rail.
 func (s *railSet) width() (least int, same bool) {
@@ -388,9 +403,6 @@ func (s *railSet) abandon() {
 	for _, rl := range s.all {
 		rl.inUse, rl.recvs, rl.recvsToPost = 0, 0, 0
 		rl.inbox.Restart(rl.creditsPosted)
-		if rl.ability != nil {
-			rl.ability.abandon()
-		}
 		if rl.batch != nil {
 			rl.batch.clear()
 		}
@@ -398,6 +410,9 @@ func (s *railSet) abandon() {
 			*rl.back = comeback{state: rl.back.state}
 			rl.log.Clear()
 		}
+	}
+	if s.abilities != nil {
+		s.abilities.Abandon()
 	}
 	if s.protocol != nil {
 		s.protocol.Abandon()
@@ -409,9 +424,6 @@ func (s *railSet) abandon() {
 func (s *railSet) restart() {
 	for _, r := range s.all {
 		r.railConn = r.newConn()
-		if r.ability != nil {
-			r.ability.restart()
-		}
 		if r.back != nil {
 			*r.back = comeback{state: r.back.state}
 			r.log.Clear()
@@ -421,7 +433,7 @@ func (s *railSet) restart() {
 		s.protocol.Restart()
 	}
 	if s.abilities != nil {
-		s.compare()
+		s.abilities.Restart()
 	}
 	s.peerDevs, s.nextRail, s.lastFreed = s.localDevs, 0, nil
 	s.recount()
@@ -440,7 +452,11 @@ func (s *railSet) check() {
 		broken("railSet: next rail %d of %d", s.nextRail, len(s.data))
 	}
 	for _, r := range s.all {
-		r.ability.check(r)
+		if r.ability != nil {
+			if err := r.ability.Check(r.inUse); err != nil {
+				broken("rail %d: %v", r.index(), err)
+			}
+		}
 		if r.staged() < 0 || r.staged() > r.inUse || r.inUse > r.slots {
 			broken("rail %d: %d staged, %d in use of %d", r.index(), r.staged(), r.inUse, r.slots)
 		}

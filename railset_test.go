@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"math/rand/v2"
 	"testing"
+	"time"
 )
 
 // newTestRailSet is three data rails with unlike queues, and a notify rail.
@@ -160,4 +161,38 @@ func TestRailSetWidth(t *testing.T) {
 			t.Errorf("%v: %d, %v", c.widths, least, same)
 		}
 	}
+}
+
+// By ability a full rail is not passed over for a slower one: the fragment waits. Rails that are
+// alike take turns as in round robin, the one that was freed last first.
+func TestPickAble(t *testing.T) {
+	s := newTestRailSet(t)
+	now := time.Unix(0, 0)
+	s.measure(func() time.Time { return now })
+	if s.lastFreed = s.data[2]; s.pickAble(1) != s.data[2] {
+		t.Error("nothing is known: the rail that was freed last does not go first")
+	}
+	took := []time.Duration{time.Millisecond, 9 * time.Millisecond, 9 * time.Millisecond}
+	for i, rl := range s.data {
+		s.takeData(rl)
+		rl.ability.Add(1 << 20)
+		now = now.Add(took[i])
+		s.giveData(rl, false, true)
+	}
+	s.lastFreed = s.data[2]
+	for range s.data[0].limit {
+		rl := s.pickAble(100)
+		if rl != s.data[0] {
+			t.Fatalf("%v gets the fragment, want the fast rail", rl)
+		}
+		s.takeData(rl)
+		rl.ability.Add(100)
+	}
+	if s.lastFreed != nil {
+		t.Error("the one that was freed last is remembered beyond this fragment")
+	}
+	if rl := s.pickAble(100); rl != nil {
+		t.Errorf("rail %d gets the fragment that waits for the fast one", rl.index())
+	}
+	s.check()
 }

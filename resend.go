@@ -153,8 +153,8 @@ func (s *sender) stageAgain(rl *rail, e *failover.Entry) {
 	}
 	id := wrid.New(wrid.Kind(e.ID), rl.idBits, wrid.Aux(e.ID), n)
 	s.rails.takeData(rl)
-	if c := s.rails.abilities; c != nil {
-		rl.ability.add(uint64(e.Size), c.clock)
+	if s.rails.abilities != nil {
+		rl.ability.Add(uint64(e.Size))
 	}
 	if rl.batch == nil {
 		s.lendBatch(rl)

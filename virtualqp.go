@@ -254,8 +254,8 @@ func (q *VirtualQP) Stats() Stats {
 			Outstanding: r.inUse, Limit: r.limit, Recvs: r.recvs, RecvLimit: r.recvLimit,
 			Errors: r.stats.errors, Refused: r.stats.refused,
 		})
-		if r.ability != nil && r.ability.cost != 0 {
-			s.Rails[len(s.Rails)-1].Rate = uint64(1e9 / r.ability.cost)
+		if r.ability != nil {
+			s.Rails[len(s.Rails)-1].Rate = r.ability.Rate()
 		}
 	}
 	return s
