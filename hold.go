@@ -5,6 +5,13 @@ import (
 	"ibverbx/verbs"
 )
 
+// A program that posts one request and polls it pays for two atomic operations on its region, 3 to
+// 11 ns on the processors measured. Both are necessary, because any goroutine may close a region: a
+// post and a Close at the same moment must see each other, so each must write before it reads, and
+// on amd64 that takes one locked instruction. A plain store would do for the report, but an atomic
+// store in Go is a locked instruction too. Keeping the holds for the next request would make Close
+// refuse a region that nothing uses.
+
 // counted is a number of holds on a region that are still to be taken, or to be given back, in one
 // step.
 type counted struct {

@@ -9,7 +9,8 @@ import (
 
 // Watchers hands out the events of a device to those who watch it. Providers keep one for each
 // device, and their Watch is its Watch; programs have no use for it. The zero value is ready. It is
-// safe for concurrent use.
+// safe for concurrent use. Its lock is the last one taken, and nothing waits under it, so a
+// provider may publish with its own locks held.
 type Watchers struct {
 	_    guard.NoCopy
 	mu   sync.Mutex

@@ -11,8 +11,9 @@ import (
 //
 // A rate is measured over a sample, in which the rail was busy with large fragments all the time:
 // the bytes that were completed over the time that it took. A sample begins when the rail gets
-// work, or in the middle of it. Between two samples the rail rests: reading the clock costs as much
-// as a fragment does.
+// work, or in the middle of it, and ends when the rail runs empty: the time until it gets more
+// depends on the program. Between two samples the rail rests: reading the clock costs as much as a
+// fragment does.
 //
 // Invariant: sizes has the length of each work request that the rail has, oldest first,
 // 0 for those that carry no fragment; load is their sum, with messageCost for each; large counts
