@@ -104,21 +104,16 @@ func reduced(op shmem.ReduceOp, pes int, val func(pe int) int32) int32 {
 	return v
 }
 
-// allocate allocates a block, uses it, and frees it.
+// allocate allocates one or two blocks, uses them, and frees them; or blocks that are refused, on
+// all PEs.
 func (e *element) allocate(common *rand.Rand) bool {
 	t := e.t
-	n := 1 + common.IntN(1000)
-	big := common.IntN(4) == 0
-	if big {
-		n = 2 * heapSize
+	before := e.pe.Stats()
+	n, two := 1+common.IntN(1000), common.IntN(2) == 0
+	if common.IntN(4) == 0 {
+		return e.refusedBlock(common)
 	}
 	s, err := shmem.Alloc[byte](t.ctx, e.pe, n)
-	if big {
-		if !errors.Is(err, shmem.ErrNoMemory) {
-			return e.ok("alloc too much", refusedWith(err))
-		}
-		return true
-	}
 	if !e.ok("alloc", err) {
 		return false
 	}
@@ -127,12 +122,18 @@ func (e *element) allocate(common *rand.Rand) bool {
 			t.Broken(lab.Content, "PE %d: byte %d of a new block is %#x", e.id, i, v)
 		}
 	}
+	first := s
+	if two {
+		if s, err = shmem.Alloc[byte](t.ctx, e.pe, 2*n); !e.ok("alloc", err) {
+			return false
+		}
+	}
 	to := (e.id + 1) % len(t.peers)
 	if err := e.pe.Barrier(t.ctx); !e.ok("barrier", err) {
 		return false
 	}
 	e.quieted()
-	if err := shmem.Put(t.ctx, e.pe, s, bytesOf(byte(e.id+1), n), to); !e.ok("put", err) {
+	if err := shmem.Put(t.ctx, e.pe, s, bytesOf(byte(e.id+1), s.Len()), to); !e.ok("put", err) {
 		return false
 	}
 	if err := e.pe.Barrier(t.ctx); !e.ok("barrier", err) {
@@ -140,10 +141,32 @@ func (e *element) allocate(common *rand.Rand) bool {
 	}
 	if from := byte((e.id+len(t.peers)-1)%len(t.peers) + 1); slices.ContainsFunc(s.Local(e.pe),
 		func(v byte) bool { return v != from }) {
-		t.Broken(lab.Content, "PE %d: its block of %d bytes does not hold what PE %d has put", e.id, n,
+		t.Broken(lab.Content, "PE %d: its block of %d bytes does not hold what PE %d has put", e.id, s.Len(),
 			from-1)
 	}
-	return e.ok("free", shmem.Free(t.ctx, e.pe, s))
+	if two && common.IntN(2) == 0 {
+		first, s = s, first
+	}
+	if !e.ok("free", shmem.Free(t.ctx, e.pe, first)) || two && !e.ok("free", shmem.Free(t.ctx, e.pe, s)) {
+		return false
+	}
+	if after := e.pe.Stats(); after.HeapUsed != before.HeapUsed || after.HeapBlocks != before.HeapBlocks {
+		t.Broken(ruleBalance, "PE %d has freed what it allocated, and counts %d bytes in %d blocks", e.id,
+			after.HeapUsed, after.HeapBlocks)
+	}
+	err = shmem.Free(t.ctx, e.pe, first)
+	return errors.Is(err, verbs.ErrInvalid) || e.ok("free of what was freed", refusedWith(err))
+}
+
+// refusedBlock asks for a block that no PE can have.
+func (e *element) refusedBlock(common *rand.Rand) bool {
+	want, alloc := shmem.ErrNoMemory, shmem.Alloc[uint16]
+	n := []int{heapSize / 2, heapSize, 2 * heapSize, -1}[common.IntN(4)]
+	if n < 0 {
+		want = verbs.ErrInvalid
+	}
+	_, err := alloc(e.t.ctx, e.pe, n)
+	return errors.Is(err, want) || e.ok(sprintf("alloc of %d", n), refusedWith(err))
 }
 
 func bytesOf(v byte, n int) []byte { return slices.Repeat([]byte{v}, n) }
@@ -173,44 +196,57 @@ func (e *element) mismatch(common *rand.Rand) bool {
 // misstep has one PE make another collective call than the others, or one with wrong arguments. No
 // PE may wait for ever: all learn of it, in that call or in the next, and can still Close.
 func (e *element) misstep(common *rand.Rand) bool {
-	t, pes := e.t, len(e.t.peers)
-	odd, way, root := common.IntN(pes), common.IntN(4), common.IntN(pes)
+	t, pes, ctx, pe := e.t, len(e.t.peers), e.t.ctx, e.pe
+	odd, root := common.IntN(pes), common.IntN(pes)
 	n := 1 + common.IntN(40)
-	src := make([]byte, n*pes)
+	src, dst, floats := make([]byte, n*pes), make([]byte, n*pes), []float32{1}
 	for _, o := range t.peers { // what ends this call would end an earlier one, too
 		for o.phase < e.phase && o.failed == nil {
 			t.idle()
 		}
 	}
-	gather := func(n int) error { return shmem.AllGather(t.ctx, e.pe, make([]byte, n*pes), src[:n]) }
+	gather := func(n int) error { return shmem.AllGather(ctx, pe, dst[:n*pes], src[:n]) }
+	calls := []struct {
+		call  func() error
+		wrong bool // its arguments are
+	}{
+		{func() error { return shmem.Broadcast(ctx, pe, src, pes) }, true},
+		{func() error { return shmem.Broadcast(ctx, pe, src, (root+1)%pes) }, false},
+		{func() error { return gather(n - 1) }, false},
+		{func() error { return shmem.AllToAll(ctx, pe, dst, src) }, false},
+		{func() error { return pe.Sync(ctx) }, false},
+		{func() error { return shmem.AllGather(ctx, pe, dst[1:], src[:n]) }, true},
+		{func() error { return shmem.AllToAll(ctx, pe, dst[1:], src) }, true},
+		{func() error { return shmem.Reduce(ctx, pe, dst[1:], src, shmem.OpSum) }, true},
+		{func() error { return shmem.ReduceFunc(ctx, pe, dst, src, nil) }, true},
+		{func() error { return shmem.Reduce(ctx, pe, floats, floats, shmem.OpXor) }, true},
+		{func() error { return shmem.Reduce(ctx, pe, dst, src, shmem.ReduceOp(99)) }, true},
+	}
+	way := common.IntN(len(calls))
+	wrong, alone := false, way < 2 // the call needs nothing of some others
+	t.patience = manyRounds        // they ask each other in which call they are
 	var err error
 	switch {
-	case way == 0 && e.id == odd:
-		err = shmem.Broadcast(t.ctx, e.pe, src, pes)
-	case way == 0:
-		err = shmem.Broadcast(t.ctx, e.pe, src, root)
-	case e.id != odd:
-		err = gather(n)
-	case way == 1:
-		err = gather(n - 1)
-	case way == 2:
-		err = shmem.AllToAll(t.ctx, e.pe, make([]byte, n*pes), src)
+	case e.id == odd:
+		err, wrong = calls[way].call(), calls[way].wrong
+	case alone:
+		err = shmem.Broadcast(ctx, pe, src, root)
 	default:
-		err = shmem.Reduce(t.ctx, e.pe, make([]byte, n), src[:n], shmem.ReduceOp(99))
+		err = gather(n)
 	}
-	wrong := e.id == odd && (way == 0 || way == 3) // its own arguments
 	switch {
 	case wrong && !errors.Is(err, verbs.ErrInvalid):
 		return e.ok("a call with wrong arguments", refusedWith(err))
 	case !wrong && err != nil && !errors.Is(err, shmem.ErrMismatch):
 		return e.ok("a call that others do not make", err)
-	case pes == 1 && !wrong:
-		return e.ok("a call that the only PE makes", err)
-	case way != 0 && err == nil: // every PE needs the data of the odd one, or is it
+	case !alone && err == nil: // every PE needs the data of the odd one, or is it
 		return e.ok("a call that others do not make", refusedWith(err))
 	}
-	if err = e.pe.Barrier(t.ctx); errors.Is(err, shmem.ErrMismatch) {
-		return true
+	for _, err := range []error{pe.Barrier(ctx), gather(n), shmem.AllToAll(ctx, pe, dst, src),
+		shmem.Reduce(ctx, pe, dst, src, shmem.OpMax), errorOf(shmem.Alloc[byte](ctx, pe, n))} {
+		if !errors.Is(err, shmem.ErrMismatch) {
+			return e.ok("a call after calls that differ", refusedWith(err))
+		}
 	}
-	return e.ok("a barrier after calls that differ", refusedWith(err))
+	return true
 }

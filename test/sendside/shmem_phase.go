@@ -223,6 +223,15 @@ func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
 	}
 	var err error
 	switch {
+	case flag && add:
+		if err = shmem.Put(t.ctx, e.pe, dst, src, to); err == nil {
+			e.pe.Fence()
+			err = shmem.P(t.ctx, e.pe, sig, value-1, to) // as it is
+		}
+		if err == nil {
+			e.pe.Fence()
+			err = shmem.Add(t.ctx, e.pe, sig, 1, to)
+		}
 	case flag:
 		if err = shmem.Put(t.ctx, e.pe, dst, src, to); err == nil {
 			e.pe.Fence()

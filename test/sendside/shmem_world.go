@@ -14,13 +14,14 @@ import (
 // shmemWorld is PEs that run the same program, and a model of their memory.
 type shmemWorld struct {
 	testbed
-	plan  *shmemPlan
-	all   *link // stands for all connections: a fault on one may fail any call
-	peers []*element
-	cards [][][]byte // by round of Exchange and PE
-	ctx   context.Context
-	sums  [counters]uint64
-	found map[uint64]bool // values that atomics have found in this phase
+	plan     *shmemPlan
+	all      *link // stands for all connections: a fault on one may fail any call
+	peers    []*element
+	cards    [][][]byte // by round of Exchange and PE
+	ctx      context.Context
+	sums     [counters]uint64
+	patience int             // rounds without progress after which the world is at rest
+	found    map[uint64]bool // values that atomics have found in this phase
 }
 
 // element is a PE with its program, and what is known of its memory and its puts.
@@ -85,7 +86,7 @@ type read struct {
 }
 
 func (p *shmemPlan) run(log func(string)) *hunt.Violation {
-	t := &shmemWorld{plan: p, found: map[uint64]bool{}}
+	t := &shmemWorld{plan: p, found: map[uint64]bool{}, patience: fewRounds}
 	return t.play(&p.bedPlan, log, t.moved, func() {
 		t.SeedEvent(p.Seed)
 		t.Logf("%v", p)
@@ -119,9 +120,16 @@ func (p *shmemPlan) run(log func(string)) *hunt.Violation {
 	})
 }
 
+// The patience with a world, and with one in which PEs find out that they are not in the same call:
+// they look for a thousand rounds before they ask.
+const (
+	fewRounds  = 40
+	manyRounds = 1500
+)
+
 // schedule lets programs and the fabric move until nothing does.
 func (t *shmemWorld) schedule() {
-	for quiet, rounds := 0, 0; quiet < 40; rounds++ {
+	for quiet, rounds := 0, 0; quiet < t.patience; rounds++ {
 		if rounds > 200000 {
 			t.Broken(lab.Liveness, "it does not come to rest")
 		}
