@@ -292,6 +292,25 @@ func TestContradictions(t *testing.T) {
 	}
 }
 
+// A process that contradicts a job which is complete without it is refused, and the job goes on.
+func TestLateContradictions(t *testing.T) {
+	t.Parallel()
+	cfgs := ranks(config(t, 2))
+	allRight(t, each(t, cfgs, func(ctx context.Context, j *job.Job) error {
+		if j.Rank() == 1 {
+			other := cfgs[1]
+			other.Size = 3
+			for says, cfg := range map[string]job.Config{"two processes have this rank": cfgs[1],
+				"the job has 3 processes": other} {
+				if _, err := job.Join(ctx, cfg); err == nil || !strings.Contains(err.Error(), says) {
+					t.Errorf("%v: does not say %q", err, says)
+				}
+			}
+		}
+		return errors.Join(j.Barrier(ctx), gathers(ctx, j))
+	}))
+}
+
 // patiently calls a function with some time, and with more where it returns an error: a busy
 // machine may not have done in the first what the test needs. The last error fails the test.
 func patiently(tb testing.TB, first time.Duration, try func(time.Duration) error) {
