@@ -103,6 +103,115 @@ func TestNull(t *testing.T) {
 	}
 }
 
+// A queue of a Null has the depth that is asked for, rounded up to a power of two, and 256 without
+// a wish. It takes as many completions, in turns as often as one likes.
+func TestNullDepths(t *testing.T) {
+	dev := NewNull(1).Device(0)
+	for wish, depth := range map[int]int{0: 256, 1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 64: 64, 65: 128,
+		nullMaxCQE: nullMaxCQE} {
+		cq, err := dev.CreateCQ(verbs.CQConfig{Depth: wish})
+		if err != nil || cq.Depth() != depth {
+			t.Fatalf("%d: depth %d, %v; want %d", wish, cq.Depth(), err, depth)
+		}
+		if depth > 256 {
+			continue
+		}
+		null := cq.(*nullCQ)
+		null.dev.qps = []*nullQP{{}}
+		wcs := make([]verbs.WC, depth+1)
+		for round := range uint64(3) {
+			for i := range depth {
+				if !null.push(nullWC{id: round<<32 | uint64(i)}) {
+					t.Fatalf("%d: full with %d", wish, i)
+				}
+			}
+			if null.push(nullWC{}) {
+				t.Errorf("%d: one more than it holds", wish)
+			}
+			if n, err := cq.Poll(wcs[:1]); n != 1 || err != nil || wcs[0].ID != round<<32 {
+				t.Errorf("%d: polled %d, %v: %+v", wish, n, err, wcs[0])
+			}
+			if n, err := cq.Poll(wcs); n != depth-1 || err != nil {
+				t.Errorf("%d: polled %d, %v of %d", wish, n, err, depth-1)
+			}
+		}
+	}
+	for _, wish := range []int{-1, nullMaxCQE + 1} {
+		if _, err := dev.CreateCQ(verbs.CQConfig{Depth: wish}); !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("depth %d: %v", wish, err)
+		}
+	}
+}
+
+// An armed queue raises one event, for a receive alone if it was armed for nothing else.
+func TestNullArm(t *testing.T) {
+	for _, c := range []struct {
+		arm          []bool // solicitedOnly
+		sends, recvs bool   // whether a completion of the kind raises an event
+	}{
+		{nil, false, false}, {[]bool{false}, true, true}, {[]bool{true}, false, true},
+		{[]bool{true, true}, false, true}, {[]bool{true, false}, true, true},
+		{[]bool{false, true}, true, true},
+	} {
+		for _, recv := range []bool{false, true} {
+			qp, cq := newNullQP(t, verbs.QPCap{})
+			if _, err := qp.PostRecv(make([]verbs.RecvWR, 2)); err != nil {
+				t.Fatal(err)
+			}
+			for _, solicitedOnly := range c.arm {
+				if err := cq.Arm(solicitedOnly); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := c.sends
+			if recv {
+				want = c.recvs
+			}
+			for range 2 {
+				if recv {
+					CompleteRecv(qp, 0, 0, verbs.WCRecv)
+				} else if _, err := qp.PostSend([]verbs.SendWR{{Flags: verbs.SendSignaled}}); err != nil {
+					t.Fatal(err)
+				}
+				got := len(cq.Channel().Events()) != 0
+				if got {
+					<-cq.Channel().Events()
+				}
+				if got != want {
+					t.Errorf("armed %v, receive %v: event %v", c.arm, recv, got)
+				}
+				want = false // once
+			}
+		}
+	}
+	plain, err := NewNull(1).Device(0).CreateCQ(verbs.CQConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plain.Arm(false); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("armed without a channel: %v", err)
+	}
+}
+
+// A reset drops the completions of the queue pair, and leaves those of others in their order.
+func TestNullReset(t *testing.T) {
+	qp, cq := newNullQP(t, verbs.QPCap{})
+	null := cq.(*nullCQ)
+	other := uint32(len(null.dev.qps))
+	null.dev.qps = append(null.dev.qps, &nullQP{})
+	for i := range uint64(6) {
+		null.push(nullWC{id: i, qp: (other - 1) + uint32(i%2)})
+	}
+	if err := qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState); err != nil {
+		t.Fatal(err)
+	}
+	wcs := make([]verbs.WC, 6)
+	if n, err := cq.Poll(wcs); n != 3 || err != nil || wcs[0].ID != 1 || wcs[1].ID != 3 || wcs[2].ID != 5 ||
+		wcs[0].QPNum != qp.Num()+1 {
+		t.Errorf("polled %+v, %v", wcs[:n], err)
+	}
+}
+
 func TestNullPublish(t *testing.T) {
 	null := NewNull(2)
 	c := make(chan verbs.Event, 1)
