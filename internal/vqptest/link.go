@@ -319,13 +319,23 @@ func MustEqual(tb testing.TB, what string, got, want []byte) {
 	}
 }
 
-// Modes are the shapes of a virtual queue pair.
-var Modes = []struct {
+// Mode is a shape of a virtual queue pair.
+type Mode struct {
 	Name   string
 	NICs   int // at each end
 	QPs    int // on each NIC
 	Scheme ibverbx.Scheme
-}{
+}
+
+// Link makes a link in this mode, which sets NICs, QPsPerDevice and Scheme of a configuration.
+func (m *Mode) Link(tb testing.TB, c LinkConfig) *Link {
+	tb.Helper()
+	c.NICs, c.QP.QPsPerDevice, c.QP.Scheme = m.NICs, m.QPs, m.Scheme
+	return NewLink(tb, c)
+}
+
+// Modes are the shapes that tests of all shapes go through.
+var Modes = []Mode{
 	{"single", 1, 1, ibverbx.DQPLB},
 	{"spray/2qp/1nic", 1, 2, ibverbx.Spray},
 	{"spray/4qp/2nic", 2, 2, ibverbx.Spray},
@@ -339,24 +349,18 @@ var Modes = []struct {
 func EachMode(t *testing.T, fragment uint32, test func(t *testing.T, l *Link)) {
 	for _, m := range Modes {
 		t.Run(m.Name, func(t *testing.T) {
-			test(t, NewLink(t, LinkConfig{NICs: m.NICs,
-				QP: ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs, FragmentSize: fragment}}))
+			test(t, m.Link(t, LinkConfig{QP: ibverbx.Config{FragmentSize: fragment}}))
 		})
 	}
 }
 
-// EachMultiMode runs a test in every mode with several queue pairs. The mode sets NICs,
-// QPsPerDevice and Scheme of cfg.
+// EachMultiMode runs a test in every mode with several queue pairs.
 func EachMultiMode(t *testing.T, cfg LinkConfig, test func(t *testing.T, l *Link)) {
 	for _, m := range Modes {
 		if m.QPs*m.NICs == 1 {
 			continue
 		}
-		t.Run(m.Name, func(t *testing.T) {
-			c := cfg
-			c.NICs, c.QP.QPsPerDevice, c.QP.Scheme = m.NICs, m.QPs, m.Scheme
-			test(t, NewLink(t, c))
-		})
+		t.Run(m.Name, func(t *testing.T) { test(t, m.Link(t, cfg)) })
 	}
 }
 
