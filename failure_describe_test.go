@@ -347,37 +347,6 @@ func TestFailedErrorText(t *testing.T) {
 	}
 }
 
-// A failed marker carried no data, so it has no position among the fragments, and the failure says
-// that it was a marker.
-func TestFailedMarkerIsNoFragment(t *testing.T) {
-	r := newRecorded(t, 1, 2, Config{FragmentSize: 100})
-	note := rawWrite(3, 8)
-	note.Opcode = verbs.OpRDMAWriteWithImm
-	// both rails carry plain data, so one needs a marker
-	if _, err := r.PostSend(rawWrite(1, 200), note); err != nil {
-		t.Fatal(err)
-	}
-	if r.Stats().Markers != 1 {
-		t.Fatalf("%d markers", r.Stats().Markers)
-	}
-	for i, qp := range r.qps {
-		for _, wr := range qp.posts {
-			if wr.Opcode == verbs.OpRDMAWriteWithImm && wr.Bytes() == 0 {
-				r.CQ().ProcessCompletions(nil, 0, verbs.WC{ID: wr.ID, Status: verbs.StatusRemAccessErr,
-					QPNum: r.qps[i].Num()})
-			}
-		}
-	}
-	var fe *FailedError
-	if !errors.As(r.Err(), &fe) || fe.ID != 3 {
-		t.Fatal(r.Err())
-	}
-	if fe.Part != PartMarker || fe.Fragment != -1 || fe.Length != 0 ||
-		!strings.Contains(fe.Error(), "RDMA_WRITE id 3, marker ahead") {
-		t.Errorf("failure of the marker: %+v", fe)
-	}
-}
-
 // A single queue pair tracks nothing, so it knows neither the opcode of what failed nor whether it
 // was a receive. The failure claims neither.
 func TestFailureOfASingleQPClaimsNoOpcode(t *testing.T) {

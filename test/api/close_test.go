@@ -3,9 +3,6 @@ package api_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -32,101 +29,6 @@ func pollClosed(e *vqptest.End, tb testing.TB) []ibverbx.WC {
 	}
 }
 
-// permutations of 0..n-1.
-func permutations(n int) (all [][]int) {
-	var extend func(p []int)
-	extend = func(p []int) {
-		if len(p) == n {
-			all = append(all, slices.Clone(p))
-			return
-		}
-		for i := range n {
-			if !slices.Contains(p, i) {
-				extend(append(p, i))
-			}
-		}
-	}
-	extend(nil)
-	return all
-}
-
-// Objects can be closed in every order with requests outstanding: nothing leaks, no completion is
-// lost, and an object that cannot be closed yet returns an error.
-func TestEveryOrderOfClosing(t *testing.T) {
-	const closeQP, closeCQ, closeMR = 0, 1, 2 // and the domain
-	for _, m := range vqptest.Modes[:6] {
-		for _, order := range permutations(4) {
-			t.Run(fmt.Sprint(m.Name, order), func(t *testing.T) {
-				l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs,
-					QP: ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs, FragmentSize: 1000,
-						MaxMsgCntPerQP: 4}})
-				multi := l.A.DataRails() > 1
-				l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
-				recvs := uint64(3)
-				for id := range recvs {
-					recv := ibverbx.RecvWR{ID: 100 + id, Local: l.A.MR.Slice(0, 8)}
-					if _, err := l.A.PostRecv(recv); err != nil {
-						t.Fatal(err)
-					}
-				}
-				sends := uint64(3)
-				for id := range sends {
-					l.A.Send(t, l.A.Write(verbs.OpRDMAWriteWithImm, id, 0, 5000))
-				}
-				qpClosed := false
-				for _, what := range order {
-					var err, want error
-					switch what {
-					case closeQP:
-						err = l.A.Close()
-						if qpClosed {
-							want = ibverbx.ErrClosed // closed with its CQ
-						}
-						qpClosed = true
-					case closeCQ:
-						err = l.A.CQ().Close()
-						if qpClosed {
-							want = ibverbx.ErrClosed // closed with its only virtual queue pair
-						}
-						qpClosed = true
-					case closeMR:
-						err = l.A.MR.Close()
-						if multi && !qpClosed {
-							want = verbs.ErrBusy
-						}
-					default:
-						err = l.A.Domain().Close()
-						_, refusal := l.A.Domain().Register(make([]byte, 8), 0)
-						if !errors.Is(refusal, ibverbx.ErrClosed) {
-							t.Errorf("registering in a closed domain: %v", refusal)
-						}
-					}
-					if !errors.Is(err, want) {
-						t.Fatalf("step %d of %v: %v, want %v", what, order, err, want)
-					}
-				}
-				gotSends, gotRecvs := uint64(0), uint64(0)
-				for _, wc := range pollClosed(l.A, t) {
-					next := &gotSends
-					id := wc.ID
-					if id >= 100 {
-						next = &gotRecvs
-						id -= 100
-					}
-					if id != *next || wc.Status != verbs.StatusWRFlushErr {
-						t.Errorf("completion %d: %+v", *next, wc)
-					}
-					*next++
-				}
-				if gotSends != sends || gotRecvs != recvs {
-					t.Errorf("%d of %d sends and %d of %d receives were reported", gotSends, sends, gotRecvs,
-						recvs)
-				}
-			})
-		}
-	}
-}
-
 // executing returns a channel that is closed when the next request begins to execute. The data of a
 // long request is being copied at that moment.
 func executing(fabric *soft.Fabric) <-chan struct{} {
@@ -139,73 +41,22 @@ func executing(fabric *soft.Fabric) <-chan struct{} {
 	return begun
 }
 
-// A single queue pair tracks nothing, so Close waits for the NIC's flushed completions, also behind
-// a long copy.
-func TestCloseOfASingleQPLosesNothing(t *testing.T) {
-	const size = 8 << 20
-	for range 5 {
-		l := vqptest.NewLink(t, vqptest.LinkConfig{Buffer: size})
-		copying := executing(l.Fabric)
-		for id := range uint64(3) {
-			l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, id, 0, size))
-		}
-		<-copying
-		if err := l.A.Close(); err != nil {
-			t.Fatal(err)
-		}
-		var got []uint64
-		for wc, err := range l.A.CQ().Completions() {
-			if err != nil {
-				break
-			}
-			got = append(got, wc.ID)
-		}
-		if !slices.Equal(got, []uint64{0, 1, 2}) {
-			t.Fatalf("completed %v of 0, 1, 2", got)
-		}
-		l.Close()
-	}
-}
-
 // The outstanding requests of a single queue pair cannot be counted when requests are unsignaled,
 // or when the queue pair signals all of them. Close still waits for all that can complete, and not
 // where nothing can.
 func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 	const size = 4 << 20
 	for _, all := range []bool{false, true} {
-		fabric, err := soft.New(soft.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		dev := fabric.Device(0)
-		pd := vqptest.NewPD(t, dev)
-		mr, err := pd.RegisterMR(make([]byte, 2*size), verbs.AccessAll)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keys, rkeys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()}),
-			ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.RKey()})
-		var ends [2]*ibverbx.VirtualQP
-		for i := range ends {
-			cq := vqptest.NewCQ(t, dev, 1024)
-			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, SignalAll: all})
-			if err != nil {
-				t.Fatal(err)
-			}
-			vcq, err := ibverbx.NewVirtualCQ(cq)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if ends[i], err = ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		vqptest.ConnectBoth(t, ends[0], ends[1])
-		a := ends[0]
+		fabric := vqptest.NewFabric(t, soft.Config{})
+		a := vqptest.NewPhysical(t, fabric.Device(0), vqptest.PhysicalConfig{SignalAll: all})
+		b := vqptest.NewPhysical(t, fabric.Device(0), vqptest.PhysicalConfig{SignalAll: all})
+		vqptest.ConnectBoth(t, a.VirtualQP, b.VirtualQP)
+		local, _ := a.Memory(t, size)
+		_, remote := b.Memory(t, size)
 		post := func(id, n uint64, flags verbs.SendFlags) {
-			wr := ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags,
-				Local:  ibverbx.Segment{Addr: mr.Addr(), Length: n, Keys: keys},
-				Remote: ibverbx.RemoteSegment{Addr: mr.Addr() + size, Length: n, Keys: rkeys}}
+			wr := ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags, Local: local,
+				Remote: remote}
+			wr.Local.Length, wr.Remote.Length = n, n
 			if _, err := a.PostSend(wr); err != nil {
 				t.Fatal(err)
 			}
@@ -231,106 +82,16 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 		if n != 2 || wcs[0].ID != 100 || wcs[1].ID != 101 {
 			t.Errorf("all signaled %v: %s", all, vqptest.FormatWCs(wcs[:n]))
 		}
-		if _, err := ends[1].PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
+		if _, err := b.PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
 			t.Fatal(err)
 		}
-		ends[1].CQ().FailDevice(0, verbs.ErrOverrun)
+		b.CQ().FailDevice(0, verbs.ErrOverrun)
 		start := time.Now()
-		if err := ends[1].CQ().Close(); err != nil || time.Since(start) > 900*time.Millisecond {
+		if err := b.CQ().Close(); err != nil || time.Since(start) > 900*time.Millisecond {
 			t.Errorf("closing what has died, for which nobody waits a second: %v after %v", err,
 				time.Since(start))
 		}
-		if err := errors.Join(a.CQ().Close(), mr.Close(), pd.Close(), fabric.Close()); err != nil {
-			t.Errorf("leak: %v", err)
-		}
 	}
-}
-
-// A domain that the program closes first is released with its last user, without an error.
-func TestDomainClosedFirst(t *testing.T) {
-	fabric, err := soft.New(soft.Config{Devices: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	nics, err := fabric.Devices()
-	if err != nil {
-		t.Fatal(err)
-	}
-	q, err := ibverbx.Open(nics, ibverbx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := q.Domain().Close(); err != nil {
-		t.Error(err)
-	}
-	if err := q.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := fabric.Close(); err != nil {
-		t.Errorf("something is left: %v", err)
-	}
-}
-
-// The queue pairs of a NIC that is gone cannot be reset: everything completes, the error names the
-// rail, and Close works.
-func TestResetWithANICGone(t *testing.T) {
-	l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: ibverbx.Config{QPsPerDevice: 2,
-		FragmentSize: 1000},
-		Fabric: soft.Config{Stepped: true}})
-	const total = 8
-	for id := range uint64(total) {
-		l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, id, 0, 3000))
-	}
-	l.Fabric.Run(20)
-	l.A.NICs[1].Kill()
-	err := l.A.Reset()
-	if !errors.Is(err, verbs.ErrDeviceGone) || !strings.Contains(err.Error(), "soft1") {
-		t.Fatalf("reset: %v", err)
-	}
-	if wcs := l.A.Poll(t); len(wcs) != total {
-		t.Fatalf("%d of %d sends completed", len(wcs), total)
-	}
-	var failed *ibverbx.FailedError
-	if err := l.A.Err(); !errors.As(err, &failed) || failed.Rail != 1 ||
-		!errors.Is(err, verbs.ErrDeviceGone) {
-		t.Errorf("%v: want the first rail that could not be reset, 1", err)
-	}
-	if _, err := l.A.PostSend(l.A.Write(verbs.OpRDMAWrite, 1, 0, 8)); !errors.Is(err, ibverbx.ErrFailed) {
-		t.Errorf("post: %v", err)
-	}
-	if err := l.A.Close(); err != nil {
-		t.Errorf("close: %v", err)
-	}
-}
-
-// A SEND whose receive is never posted does not delay the end of a virtual queue pair on which a
-// later request has failed: the SEND lingers for Config.Linger, and then it is flushed. The failed
-// request still has its own status.
-func TestRequestsBeforeAFailureLinger(t *testing.T) {
-	const linger = 30 * time.Millisecond
-	cfg := ibverbx.Config{Linger: linger, FragmentSize: 8}
-	vqptest.EachMultiMode(t, vqptest.LinkConfig{QP: cfg}, func(t *testing.T, l *vqptest.Link) {
-		begin := time.Now()
-		l.A.Send(t, l.A.Write(verbs.OpSend, 1, 0, 8)) // b posts no receive
-		bad := l.A.Write(verbs.OpRDMAWrite, 2, 0, 16) // one fragment on another rail than the SEND
-		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1,
-			7: 1})
-		l.A.Send(t, bad)
-		l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 3, 0, 8))
-		wcs := l.A.Wait(t, 3)
-		want := []verbs.Status{verbs.StatusWRFlushErr, verbs.StatusRemAccessErr, verbs.StatusWRFlushErr}
-		for i, wc := range wcs {
-			if wc.ID != uint64(i+1) || wc.Status != want[i] {
-				t.Errorf("completion %d: %s, want %v", i, vqptest.FormatWCs(wcs[i:i+1]), want[i].Name())
-			}
-		}
-		if took := time.Since(begin); took < linger {
-			t.Errorf("flushed after %v: it may linger for %v", took, linger)
-		}
-		if err := l.A.Err(); !errors.Is(err, verbs.StatusRemAccessErr) {
-			t.Error(err)
-		}
-	})
 }
 
 // A negative Linger flushes at once, and Wait returns for it.

@@ -12,51 +12,29 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// rawEnds are two virtual queue pairs of three physical ones each, which the test can ask.
-func rawEnds(t *testing.T, dev soft.DeviceConfig, configs func(*soft.Fabric) [2]ibverbx.Config) (
-	ends [2]*ibverbx.VirtualQP, qps [2][]verbs.QP) {
+// rawEnds are two virtual queue pairs of three physical ones each, on a NIC of their own.
+func rawEnds(t *testing.T, dev soft.DeviceConfig, conns ...ibverbx.ConnConfig) (a, b *vqptest.Physical) {
 	t.Helper()
-	fabric, err := soft.New(soft.Config{Devices: 2, Device: dev})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { // runs last
-		if err := fabric.Close(); err != nil {
-			t.Errorf("leak: %v", err)
-		}
-	})
-	cfgs := configs(fabric)
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 2, Device: dev})
+	var ends [2]*vqptest.Physical
 	for i := range ends {
-		nic := fabric.Device(i)
-		pd, err := nic.AllocPD()
-		if err != nil {
-			t.Fatal(err)
+		c := vqptest.PhysicalConfig{Data: 2, Notify: true}
+		if i < len(conns) {
+			c.QP.Conn = conns[i]
 		}
-		cq, err := nic.CreateCQ(verbs.CQConfig{Depth: 4096})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 3 {
-			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
-			if err != nil {
-				t.Fatal(err)
-			}
-			qps[i] = append(qps[i], qp)
-		}
-		vcq, err := ibverbx.NewVirtualCQ(cq)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ends[i], err = ibverbx.NewVirtualQP(vcq, qps[i][:2], qps[i][2], cfgs[i]); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := errors.Join(vcq.Close(), pd.Close()); err != nil {
-				t.Error(err)
-			}
-		})
+		ends[i] = vqptest.NewPhysical(t, fabric.Device(i), c)
 	}
-	return ends, qps
+	return ends[0], ends[1]
+}
+
+// cardOf is the card of a virtual queue pair.
+func cardOf(tb testing.TB, q *ibverbx.VirtualQP) ibverbx.BusinessCard {
+	tb.Helper()
+	card, err := q.Card()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return card
 }
 
 // What Config.Conn says is what the queue pairs are connected with, and what it leaves out has the
@@ -94,29 +72,20 @@ func TestConnConfigReachesTheQueuePairs(t *testing.T) {
 				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 3, MaxDestRDAtomic: 3}, peerReads: 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ends, qps := rawEnds(t, c.dev, func(*soft.Fabric) [2]ibverbx.Config {
-				return [2]ibverbx.Config{{Conn: c.conn}, {Conn: c.peer}}
-			})
-			vqptest.ConnectBoth(t, ends[0], ends[1])
-			card, err := ends[0].Card()
-			if err != nil {
-				t.Fatal(err)
-			}
-			peer, err := ends[1].Card()
-			if err != nil {
-				t.Fatal(err)
-			}
+			a, b := rawEnds(t, c.dev, c.conn, c.peer)
+			vqptest.ConnectBoth(t, a.VirtualQP, b.VirtualQP)
+			card, peer := cardOf(t, a.VirtualQP), cardOf(t, b.VirtualQP)
 			if card.RDAtomic != c.want.MaxDestRDAtomic || peer.RDAtomic != c.peerReads {
 				t.Errorf("cards say %d and %d reads", card.RDAtomic, peer.RDAtomic)
 			}
-			for i, qp := range qps[0] {
+			for i, qp := range a.Raw {
 				got, err := qp.(*soft.QP).Query()
 				if err != nil {
 					t.Fatal(err)
 				}
 				want := c.want
 				want.State, want.CurState, want.Port = verbs.StateRTS, verbs.StateRTS, 1
-				want.DestQPNum, want.RQPSN, want.SQPSN = qps[1][i].Num(), peer.Rails[i].PSN, card.Rails[i].PSN
+				want.DestQPNum, want.RQPSN, want.SQPSN = b.Raw[i].Num(), peer.Rails[i].PSN, card.Rails[i].PSN
 				want.AH.DGID, want.AH.Port, want.AH.Global = peer.Rails[i].GID, 1, true
 				want.AH.HopLimit = 64
 				if got != want {
@@ -127,33 +96,39 @@ func TestConnConfigReachesTheQueuePairs(t *testing.T) {
 	}
 }
 
-// The peer's GIDs may come from the configuration where its card has none. One is needed for each
-// queue pair.
+// The peer's GIDs may come from the configuration where its card has none: one for each queue pair,
+// in their order. Packet numbers begin with 0 then.
 func TestPeerGIDs(t *testing.T) {
 	for given := range 4 {
-		ends, qps := rawEnds(t, soft.DeviceConfig{}, func(f *soft.Fabric) [2]ibverbx.Config {
-			gid, err := f.Device(1).QueryGID(1, 0)
+		fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
+		c := vqptest.PhysicalConfig{Data: 2, Notify: true}
+		b := vqptest.NewPhysical(t, fabric.Device(1), c)
+		for i := range given {
+			entry, err := fabric.Device(1).QueryGID(1, i%2)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return [2]ibverbx.Config{{Conn: ibverbx.ConnConfig{
-				PeerGIDs: []verbs.GID{gid.GID, gid.GID, gid.GID}[:given]}}, {}}
-		})
-		card, err := ends[1].Card()
-		if err != nil {
-			t.Fatal(err)
+			c.QP.Conn.PeerGIDs = append(c.QP.Conn.PeerGIDs, entry.GID)
 		}
+		a := vqptest.NewPhysical(t, fabric.Device(0), c)
+		card := cardOf(t, b.VirtualQP)
 		card.Rails = nil
-		err = ends[0].Connect(card)
+		err := a.Connect(card)
 		if given < 3 {
 			if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "PeerGIDs") ||
-				qps[0][0].State() != verbs.StateReset {
+				a.Raw[0].State() != verbs.StateReset {
 				t.Errorf("%d GIDs: %v", given, err)
 			}
 			continue
 		}
 		if err != nil {
-			t.Errorf("%d GIDs: %v", given, err)
+			t.Fatalf("%d GIDs: %v", given, err)
+		}
+		for i, qp := range a.Raw {
+			attr, err := qp.Query()
+			if err != nil || attr.AH.DGID != c.QP.Conn.PeerGIDs[i] || attr.RQPSN != 0 {
+				t.Errorf("queue pair %d: %+v, %v", i, attr, err)
+			}
 		}
 	}
 }
@@ -172,79 +147,59 @@ func TestCreditsArePostedInRTR(t *testing.T) {
 		r := l.A.Stats().Rails
 		return fmt.Sprint(r[0].Recvs, r[1].Recvs, r[2].Recvs)
 	}
-	init := verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}
-	if err := l.A.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
-		&peer); err != nil || credits() != "0 0 0" {
+	if err := vqptest.ToInit.Take(l.A.VirtualQP, &peer); err != nil || credits() != "0 0 0" {
 		t.Errorf("in INIT: %s, %v", credits(), err)
 	}
-	rtr := verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
-		AH: verbs.AH{Global: true, Port: 1}}
-	if err := l.A.Modify(rtr, verbs.QPAttrState|verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|
-		verbs.QPAttrRQPSN|verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer, &peer); err != nil ||
-		credits() != "5 5 0" {
+	if err := vqptest.ToRTR.Take(l.A.VirtualQP, &peer); err != nil || credits() != "5 5 0" {
 		t.Errorf("in RTR: %s, %v", credits(), err)
 	}
-	if err := l.A.Modify(rtr, verbs.QPAttrState|verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|
-		verbs.QPAttrRQPSN|verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer, &peer); err == nil ||
-		credits() != "5 5 0" {
+	if err := vqptest.ToRTR.Take(l.A.VirtualQP, &peer); err == nil || credits() != "5 5 0" {
 		t.Errorf("RTR twice: %s, %v", credits(), err)
 	}
 }
 
 // A change of attributes alone leaves state, requests and receives as they are.
 func TestModifyWithoutAState(t *testing.T) {
-	ends, qps := rawEnds(t, soft.DeviceConfig{}, func(*soft.Fabric) [2]ibverbx.Config {
-		return [2]ibverbx.Config{}
-	})
-	vqptest.ConnectBoth(t, ends[0], ends[1])
-	before := ends[0].Stats().Rails[0].Recvs
-	if err := ends[0].Modify(verbs.QPAttr{MinRNRTimer: 3}, verbs.QPAttrMinRNRTimer, nil); err != nil {
+	a, b := rawEnds(t, soft.DeviceConfig{})
+	vqptest.ConnectBoth(t, a.VirtualQP, b.VirtualQP)
+	before := a.Stats().Rails[0].Recvs
+	if err := a.Modify(verbs.QPAttr{MinRNRTimer: 3}, verbs.QPAttrMinRNRTimer, nil); err != nil {
 		t.Fatal(err)
 	}
-	for i, qp := range qps[0] {
-		if attr, err := qp.(*soft.QP).Query(); err != nil || attr.MinRNRTimer != 3 {
+	for i, qp := range a.Raw {
+		if attr, err := qp.Query(); err != nil || attr.MinRNRTimer != 3 {
 			t.Errorf("queue pair %d: timer %d, %v", i, attr.MinRNRTimer, err)
 		}
 	}
-	if ends[0].State() != verbs.StateRTS || ends[0].Stats().Rails[0].Recvs != before {
-		t.Errorf("in %v, with %+v", ends[0].State(), ends[0].Stats().Rails)
+	if a.State() != verbs.StateRTS || a.Stats().Rails[0].Recvs != before {
+		t.Errorf("in %v, with %+v", a.State(), a.Stats().Rails)
 	}
 }
 
 // A card without addresses is refused by the step that needs them, which changes nothing.
 func TestModifyNeedsThePeersAddress(t *testing.T) {
-	ends, qps := rawEnds(t, soft.DeviceConfig{}, func(*soft.Fabric) [2]ibverbx.Config {
-		return [2]ibverbx.Config{}
-	})
-	peer, err := ends[1].Card()
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, b := rawEnds(t, soft.DeviceConfig{})
+	peer := cardOf(t, b.VirtualQP)
 	peer.Rails = nil
-	init := verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}
-	if err := ends[0].Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|
-		verbs.QPAttrAccess, &peer); err != nil {
+	if err := vqptest.ToInit.Take(a.VirtualQP, &peer); err != nil {
 		t.Fatal(err)
 	}
-	rtr := verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
-		AH: verbs.AH{Global: true, Port: 1}}
-	if err := ends[0].Modify(rtr, verbs.QPAttrState|verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|
-		verbs.QPAttrRQPSN|verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer, &peer); !errors.Is(err,
-		verbs.ErrInvalid) || !strings.Contains(err.Error(), "PeerGIDs") {
+	if err := vqptest.ToRTR.Take(a.VirtualQP, &peer); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "PeerGIDs") {
 		t.Errorf("%v", err)
 	}
 	peer.QPNums[0] = 1 << 24
-	if err := ends[0].Modify(rtr, verbs.QPAttrState, &peer); !errors.Is(err, verbs.ErrInvalid) ||
+	if err := a.Modify(vqptest.ToRTR.Attr, verbs.QPAttrState, &peer); !errors.Is(err, verbs.ErrInvalid) ||
 		!strings.Contains(err.Error(), "16777216") {
 		t.Errorf("an impossible card: %v", err)
 	}
-	if ends[0].State() != verbs.StateInit || qps[0][0].State() != verbs.StateInit {
-		t.Errorf("in %v, its queue pair in %v", ends[0].State(), qps[0][0].State())
+	if a.State() != verbs.StateInit || a.Raw[0].State() != verbs.StateInit {
+		t.Errorf("in %v, its queue pair in %v", a.State(), a.Raw[0].State())
 	}
-	if err := ends[1].Close(); err != nil {
+	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := ends[1].Modify(init, verbs.QPAttrState, nil); !errors.Is(err, ibverbx.ErrClosed) {
+	if err := b.Modify(vqptest.ToInit.Attr, verbs.QPAttrState, nil); !errors.Is(err, ibverbx.ErrClosed) {
 		t.Errorf("a closed one: %v", err)
 	}
 }
@@ -324,31 +279,6 @@ func TestConnectRefusesItsOwnCard(t *testing.T) {
 	}
 }
 
-// Two virtual queue pairs of one process, on the same NICs, connect as any others do.
-func TestTwoEndsOnTheSameNICsConnect(t *testing.T) {
-	for _, m := range vqptest.Modes {
-		fabric, err := soft.New(soft.Config{Devices: m.NICs})
-		if err != nil {
-			t.Fatal(err)
-		}
-		devices, err := fabric.Devices()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var ends [2]*ibverbx.VirtualQP
-		for i := range ends {
-			if ends[i], err = ibverbx.Open(devices,
-				ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		vqptest.ConnectBoth(t, ends[0], ends[1])
-		if err := errors.Join(ends[0].Close(), ends[1].Close(), fabric.Close()); err != nil {
-			t.Errorf("%s: %v", m.Name, err)
-		}
-	}
-}
-
 // Software NICs of two fabrics, which in two programs have the same names and numbers, do not reach
 // each other. Connect says so at once and changes nothing.
 func TestConnectRefusesAnotherFabric(t *testing.T) {
@@ -419,36 +349,22 @@ func TestModifyStepByStep(t *testing.T) {
 // refused.
 func stepUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 	t.Helper()
-	const (
-		toInit = verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess
-		toRTR  = verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
-			verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer
-		toRTS = verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
-			verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic
-	)
-	for _, step := range []struct {
-		attr verbs.QPAttr
-		mask verbs.QPAttrMask
-	}{
-		{verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}, toInit},
-		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
-			AH: verbs.AH{Global: true, Port: 1}}, toRTR},
-		{verbs.QPAttr{State: verbs.StateRTS, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxRDAtomic: 4}, toRTS},
-	} {
+	for _, step := range []vqptest.Step{vqptest.ToInit, vqptest.ToRTR, vqptest.ToRTS} {
 		before := q.State()
 		var me *verbs.ModifyError
-		if err := q.Modify(step.attr, step.mask&^(verbs.QPAttrPort|verbs.QPAttrPathMTU|verbs.QPAttrTimeout),
-			peer); !errors.As(err, &me) || me.Missing == 0 || !strings.Contains(err.Error(), "rail 0") {
-			t.Fatalf("to %v with an attribute missing: %v", step.attr.State, err)
+		without := step.Mask &^ (verbs.QPAttrPort | verbs.QPAttrPathMTU | verbs.QPAttrTimeout)
+		if err := q.Modify(step.Attr, without, peer); !errors.As(err, &me) || me.Missing == 0 ||
+			!strings.Contains(err.Error(), "rail 0") {
+			t.Fatalf("to %v with an attribute missing: %v", step.Attr.State, err)
 		}
 		if q.State() != before {
 			t.Fatalf("a refused change moved it from %v to %v", before, q.State())
 		}
-		if err := q.Modify(step.attr, step.mask, peer); err != nil {
+		if err := step.Take(q, peer); err != nil {
 			t.Fatal(err)
 		}
-		if q.State() != step.attr.State {
-			t.Fatalf("in %v, want %v", q.State(), step.attr.State)
+		if q.State() != step.Attr.State {
+			t.Fatalf("in %v, want %v", q.State(), step.Attr.State)
 		}
 	}
 }

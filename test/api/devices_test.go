@@ -13,25 +13,91 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// A queue pair that is nil, or on a device whose index is too large for the tables, is refused.
-func TestQueuePairsWithoutAPlaceAreRefused(t *testing.T) {
-	near := verbstest.NewNull(1).Device(0)
-	cq := vqptest.NewCQ(t, near, 4096)
-	vcq, err := ibverbx.NewVirtualCQ(cq)
+// A virtual queue pair cannot be made of an impossible set of queue pairs, and a refused attempt
+// takes neither room nor a queue pair.
+func TestImpossibleVirtualQueuePairs(t *testing.T) {
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
+	var qps [2][]verbs.QP // of each NIC
+	var cqs []verbs.CQ
+	for i := range qps {
+		pd, cq := vqptest.NewPD(t, fabric.Device(i)), vqptest.NewCQ(t, fabric.Device(i), 4096)
+		for range 4 {
+			qps[i] = append(qps[i], vqptest.NewQP(t, pd, cq))
+		}
+		t.Cleanup(func() {
+			for _, qp := range qps[i] {
+				_ = qp.Close() // its virtual queue pair may have closed it
+			}
+			_ = cq.Close() // likewise
+			if err := pd.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		cqs = append(cqs, cq)
+	}
+	vcq, err := ibverbx.NewVirtualCQ(cqs[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	pd := vqptest.NewPD(t, near)
-	qp := func() verbs.QP { return vqptest.NewQP(t, pd, cq) }
-	for want, qps := range map[string][3]verbs.QP{
-		"queue pair 1 of 2 is nil":                                    {qp(), nil, qp()},
-		"queue pair 0 of 2 is on null0, whose index is 64":            {farQP{qp()}, qp(), qp()},
-		"the notify QP is on null0, whose index is 64, of 63 at most": {qp(), qp(), farQP{qp()}},
+	qp, busy, inINIT, foreign := qps[0][0], qps[0][1], qps[0][2], qps[1][0]
+	null := verbstest.NewNull(1).Device(0)
+	other := vqptest.NewQP(t, vqptest.NewPD(t, null), vqptest.NewCQ(t, null, 16))
+	used, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{busy}, nil, ibverbx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := inINIT.Modify(&vqptest.ToInit.Attr, vqptest.ToInit.Mask); err != nil {
+		t.Fatal(err)
+	}
+	one := []verbs.QP{qp}
+	for _, c := range []struct {
+		cq     *ibverbx.VirtualCQ
+		qps    []verbs.QP
+		notify verbs.QP
+		cfg    ibverbx.Config
+		want   error
+		says   string
+	}{
+		{nil, one, nil, ibverbx.Config{}, ibverbx.ErrClosed, "virtual cq"},
+		{vcq, nil, nil, ibverbx.Config{}, verbs.ErrInvalid, "0 queue pairs: must be 1 to 128"},
+		{vcq, make([]verbs.QP, ibverbx.MaxRails+1), nil, ibverbx.Config{}, verbs.ErrInvalid,
+			"129 queue pairs"},
+		{vcq, []verbs.QP{qp, nil}, nil, ibverbx.Config{}, verbs.ErrInvalid, "queue pair 1 of 2 is nil"},
+		{vcq, []verbs.QP{farQP{qp}, qp}, nil, ibverbx.Config{}, verbs.ErrInvalid,
+			"queue pair 0 of 2 is on soft0, whose index is 64"},
+		{vcq, []verbs.QP{qp, qps[0][3]}, farQP{qp}, ibverbx.Config{}, verbs.ErrInvalid,
+			"the notify QP is on soft0, whose index is 64, of 63 at most"},
+		{vcq, one, busy, ibverbx.Config{}, verbs.ErrInvalid, "notify QP"},
+		{vcq, []verbs.QP{busy, qp}, nil, ibverbx.Config{}, verbs.ErrInvalid, "belongs to a virtual QP"},
+		{vcq, []verbs.QP{qp, qp}, nil, ibverbx.Config{}, verbs.ErrInvalid, "twice"},
+		{vcq, []verbs.QP{inINIT}, nil, ibverbx.Config{}, verbs.ErrState, ""},
+		{vcq, []verbs.QP{qp, foreign}, nil, ibverbx.Config{}, verbs.ErrInvalid, "no CQ"},
+		// Its completions would never come, although its NIC has the index of one that is there.
+		{vcq, []verbs.QP{qp, other}, nil, ibverbx.Config{}, verbs.ErrInvalid, "another provider"},
+		{vcq, []verbs.QP{qp, qps[0][3]}, other, ibverbx.Config{}, verbs.ErrInvalid, "another provider"},
+		{vcq, one, nil, ibverbx.Config{Scheme: 9}, verbs.ErrInvalid, "Scheme 9"},
 	} {
-		_, err := ibverbx.NewVirtualQP(vcq, qps[:2], qps[2], ibverbx.Config{})
-		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want one that says %q", err, want)
+		if _, err := ibverbx.NewVirtualQP(c.cq, c.qps, c.notify, c.cfg); !errors.Is(err, c.want) ||
+			!strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v; want %v that says %q", err, c.want, c.says)
 		}
+	}
+	dom, err := ibverbx.NewDomain(null)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dom.NewQP(vcq, ibverbx.Config{}); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "another provider") {
+		t.Errorf("on the NIC of another provider: %v", err)
+	}
+	if q, err := ibverbx.NewVirtualQP(vcq, one, nil, ibverbx.Config{}); err != nil || q.Num() == used.Num() {
+		t.Errorf("%v", err)
+	}
+	if err := errors.Join(inINIT.Close(), qps[0][3].Close(), vcq.Close(), dom.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, err := ibverbx.NewVirtualQP(vcq, one, nil, ibverbx.Config{}); !errors.Is(err, ibverbx.ErrClosed) {
+		t.Errorf("a closed CQ: %v", err)
 	}
 }
 
@@ -44,69 +110,19 @@ func (q farQP) Device() verbs.Device { return farDevice{q.QP.Device()} }
 
 func (farDevice) ID() verbs.DeviceID { return verbs.MaxDevices }
 
-// A queue pair of another provider whose device has the same index as one of the virtual CQ's is
-// refused: its completions would never come.
-func TestQueuePairsOfAnotherProviderAreRefused(t *testing.T) {
-	fabric, err := soft.New(soft.Config{Devices: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, foreign := fabric.Device(0), verbstest.NewNull(1).Device(0)
-	cq := vqptest.NewCQ(t, own, 4096)
-	vcq, err := ibverbx.NewVirtualCQ(cq)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(vcq.Close(), fabric.Close()); err != nil {
-			t.Errorf("something is left: %v", err)
-		}
-	})
-	says := func(what string, err error) {
-		t.Helper()
-		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "null0") ||
-			!strings.Contains(err.Error(), "soft0") || !strings.Contains(err.Error(), "another provider") {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	qp := func(dev verbs.Device, cq verbs.CQ) verbs.QP {
-		t.Helper()
-		pd := vqptest.NewPD(t, dev)
-		q := vqptest.NewQP(t, pd, cq)
-		t.Cleanup(func() {
-			if err := errors.Join(q.Close(), pd.Close()); err != nil {
-				t.Error(err)
-			}
-		})
-		return q
-	}
-	foreignCQ := vqptest.NewCQ(t, foreign, 4096)
-	good := []verbs.QP{qp(own, cq), qp(own, cq)}
-	bad := qp(foreign, foreignCQ)
-	_, err = ibverbx.NewVirtualQP(vcq, []verbs.QP{good[0], bad}, nil, ibverbx.Config{})
-	says("data", err)
-	_, err = ibverbx.NewVirtualQP(vcq, good, bad, ibverbx.Config{})
-	says("notify", err)
-	dom, err := ibverbx.NewDomain(foreign)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = dom.NewQP(vcq, ibverbx.Config{})
-	says("domain", err)
-	if err := dom.Close(); err != nil {
-		t.Error(err)
-	}
-	if s := vcq.Stats(); s.VirtualQPs != 0 {
-		t.Errorf("%+v", s)
-	}
-}
-
 // mutePort is a device that does not always say how long a message its port takes.
 type mutePort struct {
-	verbs.Device
+	vqptest.Tap
 	mute  int    // questions that get no answer
 	most  uint32 // bytes of the longest message that it takes; 0: it does not say
 	asked int    // questions so far
+}
+
+// newMutePort makes one of a null device.
+func newMutePort(dev verbs.Device, mute int, most uint32) *mutePort {
+	d := &mutePort{Tap: vqptest.Tap{Device: dev}, mute: mute, most: most}
+	d.Self = d
+	return d
 }
 
 var errMute = errors.New("the port is being renamed")
@@ -122,45 +138,10 @@ func (d *mutePort) QueryPort(port int) (verbs.PortAttr, error) {
 	return attr, err
 }
 
-func (d *mutePort) AllocPD() (verbs.PD, error) {
-	pd, err := d.Device.AllocPD()
-	return mutePD{pd, d}, err
-}
-
-func (d *mutePort) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
-	cq, err := d.Device.CreateCQ(cfg)
-	return muteCQ{cq, d}, err
-}
-
-type (
-	mutePD struct {
-		verbs.PD
-		dev *mutePort
-	}
-	muteCQ struct {
-		verbs.CQ
-		dev *mutePort
-	}
-	muteQP struct {
-		verbs.QP
-		dev *mutePort
-	}
-)
-
-func (p mutePD) Device() verbs.Device { return p.dev }
-func (c muteCQ) Device() verbs.Device { return c.dev }
-func (q muteQP) Device() verbs.Device { return q.dev }
-
-func (p mutePD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
-	cfg.SendCQ, cfg.RecvCQ = cfg.SendCQ.(muteCQ).CQ, cfg.RecvCQ.(muteCQ).CQ
-	qp, err := p.PD.CreateQP(cfg)
-	return muteQP{qp, p.dev}, err
-}
-
 // While a port does not say how long a message it takes, no virtual queue pair is made: its
 // fragments might be longer than that.
 func TestPortThatDoesNotAnswer(t *testing.T) {
-	d := &mutePort{Device: verbstest.NewNull(1).Device(0), mute: 1, most: 4096}
+	d := newMutePort(verbstest.NewNull(1).Device(0), 1, 4096)
 	_, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{})
 	if !errors.Is(err, errMute) || !strings.Contains(err.Error(), "null0 port 1") {
 		t.Errorf("the port does not answer: %v", err)
@@ -190,8 +171,8 @@ func TestFragmentsFitEveryPort(t *testing.T) {
 		{[2]uint32{8192, 4096}, 4096}, {[2]uint32{ours + 1, ours - 1}, ours - 1},
 	} {
 		null := verbstest.NewNull(2)
-		devs := [2]*mutePort{{Device: null.Device(0), most: c.ports[0]},
-			{Device: null.Device(1), most: c.ports[1]}}
+		devs := [2]*mutePort{newMutePort(null.Device(0), 0, c.ports[0]),
+			newMutePort(null.Device(1), 0, c.ports[1])}
 		q, err := ibverbx.Open([]verbs.Device{devs[0], devs[1]},
 			ibverbx.Config{QPsPerDevice: 2, FragmentSize: ours})
 		if err != nil {
@@ -204,34 +185,6 @@ func TestFragmentsFitEveryPort(t *testing.T) {
 			t.Errorf("the ports are asked %d and %d times", devs[0].asked, devs[1].asked)
 		}
 		if err := q.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// A scatter list is refused that has memory which is not registered on every NIC, whichever is
-// missing: the first one too.
-func TestListsWithMemoryOfOtherNICsAreRefused(t *testing.T) {
-	for missing := range 2 {
-		l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: ibverbx.Config{QPsPerDevice: 2}})
-		dom, err := ibverbx.NewDomain(l.A.NICs[1-missing])
-		if err != nil {
-			t.Fatal(err)
-		}
-		mr, err := dom.Register(make([]byte, 100), verbs.AccessAll)
-		if err != nil {
-			t.Fatal(err)
-		}
-		wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 16)
-		own, foreign := l.A.MR.Slice(0, 8), mr.Slice(0, 8)
-		wr.Local = ibverbx.Segment{}
-		for _, sgl := range [][]ibverbx.Segment{{foreign, foreign}, {own, foreign}, {foreign, own}} {
-			wr.SGL = sgl
-			if n, err := l.A.PostSend(wr); n != 0 || !errors.Is(err, ibverbx.ErrNoKey) {
-				t.Errorf("without NIC %d: %d, %v", missing, n, err)
-			}
-		}
-		if err := errors.Join(mr.Close(), dom.Close()); err != nil {
 			t.Error(err)
 		}
 	}
@@ -274,7 +227,8 @@ func TestRoomInTheCQ(t *testing.T) {
 				}
 				for range 2 { // the second finds the room that the first has left
 					q, err := dom.NewQP(cq, c.cfg)
-					if (err == nil) != (less == 0) || err != nil && !errors.Is(err, verbs.ErrInvalid) {
+					if (err == nil) != (less == 0) || err != nil && (!errors.Is(err, verbs.ErrInvalid) ||
+						!strings.Contains(err.Error(), "make its CQ deeper")) {
 						t.Errorf("%s: room for %v: %v", c.name, depths, err)
 					}
 					if err != nil {
@@ -407,24 +361,20 @@ func TestModifyWithoutTheOwnAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	init := verbs.QPAttr{State: verbs.StateInit, Access: verbs.AccessAll}
-	if err := ends[0].Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|
-		verbs.QPAttrAccess, &peer); err != nil {
+	toInit, toRTR := vqptest.ToInit, vqptest.ToRTR
+	toInit.Attr.Port, toRTR.Attr.AH.Port, toRTR.Attr.PathMTU = 0, 0, verbs.MTU1024
+	if err := toInit.Take(ends[0], &peer); err != nil {
 		t.Fatal(err)
 	}
-	rtr := verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU1024, MaxDestRDAtomic: 4, MinRNRTimer: 12,
-		AH: verbs.AH{Global: true}}
-	mask := verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
-		verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer
 	f.N, f.At, f.Only = 0, 0, "query port"
-	if err := ends[0].Modify(rtr, mask, &peer); !errors.Is(err, unreliable.Err) {
+	if err := toRTR.Take(ends[0], &peer); !errors.Is(err, unreliable.Err) {
 		t.Errorf("without an address: %v", err)
 	}
 	if got := ends[0].State(); got != verbs.StateInit {
 		t.Errorf("in %v", got)
 	}
 	f.At = -1
-	if err := ends[0].Modify(rtr, mask, &peer); err != nil || ends[0].State() != verbs.StateRTR {
+	if err := toRTR.Take(ends[0], &peer); err != nil || ends[0].State() != verbs.StateRTR {
 		t.Errorf("again: %v", err)
 	}
 	if err := errors.Join(ends[0].Close(), ends[1].Close(), fabric.Close()); err != nil {

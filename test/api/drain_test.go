@@ -142,9 +142,7 @@ func TestDrainOutsideOfRTS(t *testing.T) {
 		if err := q.Drain(endedContext()); err != nil || q.State() != verbs.StateReset {
 			t.Errorf("in RESET: %v, %v", err, q.State())
 		}
-		init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
-		if err := q.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
-			nil); err != nil {
+		if err := vqptest.ToInit.Take(q, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := q.PostRecv(ibverbx.RecvWR{ID: 1}, ibverbx.RecvWR{ID: 2}); err != nil {
@@ -261,89 +259,42 @@ func TestDrainWhoseContextEnds(t *testing.T) {
 	}
 }
 
-// rawPair is two connected virtual queue pairs on one NIC, each on physical CQs of its own without
-// a completion channel.
-func rawPair(t *testing.T, fabric *soft.Fabric, qps int) (ends [2]*ibverbx.VirtualQP, mr verbs.MR,
-	done func() error) {
-	t.Helper()
-	dev := fabric.Device(0)
-	pd, err := dev.AllocPD()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if mr, err = pd.RegisterMR(make([]byte, 2<<20), verbs.AccessAll); err != nil {
-		t.Fatal(err)
-	}
-	for i := range ends {
-		cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 4096})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var list []verbs.QP
-		for range qps {
-			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
-			if err != nil {
-				t.Fatal(err)
-			}
-			list = append(list, qp)
-		}
-		vcq, err := ibverbx.NewVirtualCQ(cq)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ends[i], err = ibverbx.NewVirtualQP(vcq, list, nil, ibverbx.Config{NoNotifyQP: true}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	vqptest.ConnectBoth(t, ends[0], ends[1])
-	return ends, mr, func() error {
-		return errors.Join(ends[0].CQ().Close(), ends[1].CQ().Close(), mr.Close(), pd.Close(), fabric.Close())
-	}
-}
-
 // Without a completion channel Drain polls. It waits for the last unsignaled request, which has no
 // completion, and does not report its own request.
 func TestDrainOfUnsignaledRequestsWithoutAChannel(t *testing.T) {
 	for _, qps := range []int{1, 3} {
 		t.Run(fmt.Sprint(qps, " queue pairs"), func(t *testing.T) {
-			fabric, err := soft.New(soft.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ends, mr, done := rawPair(t, fabric, qps)
-			keys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()})
-			rkeys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.RKey()})
+			fabric := vqptest.NewFabric(t, soft.Config{})
+			c := vqptest.PhysicalConfig{Data: qps, QP: ibverbx.Config{NoNotifyQP: true}}
+			a := vqptest.NewPhysical(t, fabric.Device(0), c)
+			b := vqptest.NewPhysical(t, fabric.Device(0), c)
+			vqptest.ConnectBoth(t, a.VirtualQP, b.VirtualQP)
 			delay := fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 3 * time.Millisecond, Skip: 2,
 				Count: 3})
-			depth := ends[0].Config().MaxMsgCntPerQP
-			flags := verbs.SendFlags(0)
+			wr := ibverbx.SendWR{Opcode: verbs.OpRDMAWrite}
+			wr.Local, _ = a.Memory(t, 100)
+			_, wr.Remote = b.Memory(t, 100)
+			depth, reported := a.Config().MaxMsgCntPerQP-1, 0 // the last slot is for Drain's own request
 			if qps > 1 {
-				flags, depth = verbs.SendSignaled, 50
+				wr.Flags, depth, reported = verbs.SendSignaled, 49, 49
 			}
-			depth-- // the last slot is for Drain's own request
-			for id := range uint64(depth) {
-				if _, err := ends[0].PostSend(ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags,
-					Local: ibverbx.Segment{Addr: mr.Addr(), Length: 100, Keys: keys},
-					Remote: ibverbx.RemoteSegment{Addr: mr.Addr() + 1<<20 + id*100, Length: 100,
-						Keys: rkeys}}); err != nil {
-					t.Fatal(id, err)
+			for wr.ID = range uint64(depth) {
+				if _, err := a.PostSend(wr); err != nil {
+					t.Fatal(wr.ID, err)
 				}
 			}
-			if err := ends[0].Drain(patience(t)); err != nil {
+			if err := a.Drain(patience(t)); err != nil {
 				t.Fatal(err)
 			}
 			if delay.Hits() == 0 {
 				t.Error("nothing was delayed")
 			}
 			wcs := make([]ibverbx.WC, depth+10)
-			if n, err := ends[0].CQ().Poll(wcs); err != nil || n != depth*int(flags/verbs.SendSignaled) {
+			if n, err := a.CQ().Poll(wcs); err != nil || n != reported {
 				t.Errorf("%s, %v", vqptest.FormatWCs(wcs[:n]), err)
 			}
-			if n, err := ends[1].CQ().Poll(wcs); err != nil || n != 0 || ends[1].Err() != nil {
-				t.Errorf("the peer: %s, %v, %v", vqptest.FormatWCs(wcs[:n]), err, ends[1].Err())
-			}
-			if err := done(); err != nil {
-				t.Errorf("leak: %v", err)
+			if n, err := b.CQ().Poll(wcs); err != nil || n != 0 || b.Err() != nil {
+				t.Errorf("the peer: %s, %v, %v", vqptest.FormatWCs(wcs[:n]), err, b.Err())
 			}
 		})
 	}
@@ -359,9 +310,7 @@ func TestDrainInINITAfterAReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.A.Poll(t)
-	init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
-	if err := l.A.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
-		nil); err != nil {
+	if err := vqptest.ToInit.Take(l.A.VirtualQP, nil); err != nil {
 		t.Fatal(err)
 	}
 	l.A.ExpectRecv(t, 7)

@@ -320,42 +320,26 @@ func TestFailedRelaxedSendIsDescribedAndFlushesLaterRequests(t *testing.T) {
 		})
 }
 
-// Whichever fragment fails, the error names it, and every request completes once.
-func TestFailedFragmentOfEveryRailIsDescribed(t *testing.T) {
-	for _, op := range []verbs.Opcode{verbs.OpRDMARead, verbs.OpRDMAWrite} {
-		for fragment := range uint64(4) {
-			vqptest.EachMultiMode(t, vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: 1000}},
-				func(t *testing.T, l *vqptest.Link) {
-					rails := uint64(l.A.DataRails())
-					if fragment >= rails {
-						t.Skip("fewer rails")
-					}
-					l.Fabric.Inject(soft.Fault{Kind: soft.FailSend, Status: verbs.StatusRemOpErr,
-						Match: func(wr *verbs.SendWR) bool {
-							return wr.RemoteAddr == l.A.Peer.Addr()+fragment*100 && wr.Bytes() == 100
-						}})
-					wr := l.A.Write(op, 2, 0, 100*rails)
-					wr.EveryRail = true
-					if n, err := l.A.PostSend(l.A.Write(verbs.OpRDMAWrite, 1, 5000, 8), wr,
-						l.A.Write(verbs.OpRDMARead, 3, 5000, 8)); n != 3 || err != nil {
-						t.Fatal(n, err)
-					}
-					wcs := l.A.Wait(t, 3)
-					if wcs[0].Status != 0 || wcs[1].ID != 2 || wcs[1].Status != verbs.StatusRemOpErr ||
-						wcs[2].Status != verbs.StatusWRFlushErr {
-						t.Fatal(vqptest.FormatWCs(wcs))
-					}
-					var fe *ibverbx.FailedError
-					if !errors.As(l.A.Err(), &fe) || fe.ID != 2 || fe.Part != ibverbx.PartFragment ||
-						fe.Fragment != int(fragment) || fe.Fragments != int(rails) ||
-						fe.Rail != int(fragment) || fe.RemoteAddr != l.A.Peer.Addr()+fragment*100 ||
-						fe.LocalAddr != l.A.MR.Addr()+fragment*100 || fe.Length != 100 {
-						t.Errorf("%+v", fe)
-					}
-					if more := l.A.Poll(t); len(more) != 0 {
-						t.Errorf("completed again: %s", vqptest.FormatWCs(more))
-					}
-				})
+// A request of no bytes that fails is described as what it was.
+func TestFailedRequestOfNoBytesIsNamed(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMARead, verbs.OpRDMAWriteWithImm} {
+			l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2, Scheme: scheme}})
+			l.Fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: l.A.NICs[0],
+				Status: verbs.StatusRemOpErr})
+			wr := l.A.Write(op, 2, 16, 0)
+			l.A.Send(t, wr)
+			l.A.Wait(t, 1)
+			want := ibverbx.FailedError{Part: ibverbx.PartFragment, Fragments: 1, RemoteAddr: wr.Remote.Addr}
+			if op == verbs.OpRDMAWriteWithImm && scheme == ibverbx.Spray {
+				want = ibverbx.FailedError{Part: ibverbx.PartNotification, Fragment: -1}
+			}
+			var fe *ibverbx.FailedError
+			if !errors.As(l.A.Err(), &fe) || !fe.HasID || fe.ID != 2 || fe.Length != 0 ||
+				fe.Part != want.Part || fe.Fragment != want.Fragment || fe.Fragments != want.Fragments ||
+				fe.RemoteAddr != want.RemoteAddr {
+				t.Errorf("%v %v: %+v", scheme, op, l.A.Err())
+			}
 		}
 	}
 }

@@ -15,68 +15,27 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// stubborn makes devices whose queue pairs refuse a few moves to ERR.
-type stubborn struct {
-	verbs.Device
-	left *int // refusals to come; negative for ever
-	err  error
-}
-
-type (
-	stubbornPD struct {
-		verbs.PD
-		dev *stubborn
+// stubborn wraps the first NIC of a fabric, whose queue pairs refuse so many moves to ERR; negative
+// for ever.
+func stubborn(left *int, err error) func(d *soft.Device) verbs.Device {
+	return func(d *soft.Device) verbs.Device {
+		if d.ID() != 0 {
+			return d
+		}
+		return &vqptest.Tap{Device: d, Modify: func(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+			if mask&verbs.QPAttrState == 0 || attr.State != verbs.StateErr || *left == 0 {
+				return nil
+			}
+			*left--
+			return err
+		}}
 	}
-	stubbornCQ struct {
-		verbs.CQ
-		dev *stubborn
-	}
-	stubbornQP struct {
-		verbs.QP
-		dev *stubborn
-	}
-)
-
-func (d *stubborn) AllocPD() (verbs.PD, error) {
-	pd, err := d.Device.AllocPD()
-	return stubbornPD{pd, d}, err
-}
-
-func (d *stubborn) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
-	cq, err := d.Device.CreateCQ(cfg)
-	return stubbornCQ{cq, d}, err
-}
-
-func (c stubbornCQ) Device() verbs.Device { return c.dev }
-
-func (p stubbornPD) Device() verbs.Device { return p.dev }
-
-func (p stubbornPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
-	cfg.SendCQ, cfg.RecvCQ = cfg.SendCQ.(stubbornCQ).CQ, cfg.RecvCQ.(stubbornCQ).CQ
-	qp, err := p.PD.CreateQP(cfg)
-	return stubbornQP{qp, p.dev}, err
-}
-
-func (q stubbornQP) Device() verbs.Device { return q.dev }
-
-func (q stubbornQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
-	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateErr && *q.dev.left != 0 {
-		*q.dev.left--
-		return q.dev.err
-	}
-	return q.QP.Modify(attr, mask)
 }
 
 // stubbornLink is a link whose end a refuses so many moves to ERR, with err. Nothing completes.
 func stubbornLink(t *testing.T, cfg ibverbx.Config, refusals int, err error) *vqptest.Link {
 	t.Helper()
-	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: cfg, CQDepth: 4096,
-		Wrap: func(d *soft.Device) verbs.Device {
-			if d.ID() == 0 {
-				return &stubborn{d, &refusals, err}
-			}
-			return d
-		}})
+	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: cfg, CQDepth: 4096, Wrap: stubborn(&refusals, err)})
 	t.Cleanup(l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1}).Remove)
 	return l
 }
@@ -162,12 +121,7 @@ func TestReceivesAreFlushedAfterARefusedMoveToErr(t *testing.T) {
 		t.Run(scheme.String(), func(t *testing.T) {
 			refusals := 5 // one for each queue pair, and two more
 			l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2, Scheme: scheme},
-				Wrap: func(d *soft.Device) verbs.Device {
-					if d.ID() == 0 {
-						return &stubborn{d, &refusals, verbs.ErrNoMemory}
-					}
-					return d
-				}})
+				Wrap: stubborn(&refusals, verbs.ErrNoMemory)})
 			fill(l.A, t, 0, 4)
 			l.Fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: l.A.NICs[0],
 				Status: verbs.StatusRemAccessErr})

@@ -240,9 +240,7 @@ func TestPlainPeersNeedWhatTheOriginalDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	plain(&card)
-	init := verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}
-	if err := l.A.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
-		nil); err != nil {
+	if err := vqptest.ToInit.Take(l.A.VirtualQP, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := l.A.PostRecv(ibverbx.RecvWR{ID: 6, Local: l.A.MR.Slice(0, 8)}); err != nil {

@@ -261,24 +261,3 @@ func TestWaitOnAClosedCQ(t *testing.T) {
 		t.Errorf("with nothing left: %v", err)
 	}
 }
-
-func TestArmWithoutAChannelIsRefused(t *testing.T) {
-	fabric, err := soft.New(soft.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cq, err := fabric.Device(0).CreateCQ(verbs.CQConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	vcq, err := ibverbx.NewVirtualCQ(cq)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := vcq.Arm(); !errors.Is(err, verbs.ErrNotSupported) || vcq.Events() != nil {
-		t.Errorf("%v", err)
-	}
-	if err := errors.Join(vcq.Close(), fabric.Close()); err != nil {
-		t.Error(err)
-	}
-}

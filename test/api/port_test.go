@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
 )
@@ -15,7 +16,7 @@ import (
 // portDevice is a device of many ports with a default port. It records with which ports its queue
 // pairs are configured.
 type portDevice struct {
-	verbs.Device
+	vqptest.Tap
 	port  int
 	gids  []verbs.GIDEntry // the GID table; nil for that of the null device
 	index []uint8          // the entries of it that address handles name
@@ -24,6 +25,22 @@ type portDevice struct {
 	asked []int            // the ports that were queried
 	// unreadable are the entries of the GID table that cannot be read.
 	unreadable []int
+}
+
+// newPortDevice makes one of a null device.
+func newPortDevice(dev verbs.Device, port int, gids []verbs.GIDEntry) *portDevice {
+	d := &portDevice{Tap: vqptest.Tap{Device: dev}, port: port, gids: gids}
+	d.Self, d.Modify = d, func(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+		if mask&verbs.QPAttrPort != 0 {
+			d.inits = append(d.inits, attr.Port)
+		}
+		if mask&verbs.QPAttrAV != 0 {
+			d.paths = append(d.paths, attr.AH.Port)
+			d.index = append(d.index, attr.AH.SGIDIndex)
+		}
+		return nil
+	}
+	return d
 }
 
 var errUnreadable = errors.New("the entry cannot be read")
@@ -50,54 +67,6 @@ func (d *portDevice) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	return d.Device.QueryGID(1, index)
 }
 
-func (d *portDevice) AllocPD() (verbs.PD, error) {
-	pd, err := d.Device.AllocPD()
-	return portPD{pd, d}, err
-}
-
-func (d *portDevice) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
-	cq, err := d.Device.CreateCQ(cfg)
-	return portCQ{cq, d}, err
-}
-
-type portCQ struct {
-	verbs.CQ
-	dev *portDevice
-}
-
-func (c portCQ) Device() verbs.Device { return c.dev }
-
-type portPD struct {
-	verbs.PD
-	dev *portDevice
-}
-
-func (p portPD) Device() verbs.Device { return p.dev }
-
-func (p portPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
-	cfg.SendCQ, cfg.RecvCQ = cfg.SendCQ.(portCQ).CQ, cfg.RecvCQ.(portCQ).CQ
-	qp, err := p.PD.CreateQP(cfg)
-	return portQP{qp, p.dev}, err
-}
-
-type portQP struct {
-	verbs.QP
-	dev *portDevice
-}
-
-func (q portQP) Device() verbs.Device { return q.dev }
-
-func (q portQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
-	if mask&verbs.QPAttrPort != 0 {
-		q.dev.inits = append(q.dev.inits, attr.Port)
-	}
-	if mask&verbs.QPAttrAV != 0 {
-		q.dev.paths = append(q.dev.paths, attr.AH.Port)
-		q.dev.index = append(q.dev.index, attr.AH.SGIDIndex)
-	}
-	return q.QP.Modify(attr, mask)
-}
-
 // Each device is used through its own default port, unless the configuration names one.
 func TestDefaultPort(t *testing.T) {
 	for _, c := range []struct {
@@ -112,8 +81,8 @@ func TestDefaultPort(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			null := verbstest.NewNull(2)
-			devs := [2]*portDevice{{Device: null.Device(0), port: 3},
-				{Device: null.Device(1), port: 1}}
+			devs := [2]*portDevice{newPortDevice(null.Device(0), 3, nil),
+				newPortDevice(null.Device(1), 1, nil)}
 			q, err := ibverbx.Open([]verbs.Device{devs[0], devs[1]},
 				ibverbx.Config{QPsPerDevice: 2, Conn: ibverbx.ConnConfig{Port: c.conn}})
 			if err != nil {
@@ -124,7 +93,12 @@ func TestDefaultPort(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				bringUp(t, q, &card)
+				for _, step := range []vqptest.Step{vqptest.ToInit, vqptest.ToRTR} {
+					step.Attr.Port, step.Attr.AH.Port = 0, 0 // as the configuration says
+					if err := step.Take(q, &card); err != nil {
+						t.Fatal(err)
+					}
+				}
 			} else {
 				connectElsewhere(t, q)
 			}
@@ -175,7 +149,7 @@ func TestGIDChoice(t *testing.T) {
 			for i := range table {
 				table[i].Index = i
 			}
-			d := &portDevice{Device: verbstest.NewNull(1).Device(0), port: 1, gids: table}
+			d := newPortDevice(verbstest.NewNull(1).Device(0), 1, table)
 			q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{})
 			if err != nil {
 				t.Fatal(err)
@@ -196,7 +170,7 @@ func TestGIDChoice(t *testing.T) {
 // A configured GID index whose entry is empty is refused with its index, before a card without an
 // address goes to the peer.
 func TestEmptyGID(t *testing.T) {
-	d := &portDevice{Device: verbstest.NewNull(1).Device(0), port: 1, gids: make([]verbs.GIDEntry, 4)}
+	d := newPortDevice(verbstest.NewNull(1).Device(0), 1, make([]verbs.GIDEntry, 4))
 	q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{Conn: ibverbx.ConnConfig{GIDIndex: 3}})
 	if err != nil {
 		t.Fatal(err)
@@ -240,8 +214,8 @@ func TestUnreadableGIDs(t *testing.T) {
 		for i := range gids {
 			gids[i].Index = i
 		}
-		d := &portDevice{Device: verbstest.NewNull(1).Device(0), port: 1, gids: gids,
-			unreadable: c.unreadable}
+		d := newPortDevice(verbstest.NewNull(1).Device(0), 1, gids)
+		d.unreadable = c.unreadable
 		cfg := ibverbx.Config{Conn: ibverbx.ConnConfig{GIDIndex: c.index}}
 		q, err := ibverbx.Open([]verbs.Device{d}, cfg)
 		if err != nil {
@@ -257,26 +231,6 @@ func TestUnreadableGIDs(t *testing.T) {
 		}
 		if err := q.Close(); err != nil {
 			t.Error(err)
-		}
-	}
-}
-
-// bringUp connects with Modify, with all ports 0.
-func bringUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
-	t.Helper()
-	for _, step := range []struct {
-		attr verbs.QPAttr
-		mask verbs.QPAttrMask
-	}{
-		{verbs.QPAttr{State: verbs.StateInit, Access: verbs.AccessAll}, verbs.QPAttrState |
-			verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
-		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
-			AH: verbs.AH{Global: true}},
-			verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
-				verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
-	} {
-		if err := q.Modify(step.attr, step.mask, peer); err != nil {
-			t.Fatal(err)
 		}
 	}
 }

@@ -242,28 +242,7 @@ func TestWaitOnCQsThatHaveDied(t *testing.T) {
 	}
 }
 
-// A CQ that cannot be armed ends the wait with its error.
-func TestWaitWhereACQCannotBeArmed(t *testing.T) {
-	fabric, f, devs := unreliableNICs(t)
-	q, err := ibverbx.Open(devs, ibverbx.Config{QPsPerDevice: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.N, f.At, f.Only = 0, 1, "arm"
-	if err := q.CQ().Wait(t.Context()); !errors.Is(err, unreliable.Err) ||
-		!strings.Contains(err.Error(), "arm soft1") {
-		t.Errorf("wait: %v", err)
-	}
-	f.N = 0
-	if err := q.CQ().Arm(); !errors.Is(err, unreliable.Err) || !strings.Contains(err.Error(), "soft1") {
-		t.Errorf("arm: %v", err)
-	}
-	if err := errors.Join(q.Close(), fabric.Close()); err != nil {
-		t.Error(err)
-	}
-}
-
-// A domain refuses an impossible list of NICs, and makes nothing then.
+// A domain refuses an impossible list of NICs, and a virtual CQ one of CQs; they make nothing then.
 func TestImpossibleDomains(t *testing.T) {
 	fabric, _, devs := unreliableNICs(t)
 	for _, c := range []struct {
@@ -287,7 +266,8 @@ func TestImpossibleDomains(t *testing.T) {
 	for _, c := range []struct {
 		cqs  []verbs.CQ
 		says string
-	}{{nil, "no physical CQ"}, {[]verbs.CQ{cq, farCQ{cq}}, "soft0 has index 64: must be below 64"}} {
+	}{{nil, "no physical CQ"}, {[]verbs.CQ{cq, cq}, "one a device"},
+		{[]verbs.CQ{cq, farCQ{cq}}, "soft0 has index 64: must be below 64"}} {
 		if _, err := ibverbx.NewVirtualCQ(c.cqs...); !errors.Is(err, verbs.ErrInvalid) ||
 			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%v; want one that says %q", err, c.says)
@@ -306,62 +286,6 @@ func (farNIC) ID() verbs.DeviceID { return verbs.MaxDevices }
 type farCQ struct{ verbs.CQ }
 
 func (c farCQ) Device() verbs.Device { return farNIC{c.CQ.Device()} }
-
-// Every call on a closed domain is refused; what it has made still works.
-func TestClosedDomainMakesNothing(t *testing.T) {
-	fabric, _, devs := unreliableNICs(t)
-	dom, err := ibverbx.NewDomain(devs...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cq, err := dom.NewCQ(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := dom.Close(); err != nil {
-		t.Fatal(err)
-	}
-	_, mrErr := dom.Register(make([]byte, 1), verbs.AccessAll)
-	_, cqErr := dom.NewCQ(0)
-	_, qpErr := dom.NewQP(cq, ibverbx.Config{QPsPerDevice: 1})
-	_, ownErr := dom.NewQP(nil, ibverbx.Config{QPsPerDevice: 1})
-	for what, err := range map[string]error{"memory": mrErr, "cq": cqErr, "qp": qpErr, "qp and cq": ownErr,
-		"close": dom.Close()} {
-		if !errors.Is(err, ibverbx.ErrClosed) || !strings.HasPrefix(err.Error(), "ibverbx: ") {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	if n := fabric.Objects(); n.PDs != 2 || n.CQs != 2 || n.MRs != 0 || n.QPs != 0 {
-		t.Errorf("there are %v", n)
-	}
-	if err := errors.Join(cq.Close(), fabric.Close()); err != nil {
-		t.Error(err)
-	}
-}
-
-// A virtual CQ serves the queue pairs of the devices that it has CQs on.
-func TestQueuePairOnANICWithoutACQ(t *testing.T) {
-	fabric, _, devs := unreliableNICs(t)
-	one, err := ibverbx.NewDomain(devs[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	both, err := ibverbx.NewDomain(devs...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cq, err := one.NewCQ(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := both.NewQP(cq, ibverbx.Config{QPsPerDevice: 1}); !errors.Is(err, verbs.ErrInvalid) ||
-		!strings.Contains(err.Error(), "no CQ on soft1") {
-		t.Errorf("%v", err)
-	}
-	if err := errors.Join(cq.Close(), one.Close(), both.Close(), fabric.Close()); err != nil {
-		t.Error(err)
-	}
-}
 
 // oneCQNIC hands out the same CQ again and again.
 type oneCQNIC struct {

@@ -9,46 +9,13 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
-// tappedNIC is a NIC whose registrations and deregistrations call functions first. A refusal by
-// register prevents the call; one by deregister does not.
-type tappedNIC struct {
-	verbs.Device
-	register, deregister func(id verbs.DeviceID) error
-}
-
-type tappedPD struct {
-	verbs.PD
-	nic *tappedNIC
-}
-
-type tappedMR struct {
-	verbs.MR
-	nic *tappedNIC
-}
-
-func (d *tappedNIC) AllocPD() (verbs.PD, error) {
-	pd, err := d.Device.AllocPD()
-	return tappedPD{pd, d}, err
-}
-
-func (p tappedPD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
-	if err := p.nic.register(p.nic.ID()); err != nil {
-		return nil, err
-	}
-	mr, err := p.PD.RegisterMR(buf, access)
-	return tappedMR{mr, p.nic}, err
-}
-
-func (m tappedMR) Close() error {
-	return errors.Join(m.nic.deregister(m.nic.ID()), m.MR.Close())
-}
-
-// newTappedDomain makes a domain over NICs with taps. It gives the fabric back, too, to count its
-// objects.
+// newTappedDomain makes a domain over NICs whose registrations call one function, and whose
+// deregistrations another. It gives the fabric back, too, to count its objects.
 func newTappedDomain(t *testing.T, nics int,
 	register, deregister func(verbs.DeviceID) error) (*ibverbx.Domain, *soft.Fabric) {
 	t.Helper()
@@ -58,7 +25,8 @@ func newTappedDomain(t *testing.T, nics int,
 	}
 	var list []verbs.Device
 	for i := range nics {
-		list = append(list, &tappedNIC{fabric.Device(i), register, deregister})
+		list = append(list, &vqptest.Tap{Device: fabric.Device(i), Register: register,
+			Deregister: deregister})
 	}
 	dom, err := ibverbx.NewDomain(list...)
 	if err != nil {
@@ -222,27 +190,14 @@ type movedMR struct{ verbs.MR }
 
 func (m movedMR) Addr() uint64 { return m.MR.Addr() + 1 }
 
-type movedPD struct{ verbs.PD }
-
-func (p movedPD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
-	mr, err := p.PD.RegisterMR(buf, access)
-	return movedMR{mr}, err
-}
-
-type movingNIC struct{ verbs.Device }
-
-func (d movingNIC) AllocPD() (verbs.PD, error) {
-	pd, err := d.Device.AllocPD()
-	return movedPD{pd}, err
-}
-
 // Memory that two NICs know by different addresses has no address in work requests: refused.
 func TestRegisterAtDifferentAddresses(t *testing.T) {
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dom, err := ibverbx.NewDomain(fabric.Device(0), movingNIC{fabric.Device(1)})
+	dom, err := ibverbx.NewDomain(fabric.Device(0), &vqptest.Tap{Device: fabric.Device(1),
+		MR: func(mr verbs.MR) verbs.MR { return movedMR{mr} }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -294,9 +294,7 @@ func TestSilentNICIsAwaitedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
-		mask := verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess
-		if err := q.Modify(init, mask, nil); err != nil {
+		if err := vqptest.ToInit.Take(q, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := q.PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
