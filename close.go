@@ -164,7 +164,7 @@ func (q *VirtualQP) endOutstanding() {
 	q.abandon()
 	out := q.cq.sink(nil)
 	q.send.report(&q.line, q.num, &out)
-	q.progressRecvs(&out)
+	q.recv.report(&q.line, q.num, &out)
 	out.settle()
 }
 

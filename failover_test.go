@@ -172,3 +172,32 @@ func receivesStay(t *testing.T, cfg Config) {
 		t.Error(err)
 	}
 }
+
+// A queue pair that has no room for a receive is asked again once in each poll, also while a rail
+// is down, and each refusal counts once.
+func TestRefusedReceiveIsTriedOnceAPoll(t *testing.T) {
+	q := newRecorded(t, 2, 1, Config{Scheme: DQPLB, Failover: true})
+	lost, sends := q.send.rails.data[0], q.send.rails.sendRail
+	q.failover.loseRail(lost, verbs.StatusRetryExcErr)
+	q.cq.touch(q.VirtualQP)
+	for range 10 {
+		pollNow(t, q.CQ())
+	}
+	if lost.back.state.Stage() != failover.Flushed {
+		t.Fatalf("the lost rail is at stage %d, want Flushed", lost.back.state.Stage())
+	}
+	q.notify.refuseRecv = verbs.ErrQueueFull
+	into := Segment{Addr: 1 << 40, Length: 64, Keys: NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 2})}
+	if _, err := q.PostRecv(RecvWR{ID: 1, Local: into}); err != nil {
+		t.Fatal(err)
+	}
+	before := sends.stats.refused
+	pollNow(t, q.CQ())
+	if got := sends.stats.refused - before; got != 1 {
+		t.Errorf("a poll counts %d refusals, want 1", got)
+	}
+	q.notify.refuseRecv = nil
+	if pollNow(t, q.CQ()); q.recv.nextMessage != q.recv.win.Tail {
+		t.Error("the receive is not posted once there is room")
+	}
+}

@@ -115,7 +115,7 @@ func (q *VirtualQP) linger(out *sink) {
 		return
 	}
 	q.kill()
-	q.progressRecvs(out)
+	q.recv.report(&q.line, q.num, out)
 }
 
 // kill ends the virtual queue pair: nothing more is posted, what waits is flushed here, and what

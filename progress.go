@@ -15,9 +15,7 @@ func (q *VirtualQP) progress(out *sink) {
 	if q.line.suspect != nil {
 		q.judgeSuspect()
 	}
-	if q.failover != nil {
-		q.continueFailover()
-	}
+	dispatched := q.failover != nil && q.continueFailover()
 	if q.line.err != nil {
 		if q.failover != nil && q.failover.paused() {
 			q.stopUnposted() // an earlier message may be lost with its rail
@@ -29,7 +27,7 @@ func (q *VirtualQP) progress(out *sink) {
 	}
 	q.send.report(&q.line, q.num, out)
 	if !q.recv.idle() {
-		q.progressRecvs(out)
+		q.progressRecvs(out, dispatched)
 	}
 	switch {
 	case q.line.err == nil:
@@ -40,11 +38,12 @@ func (q *VirtualQP) progress(out *sink) {
 	}
 }
 
-// continueFailover does what failover has to do beside the completions.
-func (q *VirtualQP) continueFailover() {
+// continueFailover does what failover has to do beside the completions. It reports whether it has
+// dispatched receives.
+func (q *VirtualQP) continueFailover() (dispatched bool) {
 	x := q.failover
 	if x.idle() {
-		return
+		return false
 	}
 	for _, rl := range q.send.rails.all {
 		q.raise(x.continueLost(rl))
@@ -54,9 +53,9 @@ func (q *VirtualQP) continueFailover() {
 		if first := x.dropLost(); first != never {
 			q.stopFrom(first)
 		}
-		return
+		return false
 	case q.line.ending():
-		return
+		return false
 	}
 	if next, now := x.agree(); !next.IsZero() {
 		q.cq.touchAt(q, next, now) // nothing else may lead here by then
@@ -76,6 +75,7 @@ func (q *VirtualQP) continueFailover() {
 	if x.finish() {
 		q.cq.touch(q) // perhaps no completion comes that leads here again
 	}
+	return true
 }
 
 // stopAgain moves the queue pairs to ERR that have refused, and reports whether all are there now.
@@ -137,9 +137,12 @@ func (q *VirtualQP) dispatchRecvs() {
 	}
 }
 
-// progressRecvs continues with receives after completions were handled.
-func (q *VirtualQP) progressRecvs(out *sink) {
-	q.dispatchRecvs()
+// progressRecvs continues with receives after completions were handled. dispatched says that
+// failover has dispatched them already: what a queue pair refuses for now is tried once in a poll.
+func (q *VirtualQP) progressRecvs(out *sink, dispatched bool) {
+	if !dispatched {
+		q.dispatchRecvs()
+	}
 	q.postDueCredits(false)
 	q.recv.report(&q.line, q.num, out)
 }
