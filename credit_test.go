@@ -13,7 +13,7 @@ import (
 // credit is a simulated completion of a rail's c-th credit.
 func (r *recorded) credit(rail int, c uint64, imm uint32) verbs.WC {
 	return verbs.WC{
-		ID: wrid.New(wrid.Credit, wrid.RailBits(rail), 0, c), Opcode: verbs.WCRecvRDMAWithImm,
+		ID: wrid.New(wrid.Credit, wrid.BitsOf(rail), 0, c), Opcode: verbs.WCRecvRDMAWithImm,
 		Imm: imm, Flags: verbs.WCWithImm, ByteLen: 10, QPNum: r.qps[rail].Num(),
 	}
 }

@@ -26,7 +26,7 @@ type rail struct {
 	// batch is what is staged, lent by the virtual CQ's pool; nil while the rail is not in
 	// sender.staged.
 	batch  *sendBatch
-	idBits uint64 // the rail's index, where a work-request id carries it
+	idBits wrid.RailBits // the rail's index
 	// inUse counts the send slots that are taken. railSet's take and give change it.
 	inUse  int
 	num    uint32 // of qp
@@ -107,7 +107,7 @@ func newRail(cfg *Config, qp verbs.QP, index int) *rail {
 	r := &rail{
 		qp:        qp,
 		num:       qp.Num(),
-		idBits:    wrid.RailBits(index),
+		idBits:    wrid.BitsOf(index),
 		device:    uint8(qp.Device().ID()),
 		maxSGE:    max(1, limits.MaxSendSGE),
 		slots:     max(1, min(cfg.MaxMsgCntPerQP, limits.MaxSendWR)),
@@ -185,7 +185,7 @@ func (r *rail) completions() int {
 	return r.slots + r.recvLimit
 }
 
-func (r *rail) index() int { return wrid.Rail(r.idBits) }
+func (r *rail) index() int { return r.idBits.Index() }
 
 func (r *rail) hasRoom() bool { return r.inUse < r.limit }
 

@@ -169,7 +169,7 @@ func (e *end) post() {
 	}
 	k.message = kind != wrid.Data
 	e.works[n] = k
-	e.stage(i, wrid.New(kind, wrid.RailBits(i), 0, n))
+	e.stage(i, wrid.New(kind, wrid.BitsOf(i), 0, n))
 }
 
 // hasRoom reports whether a rail takes more work.
@@ -225,7 +225,7 @@ func (e *end) sendControls() {
 				e.refused(i)
 				break
 			}
-			id := wrid.New(wrid.Control, wrid.RailBits(i), 0, q.log.Pushed())
+			id := wrid.New(wrid.Control, wrid.BitsOf(i), 0, q.log.Pushed())
 			q.rail.ControlPosted(q.log.Messages())
 			q.log.PushMessage(id)
 			q.wire = append(q.wire, packet{id, q.own, bits})
@@ -572,7 +572,7 @@ func (e *end) repost() error {
 			if k := e.works[wrid.Number(next.ID)]; k.message && k.handled != 0 || k.atomic && k.landed != 0 {
 				return e.w.fail("end %d: %#x is posted again, and has arrived", e.id, next.ID)
 			}
-			e.stage(on, wrid.New(wrid.Kind(next.ID), wrid.RailBits(on), 0, wrid.Number(next.ID)))
+			e.stage(on, wrid.New(wrid.Kind(next.ID), wrid.BitsOf(on), 0, wrid.Number(next.ID)))
 			w.Posted()
 		}
 	}

@@ -40,13 +40,19 @@ const (
 	Control // a control message of failover
 )
 
-// New returns the ID of a work request of some kind on the rail that has these bits.
-func New(kind, rail uint64, aux uint32, number uint64) uint64 {
-	return kind<<kindShift | rail | uint64(aux)<<numberBits | number&NumberMask
-}
+// RailBits is the index of a rail at the place where IDs carry it, so that New need not shift it.
+type RailBits uint64
 
-// RailBits returns the index of a rail as IDs carry it.
-func RailBits(index int) uint64 { return uint64(index) << railShift }
+// BitsOf returns the bits of the rail with an index.
+func BitsOf(index int) RailBits { return RailBits(index) << railShift }
+
+// Index returns the index of the rail.
+func (b RailBits) Index() int { return int(b >> railShift) }
+
+// New returns the ID of a work request of some kind on a rail.
+func New(kind uint64, rail RailBits, aux uint32, number uint64) uint64 {
+	return kind<<kindShift | uint64(rail) | uint64(aux)<<numberBits | number&NumberMask
+}
 
 // Kind returns what a work request was for.
 func Kind(id uint64) uint64 { return id >> kindShift }
