@@ -62,7 +62,7 @@ func (q *VirtualQP) handleLostRail(rl *rail, wc *verbs.WC) bool {
 	}
 	known := false
 	switch kind := wrid.Kind(wc.ID); {
-	case rl.back.state.Stage() != failover.Dying || !x.outstanding(rl, wc.ID):
+	case rl.back.state.Stage() != failover.StageDying || !x.outstanding(rl, wc.ID):
 	case kind != wrid.Recv && kind != wrid.Credit:
 		var failed bool
 		if known, failed = x.sendReturned(rl, wc); failed {

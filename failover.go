@@ -84,7 +84,7 @@ func (x *recovery) outstanding(rl *rail, id uint64) bool {
 		_, ok := rl.inbox.Resolve(wrid.Number(id), wrid.NumberMask, rl.creditsPosted)
 		return ok && rl.recvs != 0
 	}
-	if rl.back.state.Stage() == failover.Dying {
+	if rl.back.state.Stage() == failover.StageDying {
 		return rl.back.state.Outstanding(id)
 	}
 	return rl.log.Has(id)
@@ -106,7 +106,7 @@ func (x *recovery) takenOut(rl *rail, wc *verbs.WC) bool {
 
 // loseRail takes a rail out of service, for which another one can stand in.
 func (x *recovery) loseRail(rl *rail, cause error) {
-	if rl.back.state.Stage() == failover.Live {
+	if rl.back.state.Stage() == failover.StageLive {
 		rl.back.limit = max(rl.back.limit, rl.limit)
 		rl.stats.errors++
 		x.railsLost++
@@ -149,7 +149,7 @@ func (x *recovery) recvReturned(rl *rail, id uint64) {
 // continueLost tries again what a queue pair that is lost has refused, and goes on with the rail
 // when everything has come back.
 func (x *recovery) continueLost(rl *rail) *failedRail {
-	if rl.back.state.Stage() != failover.Dying {
+	if rl.back.state.Stage() != failover.StageDying {
 		return nil
 	}
 	if rl.stopErr != nil {
@@ -179,7 +179,7 @@ func (x *recovery) abandonRail(rl *rail) {
 // what has arrived here.
 func (x *recovery) handleFlushed(rl *rail) *failedRail {
 	v := rl.back.state
-	if v.Stage() != failover.Dying || !v.AllReturned() || rl.recvs != 0 || rl.stopErr != nil {
+	if v.Stage() != failover.StageDying || !v.AllReturned() || rl.recvs != 0 || rl.stopErr != nil {
 		return nil
 	}
 	if rl.inbox.DropPending() {
@@ -209,19 +209,19 @@ func (x *recovery) do(actions []failover.Action) (failed *failedRail) {
 	for _, a := range actions {
 		rl := x.rails.all[a.Rail]
 		switch a.Kind {
-		case failover.Lose:
+		case failover.DoLose:
 			if !x.canLose(rl) {
 				return &failedRail{rl, noRequest(errPeerLostLast)}
 			}
 			x.loseRail(rl, errPeerLost)
 			failed = x.handleFlushed(rl)
-		case failover.Settle:
+		case failover.DoSettle:
 			failed = x.settle(rl)
-		case failover.Connect:
+		case failover.DoConnect:
 			x.connect(rl, a)
-		case failover.GoLive:
+		case failover.DoGoLive:
 			x.goLive(rl)
-		case failover.Serve:
+		case failover.DoServe:
 			*x.rails.serving(rl.role) = rl
 		}
 		if failed != nil {
@@ -375,7 +375,7 @@ func (x *recovery) check() {
 		broken("failover: %v", err)
 	}
 	for _, rl := range x.rails.all {
-		if live := rl.back.state.Stage() == failover.Live; live == rl.down {
+		if live := rl.back.state.Stage() == failover.StageLive; live == rl.down {
 			broken("failover: rail %d is at stage %d, down %v", rl.index(), rl.back.state.Stage(), rl.down)
 		}
 	}

@@ -127,7 +127,7 @@ func receivesStay(t *testing.T, cfg Config) {
 	if err := old.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); old.back.state.Stage() != failover.Ready; {
+	for deadline := time.Now().Add(10 * time.Second); old.back.state.Stage() != failover.StageReady; {
 		wr := SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: from.Slice(0, 8),
 			Remote: into.Remote().At(0)}
 		if _, err := leader.PostSend(wr); err != nil {
@@ -183,7 +183,7 @@ func TestRefusedReceiveIsTriedOnceAPoll(t *testing.T) {
 	for range 10 {
 		pollNow(t, q.CQ())
 	}
-	if lost.back.state.Stage() != failover.Flushed {
+	if lost.back.state.Stage() != failover.StageFlushed {
 		t.Fatalf("the lost rail is at stage %d, want Flushed", lost.back.state.Stage())
 	}
 	q.notify.refuseRecv = verbs.ErrQueueFull

@@ -259,9 +259,9 @@ func (x *recovery) loseDevice(device uint8, cause error) bool {
 			continue
 		}
 		switch rl.back.state.Stage() {
-		case failover.Flushed, failover.Settled:
+		case failover.StageFlushed, failover.StageSettled:
 			rl.closed = rl.closed || rl.qp.Close() == nil
-		case failover.Dying:
+		case failover.StageDying:
 		default:
 			x.loseRail(rl, cause)
 		}

@@ -12,7 +12,7 @@ import (
 func (s *sender) takeLog(rl *rail) []failover.Entry {
 	entries := rl.log.Take(rl.staged())
 	for i := range entries {
-		if e := &entries[i]; e.State != failover.Done {
+		if e := &entries[i]; e.State != failover.EntryDone {
 			s.describeEntry(e)
 		}
 	}
@@ -97,7 +97,7 @@ func (s *sender) failAtomic(e *failover.Entry) {
 	r.left--
 	if r.status == verbs.StatusSuccess {
 		r.status = verbs.StatusWRFlushErr
-		if e.State == failover.Returned {
+		if e.State == failover.EntryReturned {
 			r.status = e.Status
 		}
 	}

@@ -52,7 +52,7 @@ func controlOf(bits uint32) control {
 // broadcast queues a control message on every live data rail.
 func (p *Protocol) broadcast(c control) {
 	for _, r := range p.rails {
-		if r.role == Data && r.stage == Live {
+		if r.role == Data && r.stage == StageLive {
 			r.enqueue(c)
 		}
 	}
@@ -98,8 +98,8 @@ func (r *Rail) HasControls() bool { return r.controls != 0 }
 // ControlCompleted handles the completion of a control message on a rail that works and has some.
 func (p *Protocol) ControlCompleted(r *Rail, success bool) []Action {
 	r.controls--
-	if success && r.stage == Probing {
-		return []Action{{Kind: GoLive, Rail: r.index}}
+	if success && r.stage == StageProbing {
+		return []Action{{Kind: DoGoLive, Rail: r.index}}
 	}
 	return nil
 }
@@ -145,8 +145,8 @@ func (p *Protocol) HandleControl(on *Rail, bits uint32, ending bool) ([]Action, 
 	case c.kind == controlServed:
 		p.handleServed(r, c)
 	case c.kind == controlGo:
-		if r.stage == Ready {
-			return []Action{{Kind: GoLive, Rail: r.index}}, nil
+		if r.stage == StageReady {
+			return []Action{{Kind: DoGoLive, Rail: r.index}}, nil
 		}
 	case ending:
 	case c.kind == controlDown:

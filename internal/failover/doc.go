@@ -9,7 +9,7 @@
 // # Model
 //
 // A [Protocol] is one end of one connection. It has a [Rail] for each physical queue pair, with the
-// stage that its loss, or its return, has reached:
+// [Stage] that its loss, or its return, has reached, by the calls of the caller:
 //
 //	Live --Lose--> Dying --Flushed--> Flushed --Settle--> Settled --Connected--> Ready, Probing
 //	 ^                                                                               |

@@ -22,14 +22,14 @@ type Entry struct {
 type EntryState uint8
 
 const (
-	// Out says that it is on the NIC.
-	Out EntryState = iota
-	// Unposted says that it was staged when the rail was lost: the NIC never had it.
-	Unposted
-	// Returned says that the NIC has given it back without success.
-	Returned
-	// Done says that it was acknowledged.
-	Done
+	// EntryOut says that it is on the NIC.
+	EntryOut EntryState = iota
+	// EntryUnposted says that it was staged when the rail was lost: the NIC never had it.
+	EntryUnposted
+	// EntryReturned says that the NIC has given it back without success.
+	EntryReturned
+	// EntryDone says that it was acknowledged.
+	EntryDone
 )
 
 // IsMessage reports whether the work request uses up a receive of the peer.

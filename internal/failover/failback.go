@@ -34,7 +34,7 @@ func (p *Protocol) MayAsk() bool {
 // Due reports whether the pause of a rail that is to be brought back is over, and when it is over
 // or has to be looked at again. at is zero for a rail that is not to be brought back.
 func (p *Protocol) Due(r *Rail, now time.Time) (due bool, at time.Time) {
-	if r.stage != Settled || r.gone || p.beingReplaced(r) {
+	if r.stage != StageSettled || r.gone || p.beingReplaced(r) {
 		return false, time.Time{}
 	}
 	if r.due.IsZero() {
@@ -73,21 +73,21 @@ func (p *Protocol) Postpone(r *Rail, now time.Time) (again time.Time) {
 func (p *Protocol) handleUp(r *Rail, c control) []Action {
 	switch {
 	case p.config.Leader || p.config.Failback < 0 || r.gone:
-	case c.epoch == r.epoch&epochMask && r.stage == Ready:
+	case c.epoch == r.epoch&epochMask && r.stage == StageReady:
 		p.broadcast(control{controlReady, r.index, r.epoch, r.psn})
 	case p.controlsOutstanding(): // the leader asks again
-	case c.epoch == (r.epoch+1)&epochMask && r.stage == Settled:
-		return []Action{{Kind: Connect, Rail: r.index, PeerPSN: c.count}}
+	case c.epoch == (r.epoch+1)&epochMask && r.stage == StageSettled:
+		return []Action{{Kind: DoConnect, Rail: r.index, PeerPSN: c.count}}
 	}
 	return nil
 }
 
 // handleReady handles the follower's report that its queue pair of a rail waits.
 func (p *Protocol) handleReady(r *Rail, c control) []Action {
-	if !p.config.Leader || r.stage != Settled || r.psn == 0 || c.epoch != (r.epoch+1)&epochMask {
+	if !p.config.Leader || r.stage != StageSettled || r.psn == 0 || c.epoch != (r.epoch+1)&epochMask {
 		return nil
 	}
-	return []Action{{Kind: Connect, Rail: r.index, OwnPSN: r.psn, PeerPSN: c.count}}
+	return []Action{{Kind: DoConnect, Rail: r.index, OwnPSN: r.psn, PeerPSN: c.count}}
 }
 
 // Reset forgets what a settled rail knows of its last connection: its queue pair was reset. The
@@ -97,23 +97,23 @@ func (r *Rail) Reset() {
 	r.places = r.places[:0]
 }
 
-// Connected handles the end of a Connect that has succeeded, with the PSN of this end: the rail is
-// in its next epoch, and carries nothing yet.
+// Connected handles the success of a DoConnect, with the PSN of this end: the rail is in its next
+// epoch, and carries nothing yet.
 func (p *Protocol) Connected(r *Rail, ownPSN uint16) {
 	r.epoch++
 	r.due = time.Time{}
 	if p.config.Leader {
-		r.stage, r.psn = Probing, 0
+		r.stage, r.psn = StageProbing, 0
 		r.enqueue(control{controlGo, r.index, r.epoch, 0})
 		return
 	}
-	r.stage, r.psn = Ready, ownPSN
+	r.stage, r.psn = StageReady, ownPSN
 	p.broadcast(control{controlReady, r.index, r.epoch, r.psn})
 }
 
 // WentLive handles the return of a rail into service.
 func (p *Protocol) WentLive(r *Rail) {
-	r.stage, r.cause = Live, nil
+	r.stage, r.cause = StageLive, nil
 	if r.role == Data {
 		p.repeatControls(r)
 	}
@@ -123,7 +123,7 @@ func (p *Protocol) WentLive(r *Rail) {
 // over which it was sent may be lost by now.
 func (p *Protocol) repeatControls(on *Rail) {
 	for _, r := range p.rails {
-		if r.stage == Flushed || r.stage == Settled {
+		if r.stage == StageFlushed || r.stage == StageSettled {
 			on.enqueue(control{controlDown, r.index, r.epoch, r.arrived()})
 		}
 	}

@@ -127,16 +127,16 @@ func (l *Log) Has(id uint64) bool { return l.find(id) != l.tail }
 
 // Take empties the log. It returns what was outstanding, in order; the newest ones, so many as are
 // staged, the NIC never had. The caller adds what it takes to post them again, but to those that
-// are Done.
+// are EntryDone.
 func (l *Log) Take(staged int) []Entry {
 	entries := make([]Entry, 0, l.tail-l.head)
 	for i := l.head; i != l.tail; i++ {
 		e := Entry{ID: *l.at(i)}
 		switch {
 		case e.ID <= doneMessage:
-			e.State = Done
+			e.State = EntryDone
 		case i >= l.tail-uint64(staged):
-			e.State = Unposted
+			e.State = EntryUnposted
 		}
 		entries = append(entries, e)
 	}

@@ -11,7 +11,7 @@ func (w *world) spared(i int) bool {
 	for at, q := range w.ends[0].rails {
 		to := w.ends[1].rails[at]
 		if at != i && q.rail.role == w.ends[0].rails[i].rail.role && q.up && to.up && q.own == to.peer &&
-			q.rail.Stage() == Live && to.rail.Stage() == Live {
+			q.rail.Stage() == StageLive && to.rail.Stage() == StageLive {
 			return true
 		}
 	}
@@ -119,7 +119,8 @@ func (w *world) quiet() bool {
 	for _, e := range w.ends {
 		for i, q := range e.rails {
 			to := e.peer().rails[i]
-			if !q.dead && !to.dead && q.rail.Stage() != Live || len(q.wire)+len(q.cq)+len(q.staged) != 0 {
+			lost := q.rail.Stage() != StageLive
+			if !q.dead && !to.dead && lost || len(q.wire)+len(q.cq)+len(q.staged) != 0 {
 				return false
 			}
 		}

@@ -58,19 +58,19 @@ type Action struct {
 type ActionKind uint8
 
 const (
-	// Lose takes a rail out of service, because the peer has lost it. Where no other one can stand
-	// in, the connection fails.
-	Lose ActionKind = 1 + iota
-	// Settle calls [Protocol.Settle]: both ends know what has arrived on the rail.
-	Settle
-	// Connect resets the queue pair and connects it anew, and calls [Protocol.Connected] if that
+	// DoLose takes a rail out of service, because the peer has lost it. Where no other one can
+	// stand in, the connection fails.
+	DoLose ActionKind = 1 + iota
+	// DoSettle calls [Protocol.Settle]: both ends know what has arrived on the rail.
+	DoSettle
+	// DoConnect resets the queue pair and connects it anew, and calls [Protocol.Connected] if that
 	// succeeds. It may be left undone: the leader asks again.
-	Connect
-	// GoLive puts a rail back into service, and calls [Protocol.WentLive].
-	GoLive
-	// Serve has a rail carry the messages of its role from now on. Its receives are posted before
+	DoConnect
+	// DoGoLive puts a rail back into service, and calls [Protocol.WentLive].
+	DoGoLive
+	// DoServe has a rail carry the messages of its role from now on. Its receives are posted before
 	// the next control message is.
-	Serve
+	DoServe
 )
 
 // New returns an end whose rails have these roles.
@@ -99,9 +99,9 @@ func (p *Protocol) Restart() {
 // connection is over.
 func (p *Protocol) Abandon() {
 	for _, r := range p.rails {
-		out, gone := r.stage != Live, r.gone
+		out, gone := r.stage != StageLive, r.gone
 		if r.restart(); out {
-			r.stage = Settled
+			r.stage = StageSettled
 		}
 		r.gone = gone
 	}
@@ -142,7 +142,7 @@ func (p *Protocol) Waits() bool {
 		return true
 	}
 	for _, i := range p.serving {
-		if i >= 0 && p.rails[i].stage != Live {
+		if i >= 0 && p.rails[i].stage != StageLive {
 			return true
 		}
 	}
@@ -159,7 +159,7 @@ func (p *Protocol) Unsettled() bool { return p.unsettled != 0 }
 // firstLive returns the first live rail of a role; -1 if there is none.
 func (p *Protocol) firstLive(role Role) int {
 	for i, r := range p.rails {
-		if r.role == role && r.stage == Live {
+		if r.role == role && r.stage == StageLive {
 			return i
 		}
 	}
@@ -169,7 +169,7 @@ func (p *Protocol) firstLive(role Role) int {
 // CanLose reports whether another rail can stand in for one: one of its role that works.
 func (p *Protocol) CanLose(lost *Rail) bool {
 	for _, r := range p.rails {
-		if r.role == lost.role && r != lost && (r.stage == Live || r.stage == Ready) {
+		if r.role == lost.role && r != lost && (r.stage == StageLive || r.stage == StageReady) {
 			return true
 		}
 	}
@@ -179,14 +179,14 @@ func (p *Protocol) CanLose(lost *Rail) bool {
 // Lose takes a rail out of service. entries is what its log had outstanding, of messages that were
 // ever logged.
 func (p *Protocol) Lose(r *Rail, now time.Time, cause error, entries []Entry, messages uint64) {
-	r.stage, r.cause = Dying, cause
+	r.stage, r.cause = StageDying, cause
 	r.entries, r.acked, r.hint, r.held = entries, messages, 0, 0
 	for i := range entries {
 		e := &entries[i]
 		if e.IsMessage() {
 			r.acked--
 		}
-		if e.State == Out {
+		if e.State == EntryOut {
 			r.held++
 		}
 	}
@@ -204,25 +204,25 @@ func (p *Protocol) Returned(r *Rail, id uint64, status verbs.Status) (known, ove
 		return false, false
 	}
 	r.held--
-	e.State, e.Status = Returned, status
+	e.State, e.Status = EntryReturned, status
 	if e.isControl() || LosesRail(status) {
 		return true, false
 	}
-	e.State = Done
+	e.State = EntryDone
 	return true, true
 }
 
 // Flushed handles the return of the last work request of a dying rail: what has arrived here is
 // final now. ending is as in HandleControl.
 func (p *Protocol) Flushed(r *Rail, ending bool) []Action {
-	r.stage = Flushed
+	r.stage = StageFlushed
 	p.unflushed--
 	if ending {
 		return nil
 	}
 	p.broadcast(control{controlDown, r.index, r.epoch, r.arrived()})
 	if r.peerDown {
-		return []Action{{Kind: Settle, Rail: r.index}}
+		return []Action{{Kind: DoSettle, Rail: r.index}}
 	}
 	return nil
 }
@@ -231,7 +231,7 @@ func (p *Protocol) Flushed(r *Rail, ending bool) []Action {
 // there.
 func (p *Protocol) handleDown(r *Rail, c control) []Action {
 	switch {
-	case c.epoch == (r.epoch+1)&epochMask && r.stage == Settled && p.config.Leader:
+	case c.epoch == (r.epoch+1)&epochMask && r.stage == StageSettled && p.config.Leader:
 		// The follower has lost it again before this end had connected it: nothing was sent there.
 		r.epoch++
 		r.psn, r.posted, r.unanswered = 0, 0, 0
@@ -243,9 +243,9 @@ func (p *Protocol) handleDown(r *Rail, c control) []Action {
 	r.peerDown, r.peerArrived = true, c.count
 	switch {
 	case r.Works():
-		return []Action{{Kind: Lose, Rail: r.index}}
-	case r.stage == Flushed:
-		return []Action{{Kind: Settle, Rail: r.index}}
+		return []Action{{Kind: DoLose, Rail: r.index}}
+	case r.stage == StageFlushed:
+		return []Action{{Kind: DoSettle, Rail: r.index}}
 	}
 	return nil
 }
@@ -267,8 +267,8 @@ func (p *Protocol) Settle(r *Rail, imm *Entry) (arrived, unknown []Entry, err er
 	for i := range r.entries {
 		e := r.entries[i]
 		switch {
-		case e.State == Done || e.isControl():
-		case e.Atomic && e.State != Unposted:
+		case e.State == EntryDone || e.isControl():
+		case e.Atomic && e.State != EntryUnposted:
 			unknown = append(unknown, e)
 		case i < covered && !e.Read:
 			arrived = append(arrived, e)
@@ -286,7 +286,7 @@ func (p *Protocol) Settle(r *Rail, imm *Entry) (arrived, unknown []Entry, err er
 
 // settled counts a lost rail as settled.
 func (p *Protocol) settled(r *Rail) {
-	r.stage = Settled
+	r.stage = StageSettled
 	p.unsettled--
 }
 
@@ -295,9 +295,9 @@ func (p *Protocol) settled(r *Rail) {
 func (p *Protocol) Drop() (dropped []Entry) {
 	for _, r := range p.rails {
 		switch r.stage {
-		case Flushed:
+		case StageFlushed:
 			p.settled(r)
-		case Settled:
+		case StageSettled:
 		default:
 			continue
 		}
@@ -310,7 +310,7 @@ func (p *Protocol) Drop() (dropped []Entry) {
 	}
 	kept := dropped[:0]
 	for _, e := range dropped {
-		if e.State != Done && !e.isControl() {
+		if e.State != EntryDone && !e.isControl() {
 			kept = append(kept, e)
 		}
 	}
@@ -337,13 +337,13 @@ func (p *Protocol) Check() error {
 	unflushed, unsettled := 0, 0
 	for _, r := range p.rails {
 		switch r.stage {
-		case Dying:
+		case StageDying:
 			unflushed++
 			unsettled++
 			if err := r.checkHeld(); err != nil {
 				return err
 			}
-		case Flushed:
+		case StageFlushed:
 			unsettled++
 		}
 	}
@@ -368,7 +368,7 @@ func (r *Rail) checkHeld() error {
 	}
 	out := 0
 	for i := range r.entries {
-		if r.entries[i].State == Out {
+		if r.entries[i].State == EntryOut {
 			out++
 		}
 	}

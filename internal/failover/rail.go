@@ -24,24 +24,24 @@ const (
 type Stage uint8
 
 const (
-	// Live is the stage of a rail in service.
-	Live Stage = iota
-	// Dying says that its queue pair is in ERR, or closed, and not everything has come back.
-	Dying
-	// Flushed says that everything has come back, and DOWN reports what has arrived.
-	Flushed
-	// Settled says that the peer has reported as well: what was lost is known.
-	Settled
-	// Ready says that the follower has connected its queue pair anew, and waits for GO.
-	Ready
-	// Probing says that the leader has connected its queue pair anew, and sends GO.
-	Probing
+	// StageLive is the stage of a rail in service.
+	StageLive Stage = iota
+	// StageDying says that its queue pair is in ERR, or closed, and not everything has come back.
+	StageDying
+	// StageFlushed says that everything has come back, and DOWN reports what has arrived.
+	StageFlushed
+	// StageSettled says that the peer has reported as well: what was lost is known.
+	StageSettled
+	// StageReady says that the follower has connected its queue pair anew, and waits for GO.
+	StageReady
+	// StageProbing says that the leader has connected its queue pair anew, and sends GO.
+	StageProbing
 )
 
 // Rail is what an end knows of one rail beside its log.
 //
-// Invariant: held is the number of entries that are Out while the rail is dying, or 0 after
-// NothingReturns; otherwise 0.
+// Invariant: held is the number of entries that are EntryOut while the rail is dying, or 0
+// after NothingReturns; otherwise 0.
 type Rail struct {
 	index int
 	role  Role
@@ -77,7 +77,7 @@ type Rail struct {
 func (r *Rail) Stage() Stage { return r.stage }
 
 // Works reports whether the rail carries work, or waits for its peer to carry some.
-func (r *Rail) Works() bool { return r.stage == Live || r.stage >= Ready }
+func (r *Rail) Works() bool { return r.stage == StageLive || r.stage >= StageReady }
 
 // Posted counts receives that were posted on the rail.
 func (r *Rail) Posted(n int) { r.posted += uint16(n) }
@@ -118,7 +118,7 @@ func (r *Rail) find(id uint64) *Entry {
 		if at >= len(r.entries) {
 			at -= len(r.entries)
 		}
-		if e := &r.entries[at]; e.ID == id && e.State == Out {
+		if e := &r.entries[at]; e.ID == id && e.State == EntryOut {
 			r.hint = at
 			return e
 		}
@@ -147,14 +147,14 @@ func (r *Rail) covered(immDue bool) (end int, err error) {
 			return 0, fmt.Errorf("it counts %d messages more than were sent on a rail that is lost",
 				messages)
 		}
-		if e := &r.entries[i]; e.IsMessage() && e.State != Unposted {
+		if e := &r.entries[i]; e.IsMessage() && e.State != EntryUnposted {
 			messages--
 			end = i + 1
 		}
 	}
 	for i := end; i < len(r.entries); i++ {
 		e := &r.entries[i]
-		if e.State == Done && e.IsMessage() && !e.isControl() && !r.announces(i, immDue) {
+		if e.State == EntryDone && e.IsMessage() && !e.isControl() && !r.announces(i, immDue) {
 			return 0, errLostThere(1)
 		}
 	}
@@ -171,7 +171,7 @@ func errLostThere(messages int) error {
 func (r *Rail) announces(i int, immDue bool) bool {
 	for i++; i < len(r.entries); i++ {
 		if e := &r.entries[i]; e.IsMessage() && !e.isControl() {
-			return e.isImm() && e.State != Done
+			return e.isImm() && e.State != EntryDone
 		}
 	}
 	return immDue

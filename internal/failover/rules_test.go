@@ -28,7 +28,7 @@ func settle(t *testing.T, p *Protocol, r *Rail) {
 	p.Lose(r, start, errors.New("test"), nil, 0)
 	p.Flushed(r, false)
 	actions, err := p.HandleControl(p.rails[1], control{controlDown, r.index, r.epoch, 0}.bits(), false)
-	if err != nil || len(actions) != 1 || actions[0].Kind != Settle {
+	if err != nil || len(actions) != 1 || actions[0].Kind != DoSettle {
 		t.Fatal(actions, err)
 	}
 	if _, _, err := p.Settle(r, nil); err != nil {
@@ -56,8 +56,8 @@ func TestWhichStatusLosesARail(t *testing.T) {
 
 // A rail can be lost where another one of its role is live, or ready to become live at once.
 func TestWhoStandsIn(t *testing.T) {
-	for stage, can := range map[Stage]bool{Live: true, Dying: false, Flushed: false, Settled: false,
-		Ready: true, Probing: false} {
+	for stage, can := range map[Stage]bool{StageLive: true, StageDying: false, StageFlushed: false,
+		StageSettled: false, StageReady: true, StageProbing: false} {
 		p := twoRails()
 		p.rails[1].stage = stage
 		if got := p.CanLose(p.rails[0]); got != can {
@@ -118,7 +118,7 @@ func TestNoRailComesBackUnsettled(t *testing.T) {
 					t.Errorf("stage %d: control %d: %v, %v", r.stage, kind, actions, err)
 				}
 			}
-			if r.stage == Dying {
+			if r.stage == StageDying {
 				p.Flushed(r, false)
 			}
 		}
@@ -140,19 +140,19 @@ func TestEpochs(t *testing.T) {
 	if actions, _ := p.HandleControl(p.rails[1], up, true); len(actions) != 0 {
 		t.Errorf("UP at an end that is ending: %v", actions)
 	}
-	want := Action{Kind: Connect, Rail: 0, PeerPSN: 9}
+	want := Action{Kind: DoConnect, Rail: 0, PeerPSN: 9}
 	if actions, _ := p.HandleControl(p.rails[1], up, false); len(actions) != 1 || actions[0] != want {
 		t.Errorf("UP: %v", actions)
 	}
 	settle(t, p, service)
-	p.rails[3].stage = Ready
+	p.rails[3].stage = StageReady
 	for epoch, want := range map[uint8]int{1: 0, 15: 0, 0: 2} {
 		serve := control{controlServe, 2, epoch, 3}
 		actions, err := p.HandleControl(p.rails[1], serve.bits(), false)
 		if err != nil || len(actions) != want {
 			t.Errorf("SERVE of epoch %d: %v, %v", epoch, actions, err)
 		}
-		taken := []Action{{Kind: GoLive, Rail: 3}, {Kind: Serve, Rail: 3}}
+		taken := []Action{{Kind: DoGoLive, Rail: 3}, {Kind: DoServe, Rail: 3}}
 		if want == 2 && !slices.Equal(actions, taken) {
 			t.Errorf("SERVE: %v, want %v", actions, taken)
 		}
@@ -164,7 +164,7 @@ func TestEpochs(t *testing.T) {
 func TestServedOfAnotherEpoch(t *testing.T) {
 	p := twoRails()
 	settle(t, p, p.rails[2])
-	want := []Action{{Kind: Serve, Rail: 3}}
+	want := []Action{{Kind: DoServe, Rail: 3}}
 	if actions := p.Choose(); !slices.Equal(actions, want) || !p.Waits() {
 		t.Fatal(actions, p.Waits())
 	}
@@ -187,7 +187,7 @@ func TestGoThatFails(t *testing.T) {
 	if actions := p.ControlCompleted(r, false); len(actions) != 0 {
 		t.Errorf("GO has failed: %v", actions)
 	}
-	if actions := p.ControlCompleted(r, true); len(actions) != 1 || actions[0].Kind != GoLive {
+	if actions := p.ControlCompleted(r, true); len(actions) != 1 || actions[0].Kind != DoGoLive {
 		t.Errorf("GO is acknowledged: %v", actions)
 	}
 }
@@ -197,7 +197,7 @@ func TestControlsAreRepeated(t *testing.T) {
 	p := twoRails()
 	settle(t, p, p.rails[2])
 	p.Choose()
-	p.rails[3].stage, p.rails[3].epoch = Flushed, 5
+	p.rails[3].stage, p.rails[3].epoch = StageFlushed, 5
 	send(p)
 	p.WentLive(p.rails[0])
 	want := []uint32{control{controlDown, 2, 0, 0}.bits(), control{controlDown, 3, 5, 0}.bits(),
@@ -243,8 +243,8 @@ func TestOverdue(t *testing.T) {
 func TestDrop(t *testing.T) {
 	p := twoRails()
 	id := func(kind, n uint64) uint64 { return wrid.New(kind, 0, 0, n) }
-	p.Lose(p.rails[0], start, errors.New("test"), []Entry{{ID: id(wrid.Data, 1), State: Returned},
-		{ID: id(wrid.Data, 2), State: Done}, {ID: id(wrid.Control, 3), State: Returned}}, 0)
+	p.Lose(p.rails[0], start, errors.New("test"), []Entry{{ID: id(wrid.Data, 1), State: EntryReturned},
+		{ID: id(wrid.Data, 2), State: EntryDone}, {ID: id(wrid.Control, 3), State: EntryReturned}}, 0)
 	p.Flushed(p.rails[0], true)
 	p.work[Sends].entries = []Entry{{ID: id(wrid.Message, 4)}}
 	var got []uint64
@@ -266,13 +266,13 @@ func TestAbandonAndRestart(t *testing.T) {
 	p.Lose(p.rails[0], start, errors.New("test"), nil, 0)
 	p.rails[0].GiveUp()
 	p.Abandon()
-	if r := p.rails[0]; r.stage != Settled || !r.GivenUp() || p.rails[1].stage != Live {
+	if r := p.rails[0]; r.stage != StageSettled || !r.GivenUp() || p.rails[1].stage != StageLive {
 		t.Errorf("%+v, the other in stage %d", r, p.rails[1].stage)
 	}
 	if p.Serving(Sends) != 2 || p.Unsettled() {
 		t.Errorf("rail %d serves, unsettled %v", p.Serving(Sends), p.Unsettled())
 	}
-	if p.Restart(); p.rails[0].stage != Live || p.rails[0].GivenUp() || p.Paused() {
+	if p.Restart(); p.rails[0].stage != StageLive || p.rails[0].GivenUp() || p.Paused() {
 		t.Error("a new connection lacks a rail")
 	}
 }
@@ -323,7 +323,7 @@ func TestLostMessagesAreTellable(t *testing.T) {
 func TestControlMessagesDoNotPileUp(t *testing.T) {
 	p := New([]Role{Data, Data, Sends, Sends})
 	p.Begin(Config{Serving: [Roles]int{-1, 2, -1}})
-	p.rails[1].stage = Ready
+	p.rails[1].stage = StageReady
 	p.unflushed = 1
 	up := control{kind: controlUp, rail: 1, count: 9}
 	serve := control{kind: controlServe, rail: 3, epoch: 3, count: 2}

@@ -18,7 +18,7 @@ func (p *Protocol) Choose() (actions []Action) {
 	}
 	for _, role := range []Role{Sends, Notifications} {
 		i := p.serving[role]
-		if i < 0 || p.rails[i].stage < Settled || p.unconfirmed[role] != nil {
+		if i < 0 || p.rails[i].stage < StageSettled || p.unconfirmed[role] != nil {
 			continue
 		}
 		next := p.firstLive(role)
@@ -29,7 +29,7 @@ func (p *Protocol) Choose() (actions []Action) {
 		p.serving[role] = next
 		p.unconfirmed[role], p.unconfirmedEpoch[role] = old, old.epoch
 		p.broadcast(control{controlServe, old.index, old.epoch, uint16(next)})
-		actions = append(actions, Action{Kind: Serve, Rail: next})
+		actions = append(actions, Action{Kind: DoServe, Rail: next})
 	}
 	return actions
 }
@@ -49,12 +49,12 @@ func (p *Protocol) handleServe(old *Rail, c control, ending bool) (actions []Act
 	case serving != old.index || c.epoch != old.epoch&epochMask:
 		return nil, nil
 	}
-	if next.stage == Ready {
-		actions = append(actions, Action{Kind: GoLive, Rail: next.index})
+	if next.stage == StageReady {
+		actions = append(actions, Action{Kind: DoGoLive, Rail: next.index})
 	}
 	p.serving[old.role] = next.index
 	p.holdAnswer(control{controlServed, old.index, c.epoch, 0})
-	return append(actions, Action{Kind: Serve, Rail: next.index}), nil
+	return append(actions, Action{Kind: DoServe, Rail: next.index}), nil
 }
 
 // holdAnswer keeps an answer that must wait. A peer may ask many times.

@@ -143,7 +143,7 @@ func (e *end) post() {
 	if role == Data {
 		var live []int
 		for at, q := range e.rails {
-			if q.rail.role == Data && q.rail.Stage() == Live {
+			if q.rail.role == Data && q.rail.Stage() == StageLive {
 				live = append(live, at)
 			}
 		}
@@ -175,7 +175,7 @@ func (e *end) post() {
 // hasRoom reports whether a rail takes more work.
 func (e *end) hasRoom(i int) bool {
 	q := e.rails[i]
-	return q.rail.Stage() == Live && q.log.Pushed()-q.log.Completed() < 24
+	return q.rail.Stage() == StageLive && q.log.Pushed()-q.log.Completed() < 24
 }
 
 // stage logs a work request, which is to be posted later.
@@ -329,7 +329,7 @@ func (e *end) lose(i int, cause error) {
 	q.staged = nil
 	for at := range entries {
 		en := &entries[at]
-		if en.State != Done && wrid.Kind(en.ID) != wrid.Control {
+		if en.State != EntryDone && wrid.Kind(en.ID) != wrid.Control {
 			k := e.works[wrid.Number(en.ID)]
 			en.Atomic, en.Read = k.atomic, k.read
 		}
@@ -419,7 +419,7 @@ func (e *end) acknowledge(id uint64) {
 // flushed tells the protocol when nothing of a lost rail is left.
 func (e *end) flushed(i int) error {
 	q := e.rails[i]
-	if q.rail.Stage() != Dying {
+	if q.rail.Stage() != StageDying {
 		return nil
 	}
 	if q.dead {
@@ -440,24 +440,24 @@ func (e *end) do(actions []Action) error {
 		q := e.rails[i]
 		var err error
 		switch a.Kind {
-		case Lose:
+		case DoLose:
 			if !e.canLose(q.rail) {
 				e.failed = errors.New("the last rail")
 				return nil
 			}
 			e.lose(i, errors.New("the peer has lost it"))
 			err = e.flushed(i)
-		case Settle:
+		case DoSettle:
 			err = e.settle(i)
-		case Connect:
+		case DoConnect:
 			err = e.connect(i, a)
-		case GoLive:
+		case DoGoLive:
 			e.p.WentLive(q.rail)
 			if e.w.rng.IntN(2) == 0 {
 				q.rail.Proved()
 			}
 			e.postRecvs(i)
-		case Serve:
+		case DoServe:
 			e.serving[q.rail.role] = i
 			e.postRecvs(i)
 		}
@@ -506,7 +506,7 @@ func (e *end) settle(i int) error {
 func (e *end) ghost(entries, arrived []Entry) (n uint64) {
 	proved := false
 	for _, en := range slices.Backward(entries) {
-		if en.State == Done || en.isControl() {
+		if en.State == EntryDone || en.isControl() {
 			continue
 		}
 		k := e.works[wrid.Number(en.ID)]
