@@ -56,14 +56,14 @@ type Counters struct {
 	Overflowed uint64 // packets, or bursts of them, that found the socket's receive buffer full
 	Retried    uint64 // packets that waited for room in the socket's send buffer
 	Unsendable uint64 // packets that the socket refused
-	RecvErrors uint64 // times that the socket refused to say what has arrived
+	RecvErrors uint64 // errors of the socket when asked for packets
 
 	Sent       uint64 // packets of requests and answers, not acknowledgements
 	Received   uint64 // the same
 	Resent     uint64 // packets that were sent again
 	Timeouts   uint64 // of acknowledgement timers
 	Probes     uint64 // of a tail that may be lost
-	NAKs       uint64 // received, but for those of a receiver that is not ready
+	NAKs       uint64 // received, other than RNR NAKs
 	RNRNAKs    uint64 // received
 	Duplicates uint64 // packets received that were carried out before
 	Ahead      uint64 // packets received before one that is missing
@@ -86,8 +86,7 @@ func (c *Counters) add(s rc.Stats) {
 	c.Broken += s.Broken
 }
 
-// headerRoom is what a RoCEv2 packet needs beside its payload: the longest headers of one that has
-// a payload (BTH, RETH and immediate) and the ICRC.
+// headerRoom is the most that a RoCEv2 packet adds to its payload: BTH, RETH, immediate and ICRC.
 const headerRoom = 12 + 16 + 4 + wire.ICRCSize
 
 func newDevice(id verbs.DeviceID, addr netip.Addr, cfg *Config) (*Device, error) {
@@ -174,7 +173,7 @@ func (d *Device) findLink() error {
 	return nil
 }
 
-// close ends the NIC, which has no objects and lets nobody make any.
+// close ends the NIC. The caller has made sure that it has no objects, and that none can be made.
 func (d *Device) close() error {
 	d.mu.Lock()
 	d.timers.stop()

@@ -75,8 +75,8 @@ type CQ struct {
 	_    guard.NoCopy
 	dev  *Device
 	core nic.CQ
-	// armed is set from Arm until completions are polled: who polls meanwhile does not go on, but
-	// waits for the event.
+	// armed is set from Arm until completions are polled. A program that polls meanwhile does not
+	// poll on, but waits for the event.
 	armed atomic.Bool
 }
 

@@ -7,9 +7,9 @@ import (
 	"sync/atomic"
 )
 
-// What one NIC writes to memory before it sends a packet is there when another one has received
-// it. Between processes nobody checks that; within one, the race detector does not see that a
-// socket orders things, and is told here.
+// Whatever one NIC writes to memory before it sends a packet is visible to the NIC that receives
+// the packet. Within one process the race detector does not see that a socket orders the two, so it
+// is told here. Between processes nothing checks it.
 var order atomic.Uint64
 
 func packetsOrder() { order.Add(1) }

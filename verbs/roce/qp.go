@@ -19,7 +19,7 @@ type QP struct {
 	engine *rc.QP
 	path   path
 	timer  timer
-	// touched is set while the queue pair is in the receiver's list of those that got packets.
+	// touched is set while the queue pair is in receiver.dirty.
 	touched bool
 	// ackDelayed is set while an acknowledgement waits for something to leave with.
 	ackDelayed bool
@@ -32,7 +32,7 @@ type path struct {
 	to   destination // nil until the address handle is set
 	peer netip.AddrPort
 	out  wire.Flow
-	// in is the flow of what arrives, from the port that the last packet came from.
+	// in is the flow of arriving packets, from the port that the last one came from.
 	in     wire.Flow
 	inPort uint16
 }

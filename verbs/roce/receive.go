@@ -14,11 +14,11 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// receiver takes what arrives at a NIC's socket. Whoever polls an empty completion queue helps;
-// when nobody polls, a goroutine that sleeps in Go's poller does it.
+// receiver takes what arrives at a NIC's socket. A caller that polls an empty completion queue
+// helps; when nobody polls, a goroutine that sleeps in Go's poller receives.
 //
-// It has a lock of its own, which is taken before the NIC's: who polls a queue that stays empty
-// never has that one, and so keeps nobody from posting.
+// It has its own lock, taken before the NIC's. A caller that polls a queue that stays empty never
+// takes the NIC's lock, so it keeps nobody from posting.
 type receiver struct {
 	dev   *Device
 	ended chan struct{}
@@ -28,18 +28,18 @@ type receiver struct {
 	header  wire.Header
 	dirty   []*QP // queue pairs that got packets in this round
 	delayed bool  // acknowledgements were delayed in the round before
-	empty   int   // how often in a row who polls has found nothing
+	empty   int   // polls in a row that found nothing
 
 	offer func() // offers the processor; tests count it
 
-	// polled is when somebody last polled an empty queue and is likely to go on, in the NIC's time;
-	// pollsNow while what that has begun goes on.
+	// polled is the NIC's time at which somebody last polled an empty queue and is likely to poll
+	// again; it is pollsNow during such a poll or post.
 	polled  atomic.Int64
 	napping atomic.Bool // the goroutine keeps out of the way
 	wake    chan struct{}
 	nap     *time.Timer
 
-	// failed is how often the socket has refused to say what has arrived: [Counters].RecvErrors.
+	// failed counts errors of the socket: [Counters].RecvErrors.
 	failed atomic.Uint64
 }
 
@@ -47,26 +47,26 @@ const (
 	// While queues are polled, the goroutine keeps out of the way: it looks again after idleAfter,
 	// and sleeps in the poller only when nobody has polled for so long.
 	idleAfter = 200 * time.Microsecond
-	// afterError is how long it waits when the socket fails, so that it does not spin.
+	// afterError is the goroutine's pause after an error of the socket, so that it does not spin.
 	afterError = 10 * time.Millisecond
 	// rounds bounds how many batches are received in a row.
 	rounds = 4
-	// Who has polled so often in a row for nothing, some fifty microseconds, may keep the processor
-	// from the peer that it waits for: it offers it now and then. Where nobody wants it, an offer
-	// costs less than a microsecond; on a host with more to do than processors, not to offer cost
-	// four fifths of the bandwidth.
+	// After patience polls in a row that found nothing, some fifty microseconds, the caller may be
+	// keeping the processor from the peer it waits for, so at every offerEvery-th poll it offers
+	// the processor. An offer that nobody takes costs less than a microsecond. On a host with more
+	// work than processors, no offers cost four fifths of the bandwidth.
 	patience   = 100
 	offerEvery = 4
 	// Other goroutines get the processor less often: Go wakes a thread each time, and the caller
-	// may go on on that one.
+	// may continue on that thread.
 	goroutinesEvery = 16 * offerEvery
-	// longPost is how long a post takes that has sent a window or so, nanoseconds.
+	// longPost is the duration, in nanoseconds, of a post that sends about a window.
 	longPost = int64(idleAfter) / 4
 	// pollsNow is later than any time.
 	pollsNow = math.MaxInt64
-	// fewPackets is how many may have arrived in a round whose acknowledgements wait for the
-	// program's answer. They leave with that, or when it polls again; if it does neither, the
-	// goroutine sends them. In the other order the answer would be a microsecond or two later.
+	// fewPackets limits the packets of a round whose acknowledgements wait for the program's
+	// answer. They leave with the answer or at the next poll; if neither comes, the goroutine sends
+	// them. Sending them first would delay the answer by a microsecond or two.
 	fewPackets = 4
 )
 
@@ -112,10 +112,10 @@ func (r *receiver) keepOut() {
 	r.napping.Store(false)
 }
 
-// isPolled reports whether somebody polls who receives what arrives.
+// isPolled reports whether a polling program receives what arrives.
 func (r *receiver) isPolled() bool { return r.dev.now()-r.polled.Load() < int64(idleAfter) }
 
-// stopKeepingOut tells the goroutine that who polled so far waits now.
+// stopKeepingOut tells the goroutine that nobody polls any more.
 func (r *receiver) stopKeepingOut() {
 	r.polled.Store(-int64(idleAfter))
 	if r.napping.Load() {
@@ -126,7 +126,8 @@ func (r *receiver) stopKeepingOut() {
 	}
 }
 
-// help receives what there is, unless somebody does. goesOn says that the caller will be back soon.
+// help receives what there is, unless somebody else does. goesOn says that the caller will poll
+// again soon.
 func (r *receiver) help(goesOn bool) {
 	if !r.mu.TryLock() {
 		if goesOn {
@@ -137,9 +138,9 @@ func (r *receiver) help(goesOn bool) {
 	if goesOn {
 		r.polled.Store(pollsNow)
 	}
-	// One batch: then the caller's queue is not empty any more, or it is back soon.
+	// One batch: after it the caller's queue has completions, or the caller polls again soon.
 	err := r.receiveLocked(1, goesOn && r.napping.Load())
-	if goesOn { // unless somebody has begun to wait since
+	if goesOn { // unless somebody has begun to wait meanwhile
 		r.polled.CompareAndSwap(pollsNow, r.dev.now())
 	}
 	r.empty++
@@ -157,9 +158,9 @@ func (r *receiver) help(goesOn bool) {
 	}
 }
 
-// helpOthers receives for the other NICs of the provider where the process has one processor. Go
-// looks for what has arrived when it has nothing else to run, and every ten milliseconds: their
-// goroutines would wait for that while this one polls.
+// helpOthers receives for the provider's other NICs if the process has a single processor. Go polls
+// the network only when it has nothing else to run, and every ten milliseconds: while this
+// goroutine polls, the other NICs' goroutines would wait that long.
 func (d *Device) helpOthers() {
 	if d.provider == nil || runtime.GOMAXPROCS(0) > 1 {
 		return
@@ -172,22 +173,22 @@ func (d *Device) helpOthers() {
 	}
 }
 
-// posting is what endPost has to know of the post that beginPost began.
+// posting carries what beginPost found to endPost.
 type posting struct {
-	polled, began int64 // when the program had polled last, and began to post
-	polls         bool  // it is a program that polls
+	polled, began int64 // when the program last polled, and when it began to post
+	polls         bool  // the program polls
 }
 
-// beginPost notes that a program posts. If it is one that polls, the goroutine keeps out until
-// endPost is called: posting may take longer than the goroutine has patience.
+// beginPost notes that a program posts. If the program polls, the goroutine keeps out until endPost
+// is called, because posting may take longer than idleAfter.
 func (r *receiver) beginPost() posting {
 	p := posting{polled: r.polled.Load(), began: r.dev.now()}
 	p.polls = p.began-p.polled < int64(idleAfter) && r.polled.CompareAndSwap(p.polled, pollsNow)
 	return p
 }
 
-// endPost notes that it has posted. A long post, which has sent much, counts as a poll. Short ones
-// do not: whoever posts and never polls would keep out the goroutine that receives for it.
+// endPost ends what beginPost began. A long post, which has sent much, counts as a poll. Short ones
+// do not: a program that posts and never polls would keep out the goroutine that receives for it.
 func (r *receiver) endPost(p posting) {
 	if !p.polls {
 		return
@@ -205,7 +206,7 @@ func (r *receiver) receive() error {
 	return r.receiveLocked(rounds, false)
 }
 
-// receiveUntilPolled is receive for the goroutine: it does not go on when somebody polls again.
+// receiveUntilPolled is receive for the goroutine: it stops when somebody polls again.
 func (r *receiver) receiveUntilPolled() error {
 	for range rounds {
 		r.mu.Lock()
@@ -218,8 +219,8 @@ func (r *receiver) receiveUntilPolled() error {
 	return nil
 }
 
-// receiveLocked receives up to so many batches, until nothing is left. The acknowledgements that
-// the last one calls for may be delayed until it is called again.
+// receiveLocked receives up to the given number of batches, until nothing is left. With hold, the
+// acknowledgements of the last batch may be delayed until the next call.
 func (r *receiver) receiveLocked(batches int, hold bool) error {
 	for range batches {
 		if _, err := r.batch.Recv(); err != nil {
@@ -275,8 +276,8 @@ func (r *receiver) take(hold bool) {
 	r.dirty = r.dirty[:0]
 }
 
-// packet checks a datagram and gives it to its queue pair. What is not for one of them, from its
-// peer and whole, is counted and dropped: there is no answer to strangers.
+// packet checks a datagram and gives it to its queue pair. A datagram that is broken, or not from
+// the queue pair's peer, is counted and dropped. Strangers get no answer.
 func (r *receiver) packet(now int64, g *udp.Datagram) {
 	d, h := r.dev, &r.header
 	if d.down {
@@ -308,10 +309,10 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 	}
 }
 
-// isPeer reports whether a packet comes from where the peer is. NICs and rdma_rxe send from a port
-// of their choice, ends of this package from the one that they receive at: what comes from another
-// port announces nothing, and once the peer is known to be such an end, or is where no other can
-// be, it is another process of its host.
+// isPeer reports whether a packet comes from the peer. Hardware NICs and rdma_rxe send from a port
+// of their choice, ends of this package from the port that they receive at. A packet from another
+// port therefore announces nothing. Once the peer is known to be an end of this package, or its GID
+// names a port, such a packet comes from another process of its host.
 func (q *QP) isPeer(from netip.AddrPort, h *wire.Header) bool {
 	peer := q.path.peer
 	if from == peer {
@@ -321,9 +322,9 @@ func (q *QP) isPeer(from netip.AddrPort, h *wire.Header) bool {
 	return from.Addr() == peer.Addr() && peer.Port() == Port && !q.engine.IsOurs()
 }
 
-// intact checks the ICRC. The identification of an IPv4 packet cannot be seen. From an end of this
-// package it is 0, or the place in a burst; from others it is solved for, which lets one wrong
-// packet in 65,536 pass that would otherwise be one in four billion.
+// intact checks the ICRC, which covers the identification of an IPv4 packet, and sockets do not
+// show that. From an end of this package it is 0, or the packet's place in a burst. From others it
+// is solved for, so one wrong packet in 65,536 passes instead of one in four billion.
 func (q *QP) intact(g *udp.Datagram) bool {
 	p := &q.path
 	if port := g.From.Port(); port != p.inPort {

@@ -78,8 +78,8 @@ func (s *sender) delayAck(q *QP) {
 	s.dev.timers.arm(&q.timer, q.engine.Deadline())
 }
 
-// sendDelayedAck sends the delayed acknowledgement before the queue pair leaves its state: it is of
-// a request that was carried out, whatever becomes of the queue pair.
+// sendDelayedAck sends the delayed acknowledgement before the queue pair leaves its state. The
+// request was carried out, so the peer must hear of it whatever happens to the queue pair.
 func (q *QP) sendDelayedAck() {
 	if q.ackDelayed {
 		q.transmit()

@@ -7,13 +7,13 @@ import (
 	"ibverbx/verbs/roce/internal/rc"
 )
 
-// timer is when the engine of a queue pair has to be called. Each has one.
+// timer is the time at which a queue pair's engine wants to be called. Each queue pair has one.
 type timer = nic.Timer[*QP]
 
-// timers are those of a NIC. The NIC's lock guards them.
+// timers are the timers of a NIC's queue pairs, guarded by the NIC's lock.
 //
-// A timer that is put off stays where it is in the heap, and is put off when it comes up: most are,
-// with every packet that arrives.
+// A timer that is put off keeps its place in the heap, and moves when it comes up: almost every
+// packet that arrives puts one off.
 type timers struct {
 	dev   *Device
 	heap  nic.TimerHeap[*QP]
@@ -33,7 +33,7 @@ func (t *timers) stop() { t.alarm.Stop() }
 func (t *timers) arm(x *timer, when int64) {
 	switch {
 	case x.IsArmed() && x.When <= when:
-		return // it is looked at then
+		return // it is checked again then
 	case when == rc.Never:
 		return
 	}
@@ -67,8 +67,8 @@ func (t *timers) isDue() bool {
 	return false
 }
 
-// tick calls the engines whose time has come. What has arrived counts first: if the process did not
-// run for a while, the answers that the engines wait for are there.
+// tick calls the engines whose time has come. It first receives what has arrived: if the process
+// did not run for a while, the answers that the engines wait for may be there.
 func (d *Device) tick() {
 	d.mu.Lock()
 	due := d.timers.isDue()

@@ -5,27 +5,27 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// answer is what is owed to the requester for a read or an atomic.
+// answer is a read or atomic of the peer that is to be answered.
 type answer struct {
 	next     seq    // the number of the next packet to send
-	sent     uint64 // packets of it that were sent
-	packets  uint64 // all of it
+	sent     uint64 // packets sent so far
+	packets  uint64 // packets in all
 	addr     uint64 // of a read
 	length   uint64 // of a read, bytes
 	original uint64 // of an atomic: what it found
 	rkey     uint32 // of a read
 	atomic   bool
-	again    bool // the peer asked again
+	again    bool // the peer has asked for it again
 }
 
 // answerQueue holds answers in the order of the requests.
 //
-// Invariant: no more than limit of them are of requests that were asked for the first time, and of
-// the others there is a bound too: a peer that asks and never listens costs no more memory.
+// Invariant: at most limit of them answer requests that came for the first time. The number of
+// repeated ones is bounded too, so a peer that asks and never listens costs no more memory.
 type answerQueue struct {
 	list  []answer
-	first int // of those in list that are not sent
-	fresh int // those that the peer did not ask for again
+	first int // index in list of the first answer that is not sent
+	fresh int // answers that the peer has not asked for again
 	limit int
 }
 
@@ -33,22 +33,22 @@ func (a *answerQueue) full() bool { return a.fresh >= a.limit }
 
 func (a *answerQueue) empty() bool { return a.first == len(a.list) }
 
-// add adds an answer that is asked for the first time, for which there is room.
+// add adds the answer to a new request. There must be room.
 func (a *answerQueue) add(v answer) {
 	a.fresh++
 	a.push(v)
 }
 
-// addAgain adds an answer that the peer asks for again. What of it waits to be sent is not sent
-// twice: a peer that loses patience while a long answer leaves would get more and more of it. Where
-// there is too much, nothing is added: the peer will ask once more.
+// addAgain adds an answer that the peer asks for again. The part of it that still waits to be sent
+// is not queued twice: a peer that loses patience during a long answer would get more and more of
+// it. If too many answers wait, nothing is added: the peer will ask again.
 func (a *answerQueue) addAgain(v answer, shift uint) {
 	for i := a.first; i < len(a.list); i++ {
 		p := &a.list[i]
 		switch {
 		case p.includes(&v, shift):
 			return
-		case v.includes(p, shift): // what was sent of p is lost
+		case v.includes(p, shift): // the part of p that was sent is lost
 			v.again = p.again
 			*p = v
 			return
@@ -60,8 +60,8 @@ func (a *answerQueue) addAgain(v answer, shift uint) {
 	}
 }
 
-// includes reports whether everything that is to be sent of v is also to be sent of a: the same
-// numbers, with the same bytes.
+// includes reports whether a still covers all that v has to send: the same numbers with the same
+// bytes.
 func (a *answer) includes(v *answer, shift uint) bool {
 	if a.atomic || v.atomic {
 		return a.atomic && v.atomic && a.next == v.next
@@ -166,7 +166,7 @@ func (q *QP) answerNext(b *Batch, a *answer) {
 // answerGone handles an answer whose region was closed since it was asked for.
 func (q *QP) answerGone(a *answer) {
 	if a.again {
-		q.resp.answers.pop() // anyone who saw a packet of the connection can ask again
+		q.resp.answers.pop() // anyone who has seen a packet of the connection can ask again
 		return
 	}
 	at := a.next

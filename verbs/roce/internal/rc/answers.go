@@ -26,7 +26,7 @@ func (q *QP) Receive(now int64, h *wire.Header, payload []byte) {
 func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 	r := &q.req
 	s := r.una.near(h.PSN)
-	if s < r.first || s >= r.next { // of what was never sent: a stranger, or an earlier connection
+	if s < r.first || s >= r.next { // never sent: from a stranger, or for an earlier connection
 		q.stats.Unexpected++
 		return
 	}
@@ -63,7 +63,7 @@ func (q *QP) acknowledgement(h *wire.Header, s seq, payload []byte) {
 		q.stats.NAKs++
 	}
 	if s < q.req.una || q.req.at(s).state == done {
-		return // a copy that comes late: the responder has carried it out since
+		return // a late copy: the responder has carried the request out since
 	}
 	switch {
 	case h.Syndrome == wire.NakSequence:
@@ -75,8 +75,9 @@ func (q *QP) acknowledgement(h *wire.Header, s seq, payload []byte) {
 	}
 }
 
-// acknowledge marks every number before end done that needs nothing but an acknowledgement. Answers
-// come in the order of the requests, so what is missing of a read before end is lost.
+// acknowledge marks every number before end as done unless it belongs to a read or atomic, which
+// needs its answer. Answers come in the order of the requests, so any packet of a read before end
+// that is missing is lost.
 func (q *QP) acknowledge(end seq) {
 	r := &q.req
 	if end <= r.una {
@@ -98,7 +99,7 @@ func (q *QP) acknowledge(end seq) {
 	}
 }
 
-// suspectPart marks what is missing of a read before end lost, unless it may only be late.
+// suspectPart marks the missing packets of a read before end as lost, unless they may only be late.
 func (q *QP) suspectPart(p *read, end, answered seq) {
 	r := &q.req
 	for p.low < p.end && (p.low < r.una || r.at(p.low).state == done) {
@@ -186,8 +187,9 @@ func (q *QP) refusedByPeer(s seq, why wire.Syndrome) {
 	}
 }
 
-// failAt ends the request that a number belongs to. If a read before it still waits for its answer,
-// which was lost, nothing happens: the peer answers no more, and the read runs out of retries.
+// failAt fails the request that a number belongs to. If an earlier read still waits for an answer
+// that was lost, the failure is not reported yet: the peer answers no more, and the read runs out
+// of retries.
 func (q *QP) failAt(s seq, status verbs.Status) {
 	slot := q.find(s)
 	q.failRequest(q.SQ.At(slot), status)
@@ -208,7 +210,7 @@ func (q *QP) readResponse(s seq, payload []byte) {
 	// The responder sends answers in order, and has executed all before this one.
 	q.acknowledge(part.first)
 	if !q.ours && s > r.una && q.missing(part, s) {
-		// It comes behind a gap: what is missing is asked for again, and this with it.
+		// It comes behind a gap: the missing packets are asked for again, and this one with them.
 		q.stats.Ahead++
 		return
 	}

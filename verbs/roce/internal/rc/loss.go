@@ -6,12 +6,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// Loss is found in three ways: a packet behind the lost one was answered (suspect), the responder
-// says that it still expects it (goBack), or nothing is heard for some time (Tick).
+// Loss is detected in three ways: a later packet was answered (suspect), the responder says that it
+// still expects the packet (goBack), or nothing arrives for some time (Tick).
 
-// reorder is how many numbers a packet may arrive before its predecessors, between our own ends,
-// before these count as lost (RFC 5681 and 8985: three). Networks keep the order of a flow but for
-// moments in which its path changes.
+// reorder is the number of later packets that, between our own ends, must be answered before a
+// packet counts as lost (RFC 5681 and 8985: three). Networks keep a flow in order except when its
+// path changes.
 const reorder = 3
 
 // markDone marks a number under way done.
@@ -30,7 +30,7 @@ func (q *QP) markDone(s seq) {
 	r.timers.progress(q.now)
 }
 
-// markKept marks a number kept that the responder has ahead of a gap.
+// markKept marks a number that the responder holds behind a gap.
 func (q *QP) markKept(s seq) {
 	t := q.req.at(s)
 	if t.state != flying {
@@ -46,16 +46,16 @@ func (q *QP) arrived(t *track) {
 	r.flying--
 	rtt := q.now - t.sentAt
 	if t.resent {
-		rtt = 0 // of which of the two it is the answer is not known
+		rtt = 0 // which of the two packets it answers is not known
 	} else {
 		r.timers.sample(rtt)
 	}
 	r.window.arrived(q.now, rtt)
 }
 
-// markLost marks a number under way lost, to be sent again. Of a read of which no answer has
-// arrived all is lost: the responder may not have seen it, and has to be asked for the same numbers
-// again, since its next expected number is the one behind what it was asked for.
+// markLost marks a number under way as lost, to be sent again. If no answer to its read has
+// arrived, the whole read is lost: the responder may not have seen the request, and must be asked
+// for the same numbers again, because the next number it expects follows those of the request.
 func (q *QP) markLost(s seq) {
 	if p := q.req.readOf(s); p != nil && p.left == int(p.end-p.first) {
 		for s := p.first; s < p.end; s++ {
@@ -82,8 +82,8 @@ func (q *QP) lose(s seq) {
 	r.window.missed()
 }
 
-// suspect marks a number lost if one behind it was answered, unless it may only be late. What was
-// sent again gets a round trip before it is lost again.
+// suspect marks a number as lost because a later one was answered, unless it may only be late. A
+// number that was sent again gets a round trip before it can be lost again.
 func (q *QP) suspect(s, answered seq) {
 	t := q.req.at(s)
 	switch {
@@ -101,7 +101,7 @@ func (q *QP) suspect(s, answered seq) {
 
 // timers are the requester's clocks.
 type timers struct {
-	since    int64 // when something was last heard, or began to be awaited
+	since    int64 // when the peer was last heard, or the wait for it began
 	tries    int   // acknowledgement timeouts since then
 	probes   int   // probes of a lost tail since then
 	probeAt  int64 // when to probe next
@@ -111,8 +111,8 @@ type timers struct {
 	srtt, rttvar int64 // the smoothed round trip and its variation (RFC 6298), nanoseconds
 }
 
-// The probe timer: twice the round trip, but no less than minProbe, since an end in user space may
-// not get a processor for that long, and a storm of repeats keeps it from getting one.
+// The probe timer is twice the round trip, but at least minProbe: an end in user space may not get
+// a processor for that long, and a storm of repeats would keep it from getting one.
 const (
 	minProbe = int64(5 * time.Millisecond)
 	maxProbe = int64(time.Second)
@@ -124,14 +124,14 @@ func (t *timers) restart(now int64) {
 	t.probeAt = now + t.probeAfter()
 }
 
-// progress notes that the peer lives and takes what it is sent.
+// progress notes that the peer is alive and ready.
 func (t *timers) progress(now int64) {
 	t.rnrTries = 0
 	t.restart(now)
 }
 
-// isReady reports whether the receiver was not found unready a moment ago. When that is over, it is
-// asked again, and waited for anew.
+// isReady reports whether the receiver may be asked: it did not report "not ready", or its timer is
+// over. In the latter case waiting starts anew.
 func (t *timers) isReady(now int64) bool {
 	switch {
 	case t.rnr == 0:
@@ -144,7 +144,7 @@ func (t *timers) isReady(now int64) bool {
 	return true
 }
 
-// sample takes in the round trip of a packet.
+// sample updates the round trip with that of a packet.
 func (t *timers) sample(rtt int64) {
 	if t.srtt == 0 {
 		t.srtt, t.rttvar = rtt, rtt/2
@@ -154,7 +154,7 @@ func (t *timers) sample(rtt int64) {
 	t.srtt += (rtt - t.srtt) / 8
 }
 
-// roundTrip is how long an answer takes, at most, in all likelihood.
+// roundTrip returns an upper bound of the time that almost every answer takes.
 func (t *timers) roundTrip() int64 {
 	if t.srtt == 0 {
 		return minProbe // not known yet
@@ -162,12 +162,12 @@ func (t *timers) roundTrip() int64 {
 	return t.srtt + 4*t.rttvar
 }
 
-// probeAfter is how long to wait for an answer before the next probe.
+// probeAfter returns the time to wait for an answer before the next probe.
 func (t *timers) probeAfter() int64 {
 	return min(max(2*t.roundTrip(), minProbe)<<min(t.probes, 16), maxProbe)
 }
 
-// requesterDeadline is when the requester has to be called.
+// requesterDeadline returns the time at which the requester wants to be called.
 func (q *QP) requesterDeadline() int64 {
 	r, t := &q.req, &q.req.timers
 	if q.State != verbs.StateRTS && q.State != verbs.StateSQD {
@@ -192,12 +192,12 @@ func (q *QP) requesterDeadline() int64 {
 	return at
 }
 
-// ackTimeout is when the next acknowledgement timeout is due, after the last sign of life.
+// ackTimeout returns the time from the last sign of life to the next acknowledgement timeout.
 func (q *QP) ackTimeout() int64 {
 	return int64(verbs.AckTimeout(q.Attr.Timeout)) * int64(q.req.timers.tries+1)
 }
 
-// Tick handles what is due.
+// Tick handles the timers that are due.
 func (q *QP) Tick(now int64) {
 	q.now = now
 	r, t := &q.req, &q.req.timers
@@ -216,12 +216,12 @@ func (q *QP) Tick(now int64) {
 	}
 }
 
-// timeout counts an acknowledgement timeout: everything is sent again, until the retries are used
+// timeout handles an acknowledgement timeout: everything is sent again, until the retries are used
 // up (IBTA 9.7.6.1.3).
 func (q *QP) timeout() {
 	r, t := &q.req, &q.req.timers
 	if r.at(r.una).state == lost {
-		// It waits to be sent, and not for an answer.
+		// It still waits to be sent, not for an answer.
 		t.since = q.now - int64(verbs.AckTimeout(q.Attr.Timeout))*int64(t.tries)
 		return
 	}
@@ -234,13 +234,14 @@ func (q *QP) timeout() {
 	}
 	r.window.collapse()
 	q.goBack(r.una)
-	// What is sent again has the whole timeout to be answered, even if this call comes late.
+	// Packets that are sent again get the whole timeout for their answer, even if this call comes
+	// late.
 	t.since = q.now - int64(verbs.AckTimeout(q.Attr.Timeout))*int64(t.tries)
 	t.probeAt = q.now + t.probeAfter()
 }
 
-// probe sends the oldest number again when nothing was heard for some round trips: the tail of what
-// was sent may be lost, and its answer tells what else is.
+// probe sends the oldest number again after some round trips without a word from the peer: the tail
+// may be lost, and the answer shows what else is.
 func (q *QP) probe() {
 	r, t := &q.req, &q.req.timers
 	q.stats.Probes++

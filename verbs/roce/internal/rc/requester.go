@@ -9,24 +9,24 @@ import (
 )
 
 // requester is the sending side of a QP: it cuts the requests of the send queue into packets and
-// keeps account of those under way.
+// tracks those under way.
 //
-// Invariant: una <= next <= end, and next-una <= len(track). Each of the numbers from una to next-1
-// is flying, kept, lost or done; flying and lost are counted. una is not done.
+// Invariant: una <= next <= end, and next-una <= len(track). Each number from una to next-1 is
+// flying, kept, lost or done; flying and lost are counted. una is not done.
 type requester struct {
 	first seq // of the connection
 	una   seq // the oldest number that is not done
 	next  seq // the first one that was never sent
-	end   seq // behind the last packet of the last request posted
+	end   seq // one past the last packet of the last request posted
 
 	track  []track // of the numbers from una to next-1, by their low bits
 	flying int     // numbers under way
 	lost   int     // numbers to be sent again
 	resend seq     // no number before it is lost
-	acked  seq     // behind the highest number that was acknowledged with all before it
+	acked  seq     // one past the highest number acknowledged together with all before it
 
 	numbered uint64 // requests whose packets have numbers
-	sending  uint64 // the request that next belongs to; numbered if there is none
+	sending  uint64 // the request that next belongs to; equal to numbered if there is none
 
 	reads    [maxReads]read // reads and atomics under way, oldest first
 	nreads   int
@@ -37,7 +37,7 @@ type requester struct {
 	window   window
 }
 
-// track is what is known of a number under way.
+// track is the state of one number under way.
 type track struct {
 	sentAt int64
 	state  packetState
@@ -53,8 +53,8 @@ const (
 	done
 )
 
-// read is a READ request, or an atomic, on its way. A read that takes many packets is asked for in
-// parts: what is under way stays within the window, and a part is what the peer counts as one.
+// read is a READ or an atomic under way. A READ of many packets is asked for in parts, so that its
+// answer stays within the window; the peer counts each part as a request.
 //
 // Invariant: first <= low <= end; everything before low is done.
 type read struct {
@@ -66,17 +66,17 @@ type read struct {
 
 const (
 	maxReads = 16
-	// maxTrack is how many packets may be under way to an end of this package.
+	// maxTrack is the most packets under way to an end of this package.
 	maxTrack = 1024
-	// foreignTrack is how many may be to others: what rdma_rxe allows itself
+	// foreignTrack is the most packets under way to any other peer: rdma_rxe's own limit
 	// (RXE_MAX_UNACKED_PSNS).
 	foreignTrack = 128
-	// readPart is how many packets of answer a READ request asks for at most.
+	// readPart is the most packets of answer that one READ request asks for.
 	readPart = 64
-	// foreignAckEvery and ackEvery are after how many packets an acknowledgement is asked for.
+	// foreignAckEvery and ackEvery are the most packets sent without requesting an acknowledgement.
 	foreignAckEvery = 32
 	ackEvery        = 60
-	// ackWithin is after how long one is asked for where the rate is limited.
+	// ackWithin is the longest time a rate-limited QP sends without requesting an acknowledgement.
 	ackWithin = 4 * int64(time.Millisecond)
 )
 
@@ -96,7 +96,7 @@ func (r *requester) stop() {
 
 func (r *requester) at(s seq) *track { return &r.track[int(s)&(len(r.track)-1)] }
 
-// Posted takes in what was added to the queues.
+// Posted numbers the packets of the requests added to the queue.
 func (q *QP) Posted() {
 	if q.State == verbs.StateErr {
 		q.flush()
