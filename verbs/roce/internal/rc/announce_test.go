@@ -29,16 +29,11 @@ func TestAnnouncement(t *testing.T) {
 					round := func(size int) {
 						for i := range senders {
 							a, b := n.ends[i], n.ends[1-i]
-							a.send(verbs.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
-								SGL: a.sge(0, size), RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey()})
+							a.send(a.write(b, 0, size))
 						}
 						n.run()
 						for i := range senders {
-							for _, wc := range n.ends[i].poll() {
-								if wc.Status != verbs.StatusSuccess {
-									t.Fatal(wc.Status)
-								}
-							}
+							n.ends[i].wantStatuses(verbs.StatusSuccess)
 						}
 					}
 					round(1)
@@ -74,30 +69,19 @@ func TestAnnouncementDropped(t *testing.T) {
 	n.drop = func(_ int, h *wire.Header) bool { return h.Reserved != 0 }
 	a, b := n.ends[0], n.ends[1]
 	for range 3 {
-		a.send(verbs.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: a.sge(0, 5000),
-			RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey()})
+		a.send(a.write(b, 0, 5000))
 		n.run()
-		if wcs := a.poll(); len(wcs) != 1 || wcs[0].Status != verbs.StatusSuccess {
-			t.Fatalf("completed %+v", wcs)
-		}
+		a.wantStatuses(verbs.StatusSuccess)
 	}
 }
 
 // An answer that reflects what it was sent is no announcement, nor is one to what was never asked.
 func TestNoAnnouncement(t *testing.T) {
-	n := newNetwork(t, 1, shape{announce: [2]bool{true, true}})
-	a := n.ends[0]
-	a.send(verbs.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: a.sge(0, 1),
-		RemoteAddr: n.ends[1].mr.Addr(), RKey: n.ends[1].mr.RKey()})
-	h := n.leaving(0)[0]
-	if h.Reserved != wire.FromRequester {
-		t.Fatalf("the first request is %+v", h)
-	}
-	answer := wire.Header{Opcode: wire.Acknowledge, PSN: h.PSN, Syndrome: wire.Ack}
-	request := wire.Header{Opcode: wire.WriteOnly, PSN: h.PSN}
+	answer := wire.Header{Opcode: wire.Acknowledge, Syndrome: wire.Ack}
+	request := wire.Header{Opcode: wire.WriteOnly}
 	for _, x := range []struct {
 		of       wire.Header
-		psn      uint32
+		psn      uint32 // from that of the first request on
 		reserved uint8
 	}{
 		{answer, 1, wire.FromResponder},
@@ -110,10 +94,12 @@ func TestNoAnnouncement(t *testing.T) {
 	} {
 		n := newNetwork(t, 1, shape{announce: [2]bool{true, true}})
 		a := n.ends[0]
-		a.send(verbs.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: a.sge(0, 1),
-			RemoteAddr: n.ends[1].mr.Addr(), RKey: n.ends[1].mr.RKey()})
-		n.leaving(0)
-		x.of.PSN, x.of.Reserved = (x.of.PSN+x.psn)&psnMask, x.reserved
+		a.send(a.write(n.ends[1], 0, 1))
+		first := n.leaving(0)[0]
+		if first.Reserved != wire.FromRequester {
+			t.Fatalf("the first request is %+v", first)
+		}
+		x.of.PSN, x.of.Reserved = (first.PSN+x.psn)&psnMask, x.reserved
 		n.forge(0, x.of, nil)
 		if a.q.ours {
 			t.Errorf("%+v is taken for an announcement", x.of)
@@ -132,12 +118,9 @@ func TestMistakenForOurs(t *testing.T) {
 			n.ends[mistaken].q.PeerIsOurs()
 			n.harm.lose = 0.02
 			for range 20 {
-				a.send(verbs.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
-					SGL: a.sge(0, 100*256), RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey()})
+				a.send(a.write(b, 0, 100*256))
 				n.run()
-				if wcs := a.poll(); len(wcs) != 1 || wcs[0].Status != verbs.StatusSuccess {
-					t.Fatalf("completed %+v", wcs)
-				}
+				a.wantStatuses(verbs.StatusSuccess)
 			}
 			if q := a.q; q.ours && q.stats.Timeouts+q.stats.Probes > 10 {
 				t.Errorf("every loss is waited for: %+v", q.stats)

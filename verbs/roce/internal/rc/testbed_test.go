@@ -243,18 +243,24 @@ func (n *network) connect(s *shape) {
 	n.ends[1].connect(n.now, s, 100, s.psn[1], s.psn[0])
 }
 
-// flush sends what an end has to send.
-func (n *network) flush(from int) {
-	e := n.ends[from]
+// transmit returns what an end has to send, packet by packet.
+func (e *end) transmit(now int64) (packets [][]byte) {
 	for more := true; more; {
-		more = e.q.Transmit(n.now, &e.batch)
+		more = e.q.Transmit(now, &e.batch)
 		for _, p := range e.batch.Packets() {
 			b := append([]byte{}, p.Header[:p.Len]...)
 			b = append(b, p.Payload...)
-			b = append(b, make([]byte, int(p.Pad)+wire.ICRCSize)...)
-			n.carry(1-from, b)
+			packets = append(packets, append(b, make([]byte, int(p.Pad)+wire.ICRCSize)...))
 		}
 		e.batch.Reset()
+	}
+	return packets
+}
+
+// flush sends what an end has to send.
+func (n *network) flush(from int) {
+	for _, b := range n.ends[from].transmit(n.now) {
+		n.carry(1-from, b)
 	}
 }
 
