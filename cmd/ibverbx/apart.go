@@ -123,7 +123,7 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 		return &bench.UsageError{Reason: "--provider soft: software NICs live inside one process, and two " +
 			"cannot share them; drop --listen or --connect, or use --provider roce, or real NICs"}
 	}
-	p, err := f.params()
+	p, err := f.params(k)
 	if err != nil {
 		return err
 	}

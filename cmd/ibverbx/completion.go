@@ -33,7 +33,10 @@ func predictors() map[string]complete.Predictor {
 	words := func(set map[string]bool) complete.Predictor {
 		return complete.PredictSet(slices.Sorted(maps.Keys(set))...)
 	}
-	var schemes, tests []string
+	var modes, schemes, tests []string
+	for _, m := range bench.Modes() {
+		modes = append(modes, string(m))
+	}
 	for _, k := range perftest.Kinds() {
 		tests = append(tests, string(k))
 	}
@@ -42,7 +45,7 @@ func predictors() map[string]complete.Predictor {
 	}
 	return map[string]complete.Predictor{
 		"provider": complete.PredictSet(names...), "layer": words(all), "op": words(ops),
-		"mode":     complete.PredictSet(string(bench.Bandwidth), string(bench.Latency)),
+		"mode":     complete.PredictSet(modes...),
 		"scheme":   complete.PredictSet(append(schemes, "all")...),
 		"balance":  complete.PredictSet(ibverbx.RoundRobin.String(), ibverbx.ByAbility.String()),
 		"perftest": complete.PredictSet(tests...),

@@ -10,15 +10,15 @@ import (
 
 // connFlags are what the queue pairs of this process are connected with.
 type connFlags struct {
-	GIDIndex     *int `group:"rails" name:"gid-index" short:"x" placeholder:"N"`
-	IBPort       *int `group:"rails" name:"ib-port" short:"i" placeholder:"N"`
-	MTU          int  `group:"rails" name:"mtu" short:"m" placeholder:"N"`
-	TrafficClass *int `group:"rails" name:"tclass" placeholder:"N"`
-	SL           *int `group:"rails" name:"sl" short:"S" placeholder:"N"`
-	QPTimeout    *int `group:"rails" name:"qp-timeout" short:"u" placeholder:"N"`
-	RetryCount   *int `group:"rails" name:"retry-count" aliases:"retry_count" placeholder:"N"`
-	RNRRetry     *int `group:"rails" name:"rnr-retry" placeholder:"N"`
-	Outs         *int `group:"rails" name:"outs" short:"o" placeholder:"N"`
+	GIDIndex     *int `group:"rails" name:"gid-index" short:"x"`
+	IBPort       *int `group:"rails" name:"ib-port" short:"i"`
+	MTU          int  `group:"rails" name:"mtu" short:"m"`
+	TrafficClass *int `group:"rails" name:"tclass"`
+	SL           *int `group:"rails" name:"sl" short:"S"`
+	QPTimeout    *int `group:"rails" name:"qp-timeout" short:"u"`
+	RetryCount   *int `group:"rails" name:"retry-count"`
+	RNRRetry     *int `group:"rails" name:"rnr-retry"`
+	Outs         *int `group:"rails" name:"outs" short:"o"`
 }
 
 // connFlagNames are their names: each of two processes chooses its own.

@@ -1,6 +1,14 @@
 package main
 
-import "github.com/alecthomas/kong"
+import (
+	"reflect"
+	"strings"
+
+	"github.com/alecthomas/kong"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/units"
+)
 
 // describeFlags gives the flags and arguments of each command their help, which is too long for
 // struct tags.
@@ -12,6 +20,12 @@ func describeFlags(k *kong.Kong) error {
 			if text, ok := help[command.Name][flag.Name]; ok {
 				flag.Help = text
 			}
+			if spelled := strings.ReplaceAll(flag.Name, "-", "_"); spelled != flag.Name {
+				flag.Aliases = append(flag.Aliases, spelled) // as perftest spells some
+			}
+			if flag.PlaceHolder == "" {
+				flag.PlaceHolder = placeholder(flag.Target.Type())
+			}
 		}
 		for _, arg := range command.Positional {
 			if text, ok := help[command.Name][arg.Name]; ok {
@@ -20,6 +34,27 @@ func describeFlags(k *kong.Kong) error {
 		}
 	}
 	return nil
+}
+
+// placeholder is what stands for a value of a type in the list of flags.
+func placeholder(t reflect.Type) string {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	switch t {
+	case reflect.TypeFor[units.Size]():
+		return "SIZE"
+	case reflect.TypeFor[units.Rate]():
+		return "RATE"
+	case reflect.TypeFor[units.Span](), reflect.TypeFor[bench.Seconds]():
+		return "TIME"
+	case reflect.TypeFor[bench.Fault]():
+		return "KIND[@KEY=VALUE,..]"
+	}
+	if t.Kind() == reflect.Int || t.Kind() == reflect.Uint64 {
+		return "N"
+	}
+	return "NAME"
 }
 
 func perfFlagHelp() map[string]string {

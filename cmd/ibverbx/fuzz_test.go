@@ -140,7 +140,7 @@ func FuzzFlags(f *testing.F) {
 		if err == nil {
 			switch command, _, _ := strings.Cut(k.Command(), " "); command {
 			case "perf":
-				err = checkPerf(t, &reader.flags.Perf)
+				err = checkPerf(t, &reader.flags.Perf, k)
 			case "perftest":
 				err = checkPerftest(t, &reader.flags.Perftest)
 			}
@@ -170,12 +170,12 @@ func checkPerftest(t *testing.T, c *perftestCmd) error {
 }
 
 // checkPerf checks flags as perf does before it opens anything, and looks at what it would measure.
-func checkPerf(t *testing.T, c *perfCmd) error {
+func checkPerf(t *testing.T, c *perfCmd, k *kong.Context) error {
 	t.Helper()
 	if err := checkNICFlags(c.provider(), c.Device, c.Library); err != nil {
 		return wrongUse(t, err)
 	}
-	p, err := c.params()
+	p, err := c.params(k)
 	if err != nil {
 		return wrongUse(t, err)
 	}
@@ -183,7 +183,7 @@ func checkPerf(t *testing.T, c *perfCmd) error {
 	if p.NICs == 0 {
 		p.NICs = 2
 	}
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		return wrongUse(t, err)
 	}
 	if p.NICs < 1 || p.QPs < 1 || p.NICs*p.QPs > ibverbx.MaxRails || p.Memory > 1<<30 ||
@@ -285,7 +285,7 @@ func FuzzTable(f *testing.F) {
 		if how&8 != 0 {
 			p.Layer, p.Op = layers.Transport, layers.AM
 		}
-		if err := p.Validate(); err != nil {
+		if err := p.Complete(); err != nil {
 			t.Fatal(err)
 		}
 		rails := 0

@@ -27,11 +27,11 @@ func groups() []kong.Group {
 type perfCmd struct {
 	Host connectFlag `arg:"" optional:"" placeholder:"HOST" help:"As --connect: the host that listens."`
 
-	subjectFlags
-	effortFlags
-	railFlags
+	Params bench.Params `embed:""`
+	choiceFlags
+	nicFlags
+	connFlags
 	meetFlags
-	simFlags
 	outFlags
 	habits
 
@@ -93,7 +93,7 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 	if err := f.checkRoCE(provider); err != nil {
 		return err
 	}
-	p, err := f.params()
+	p, err := f.params(k)
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 			return err
 		}
 	}
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		return err
 	}
 	if p.Conn.Port != 0 || p.Conn.GIDIndex != 0 { // before anything is printed

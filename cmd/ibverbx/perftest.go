@@ -27,7 +27,7 @@ type perftestCmd struct {
 	connFlags
 	meetFlags
 	JSON        bool `group:"out" name:"json"`
-	ReportGbits bool `group:"out" name:"report-gbits" aliases:"report_gbits"`
+	ReportGbits bool `group:"out" name:"report-gbits"`
 	habits
 
 	said outcome

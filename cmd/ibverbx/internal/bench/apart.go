@@ -102,7 +102,7 @@ func (l *peer) agree(p Params, h *Half) (*Params, *selfBody, error) {
 	p.Provider, p.Conn = h.Provider, h.Config
 	p.fillDefaults()
 	p.fitPorts(h.Devices)
-	if err := p.validateApart(); err != nil {
+	if err := p.completeApart(); err != nil {
 		return nil, nil, err
 	}
 	if err := l.conn.Send(l.steps, kindTask, taskBody{Self: h.self(), Params: &p}); err != nil {

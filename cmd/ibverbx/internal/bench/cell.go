@@ -53,7 +53,7 @@ func newCell(r *runner, column *pair, size int) *cell {
 		Layer: r.p.Layer, Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: column.scheme,
 		Rails: column.dataRails(), Outstanding: c.outstanding(),
 	}
-	if r.p.Mode == Latency {
+	if r.p.Mode.Series() {
 		c.result.Outstanding = 1
 	}
 	c.readCounters()
@@ -104,7 +104,7 @@ func (c *cell) measure(turn int) {
 		sample = c.follow
 	}
 	err := c.explain(sample())
-	if c.p.Mode == Latency {
+	if c.p.Mode.Series() {
 		c.result.Latency = percentiles(c.hist, c.p.Answered())
 	}
 	if err == nil && c.peer != nil && c.peer.leads {
@@ -128,27 +128,27 @@ func (c *cell) sample() (err error) {
 	c.part.Reset()
 	for err == nil && c.more(target, begun) {
 		n := min(c.longest(), c.left())
-		if c.p.Mode == Latency {
+		if c.p.Mode.Series() {
 			n = min(c.mem.slots(c.size), c.left())
 		}
 		if target > 0 {
 			// A slow link must not make the run much longer than asked for.
 			least := 1
-			if c.p.Mode != Latency && !c.p.unknownSpeed() {
+			if !c.p.Mode.Series() && !c.p.unknownSpeed() {
 				least = c.outstanding()
 			}
 			n = min(n, max(least, int((target-c.timed).Seconds()*c.pace)+1))
 		}
 		most := max(1, int(c.pace*roundTime.Seconds()))
-		if c.p.Mode != Latency && target == 0 {
+		if !c.p.Mode.Series() && target == 0 {
 			most = max(most, c.outstanding()) // a shorter one would never have that many on the way
 		}
 		err = c.runRound(max(1, min(n, most)), false)
 	}
 	switch took := c.timed - begun; {
-	case c.p.Mode == Latency && c.part.TotalCount() > 0:
+	case c.p.Mode.Series() && c.part.TotalCount() > 0:
 		c.samples.set(c.turn, float64(c.part.ValueAtQuantile(50)))
-	case c.p.Mode != Latency && took > 0:
+	case !c.p.Mode.Series() && took > 0:
 		c.samples.set(c.turn, float64(c.result.Messages-first)/took.Seconds())
 	}
 	c.result.Seconds = c.timed.Seconds()
@@ -169,10 +169,10 @@ const (
 // must be there. Where nothing is known of the NICs' speed, one shows how many that can be.
 func (c *cell) warmUp() error {
 	n, first := min(c.longest(), c.left(), c.outstanding()), 1
-	if c.p.Mode == Latency {
+	if c.p.Mode.Series() {
 		n, first = min(c.mem.slots(c.size), latencyWarmup), 4
 	}
-	if c.p.unknownSpeed() || c.p.Mode == Latency {
+	if c.p.unknownSpeed() || c.p.Mode.Series() {
 		if err := c.runRound(min(n, first), true); err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ func TestInterruptedWhenAllIsMeasured(t *testing.T) {
 	_, nics := fabric(t, 2)
 	p := func() *Params {
 		p := params(func(p *Params) { p.NICs, p.Sizes = 1, []units.Size{64, 128} })
-		if err := p.Validate(); err != nil {
+		if err := p.Complete(); err != nil {
 			t.Fatal(err)
 		}
 		return p

@@ -150,7 +150,7 @@ func TestRefusedInOneProcess(t *testing.T) {
 				p := params(func(p *Params) {
 					p.Op, p.Mode, p.Wait, p.NICs, p.QPs, p.Sizes = op, mode, wait, 1, 1, []units.Size{8}
 				})
-				if err := p.Validate(); err != nil {
+				if err := p.Complete(); err != nil {
 					t.Fatal(err)
 				}
 				refusing := func(nics int) (verbs.Provider, error) {

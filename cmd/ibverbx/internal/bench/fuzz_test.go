@@ -40,7 +40,7 @@ func checkLine(t *testing.T, words ...string) {
 // can be configured.
 func FuzzTask(f *testing.F) {
 	p := params()
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		f.Fatal(err)
 	}
 	good := marshaled(f, taskBody{Self: selfBody{Offer: offer("x")}, Params: p})
@@ -59,7 +59,7 @@ func FuzzTask(f *testing.F) {
 	}
 	for _, layer := range []layers.Layer{layers.Transport, layers.Tagged, layers.SHMEM} {
 		p := layerParams(layer, "", Bandwidth)
-		if err := p.Validate(); err != nil {
+		if err := p.Complete(); err != nil {
 			f.Fatal(err)
 		}
 		good := marshaled(f, taskBody{Self: selfBody{Offer: offer("x")}, Params: p})
@@ -109,7 +109,7 @@ func FuzzTask(f *testing.F) {
 			t.Fatalf("%s is passed on as %s: %v", text, passed, err)
 		}
 		for _, s := range p.Schemes {
-			if c := p.config(s); c.MaxMsgCntPerQP < 1 || c.MaxMsgCntPerQP > maxDepth || c.QPsPerDevice < 1 ||
+			if c := p.config(s); c.MaxMsgCntPerQP < 1 || c.MaxMsgCntPerQP > 8192 || c.QPsPerDevice < 1 ||
 				c.QPsPerDevice > 128 || c.FragmentSize > 1<<31 {
 				t.Fatalf("%s with %+v", s, c)
 			}
@@ -164,7 +164,7 @@ func FuzzRow(f *testing.F) {
 	f.Add(`{"results":[{"scheme":"dqplb","size_bytes":64,"stats":{"b":{"rails":[` +
 		strings.Repeat(`{},`, 500) + `{}]}}}]}`)
 	p := params()
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -220,7 +220,7 @@ func FuzzParseFault(f *testing.F) {
 		f.Add(s)
 	}
 	p := params(func(p *Params) { p.Op = WriteImm })
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -246,7 +246,7 @@ func FuzzParseFault(f *testing.F) {
 		p := *p
 		p.Faults = []Fault{fault}
 		var unusable *UsageError
-		if err := p.Validate(); err != nil && !errors.As(err, &unusable) {
+		if err := p.Complete(); err != nil && !errors.As(err, &unusable) {
 			t.Fatal(err)
 		} else if fits := fault.NIC < p.NICs && fault.Rail < p.rails() &&
 			(fault.At > 0 || fault.Message < p.Iterations); fits != (err == nil) {

@@ -231,7 +231,7 @@ func TestLies(t *testing.T) {
 			func(b fields) { b["self"].(fields)["machine"].(fields)["clock_ns"] = -1 }, "clock takes -1 ns"},
 		"deep queues":       {"a", kindTask, set("depth", 1<<30), "--depth"},
 		"much outstanding":  {"a", kindTask, set("tx_depth", 1<<30), "--tx-depth"},
-		"large fragments":   {"a", kindTask, set("fragment_bytes", uint64(1)<<40), "at most 2 GiB"},
+		"large fragments":   {"a", kindTask, set("fragment_bytes", uint64(1)<<40), "must be 1 B to 2 GiB"},
 		"unknown operation": {"a", kindTask, set("op", "halt"), "has write, write-imm"},
 		"unknown mode":      {"a", kindTask, set("mode", "x"), "have bw and lat"},
 		"unknown scheme":    {"a", kindTask, set("schemes", []string{"x"}), "have single, spray"},

@@ -68,7 +68,7 @@ func TestSHMEMApart(t *testing.T) {
 // memory that rounds will name.
 func FuzzLayerColumn(f *testing.F) {
 	p := layerParams(layers.Transport, layers.AM, Bandwidth)
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(`{"scheme":"dqplb","src":{"addr":"0x1000","length":"999999"},` +

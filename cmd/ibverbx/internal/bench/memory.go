@@ -47,7 +47,7 @@ type buffers struct {
 // has the source alone, and only where that is needed to compare what comes from there.
 func newMemory(p *Params, here [2]bool) *memory {
 	m := &memory{window: int(p.Memory), seed: p.Seed}
-	if p.Mode == Latency {
+	if p.Mode.Series() {
 		m.window = min(m.window, latencyWindow)
 	}
 	for _, z := range p.Sizes {
@@ -100,7 +100,7 @@ func (m *memory) slots(size int) int { return min(m.window/size, maxSlots) }
 // longest is how many messages of a size a round can have: when they are compared at its end, each
 // needs a slot of its own.
 func (m *memory) longest(p *Params, size int) int {
-	if p.Verify || p.Op.Atomic() || p.Mode == Latency {
+	if p.Verify || p.Op.Atomic() || p.Mode.Series() {
 		return m.slots(size)
 	}
 	return maxRound

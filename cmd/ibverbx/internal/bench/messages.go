@@ -110,14 +110,13 @@ func (b *taskBody) check() error {
 	case len(p.Sizes) > maxServedSizes:
 		return usage("%d sizes: a listening end measures at most %d", len(p.Sizes), maxServedSizes)
 	case p.Duration > maxServedDuration:
-		return usage("--duration %v: a listening end measures at most %v", time.Duration(p.Duration),
-			time.Duration(maxServedDuration))
+		return usage("--duration %v: a listening end measures at most %v", p.Duration, maxServedDuration)
 	case p.Iterations > maxServedMessages:
 		return usage("--iters %d: a listening end takes at most %d messages", p.Iterations, maxServedMessages)
 	case !slices.Contains([]Wait{Adaptive, Poll, Events}, p.Wait):
 		return fmt.Errorf("%w: no way to wait is called %.20q", rendezvous.ErrProtocol, p.Wait)
 	}
-	return p.validateApart()
+	return p.completeApart()
 }
 
 // ValidateApart says, as a [*UsageError], what is not possible between two processes, as far as
@@ -129,11 +128,11 @@ func (p Params) ValidateApart() error {
 			p.NICs = 2
 		}
 	}
-	return p.validateApart()
+	return p.completeApart()
 }
 
-// validateApart is Validate of what is measured between two processes.
-func (p *Params) validateApart() error {
+// completeApart is Complete of what is measured between two processes.
+func (p *Params) completeApart() error {
 	for _, flag := range []struct {
 		name  string
 		given bool
@@ -148,7 +147,7 @@ func (p *Params) validateApart() error {
 		return usage("--layer shmem is measured between PEs of one process: drop --connect, or use --layer " +
 			"transport or --layer tagged")
 	}
-	return p.Validate()
+	return p.Complete()
 }
 
 // checkCard says whether the memory of an end is what the rounds will name.

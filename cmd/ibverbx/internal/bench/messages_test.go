@@ -73,7 +73,7 @@ func TestMessagesGolden(t *testing.T) {
 func cardOf(t *testing.T, layer layers.Layer, nics []verbs.Device) layers.Card {
 	t.Helper()
 	p := params(func(p *Params) { p.Layer, p.Op, p.Sizes = layer, "", nil })
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		t.Fatal(err)
 	}
 	column, err := newHalf(p, Spray, newMemory(p, [2]bool{true, false}), 0, nics)

@@ -169,7 +169,7 @@ func (p *Params) spin() time.Duration {
 		return time.Hour
 	case p.Wait == Events:
 		return -1
-	case p.unknownSpeed() && p.Mode == Latency:
+	case p.unknownSpeed() && p.Mode.Series():
 		return latencySpin
 	}
 	return patientSpin

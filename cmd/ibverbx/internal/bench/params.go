@@ -2,10 +2,11 @@ package bench
 
 import (
 	"cmp"
-	"encoding/json"
+	"encoding"
 	"fmt"
-	"math"
+	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"ibverbx"
@@ -30,28 +31,6 @@ const (
 	CmpSwap  = layers.CmpSwap
 )
 
-// Mode is what is measured.
-type Mode string
-
-// The modes.
-const (
-	Bandwidth Mode = "bw"
-	Latency   Mode = "lat"
-)
-
-// Scheme is a column: how many queue pairs, and how they are used.
-type Scheme string
-
-// The schemes.
-const (
-	Single Scheme = "single" // one queue pair on one NIC
-	Spray  Scheme = "spray"
-	DQPLB  Scheme = "dqplb"
-)
-
-// Schemes are all of them, in the order of the columns.
-func Schemes() []Scheme { return []Scheme{Single, Spray, DQPLB} }
-
 // Wait is how an end waits for completions.
 type Wait string
 
@@ -62,72 +41,61 @@ const (
 	Events   Wait = "events" // sleep at once
 )
 
-// Seconds is a duration that is a number of seconds in JSON.
-type Seconds time.Duration
-
-// MarshalJSON writes seconds.
-func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (s *Seconds) UnmarshalJSON(text []byte) error {
-	var seconds float64
-	if err := json.Unmarshal(text, &seconds); err != nil {
-		return err
-	}
-	if math.Abs(seconds) > math.MaxInt64/2/float64(time.Second) {
-		return fmt.Errorf("%g seconds: too long", seconds)
-	}
-	*s = Seconds(math.Round(seconds * float64(time.Second)))
-	return nil
-}
-
-// Params says what to measure. Fill it, call [Params.Validate], which completes the defaults, and
-// hand it to [Run].
+// Params says what to measure. Fill it, call [Params.Complete], which completes the defaults, and
+// hand it to [Run]. A field is the one declaration of a parameter: its name in JSON, its flag, and
+// in range what it may be. The command describes the flags by name.
 type Params struct {
-	Provider      string       `json:"provider"`
-	Layer         layers.Layer `json:"layer"` // default: QP
-	Op            Op           `json:"op"`    // default: the layer's first one
-	Mode          Mode         `json:"mode"`
-	Bidirectional bool         `json:"bidirectional"`
-	Sizes         []units.Size `json:"sizes"` // default: by operation and mode
+	Provider string `json:"provider" kong:"-"`
+	// Layer is QP by default.
+	Layer layers.Layer `json:"layer" default:"qp" group:"what" predictor:"layer"`
+	// Op is the layer's first operation by default.
+	Op            Op           `json:"op" group:"what" predictor:"op"`
+	Mode          Mode         `json:"mode" default:"bw" group:"what" predictor:"mode"`
+	Bidirectional bool         `json:"bidirectional" short:"b" group:"what"`
+	Sizes         []units.Size `json:"sizes" kong:"-"` // default: by operation and mode
 	usualSizes    bool         // none were given
-	// default: all that the number of queue pairs allows
-	Schemes    []Scheme `json:"schemes"`
-	Iterations int      `json:"iterations,omitempty"` // messages a cell; 0: by duration
-	Duration   Seconds  `json:"duration_seconds,omitempty"`
+	// Schemes are by default all that the number of queue pairs allows.
+	Schemes []Scheme `json:"schemes" name:"scheme" group:"what" predictor:"scheme"`
+	// Iterations are the messages of a cell; 0: by duration.
+	Iterations int     `json:"iterations,omitempty" name:"iters" range:"1.." short:"n" group:"how"`
+	Duration   Seconds `json:"duration_seconds,omitempty" range:"1ns.." short:"D" group:"how"`
 	// Endless says that all sizes are measured again and again until the run is interrupted.
-	Endless bool `json:"run_infinitely,omitempty"`
+	Endless bool `json:"run_infinitely,omitempty" name:"run-infinitely" group:"how"`
 	// Samples is how many times each cell is measured, in turn with the others of its size;
 	// default: 6, or 1 where there are too few iterations.
-	Samples  int        `json:"samples"`
-	TxDepth  int        `json:"tx_depth"` // messages outstanding
-	NICs     int        `json:"nics"`     // of each end
-	QPs      int        `json:"qps"`      // on each NIC
-	Fragment units.Size `json:"fragment_bytes"`
+	Samples int `json:"samples" range:"1..1000" group:"how"`
+	// TxDepth is the messages outstanding, NICs those of each end, QPs the queue pairs on each NIC.
+	TxDepth int `json:"tx_depth" range:"1..65536" default:"128" short:"t" group:"how"`
+	NICs    int `json:"nics" name:"nics" range:"1..32" group:"rails"`
+	QPs     int `json:"qps" name:"qps" aliases:"qp" range:"1..128" default:"4" short:"q" group:"rails"`
+	// A message of one queue pair carries at most 2 GiB.
+	Fragment units.Size `json:"fragment_bytes" range:"1..2G" default:"512K" group:"rails"`
 	// Balance is how each end shares fragments among its queue pairs.
-	Balance ibverbx.Balance `json:"balance"`
+	Balance ibverbx.Balance `json:"balance" default:"round-robin" group:"rails" predictor:"balance"`
 	// Failover says that both ends go on without the queue pairs that fail, while others work.
-	Failover bool `json:"failover,omitempty"`
+	Failover bool `json:"failover,omitempty" group:"rails"`
 	// Failback is as in [ibverbx.Config].
-	Failback Seconds `json:"failback_seconds,omitempty"`
-	Depth    int     `json:"depth"` // messages outstanding on a queue pair
+	Failback Seconds `json:"failback_seconds,omitempty" group:"rails"`
+	// Depth is the fragments outstanding on a queue pair.
+	Depth int `json:"depth" range:"1..8192" default:"128" group:"rails"`
 	// Inline is up to how many bytes messages are sent or written inline; 0: none is.
-	Inline int        `json:"inline_bytes,omitempty"`
-	Verify bool       `json:"verify"`
-	Wait   Wait       `json:"wait"`
-	Memory units.Size `json:"memory_bytes"` // that one direction writes to
-	// one for all NICs of an end, or one each
-	Speeds    []units.Rate `json:"nic_speed_bytes_per_second,omitempty"`
-	Latencies []Seconds    `json:"nic_latency_seconds,omitempty"`
-	Faults    []Fault      `json:"faults,omitempty"`
-	Seed      uint64       `json:"seed"`
+	Inline int  `json:"inline_bytes,omitempty" name:"inline-size" range:"0..4096" short:"I" group:"how"`
+	Verify bool `json:"verify" kong:"-"`
+	Wait   Wait `json:"wait" kong:"-"`
+	// Memory is what one direction writes to.
+	Memory units.Size `json:"memory_bytes" range:"1K..1G" default:"64M" group:"how"`
+	// Speeds and Latencies are one for all NICs of an end, or one each.
+	Speeds    []units.Rate `json:"nic_speed_bytes_per_second,omitempty" name:"nic-speed" group:"sim"`
+	Latencies []Seconds    `json:"nic_latency_seconds,omitempty" name:"nic-latency" group:"sim"`
+	Faults    []Fault      `json:"faults,omitempty" name:"fault" sep:"none" group:"sim" predictor:"fault"`
+	Seed      uint64       `json:"seed" default:"1" group:"sim"`
 	// Interval is that of the time lines; 0 for none, or [AutoInterval].
-	Interval Seconds `json:"-"`
+	Interval Seconds `json:"-" group:"out"`
 
 	// Conn is what the queue pairs of this process are connected with.
-	Conn ibverbx.ConnConfig `json:"-"`
+	Conn ibverbx.ConnConfig `json:"-" kong:"-"`
 	// Shared says that two ends in this process use the same NICs, and not one half of them each.
-	Shared bool `json:"-"`
+	Shared bool `json:"-" kong:"-"`
 
 	copyTime time.Duration // of copy(), in place of what follows from the others
 }
@@ -144,17 +112,11 @@ func (e *UsageError) Error() string { return e.Reason }
 
 func usage(format string, args ...any) error { return &UsageError{fmt.Sprintf(format, args...)} }
 
-// Limits of the parameters.
+// Limits that ranges do not have.
 const (
-	maxNICs    = verbs.MaxDevices / 2
-	maxSize    = 1 << 30
-	maxDepth   = 8192
-	maxTxDepth = 1 << 16
-	maxInline  = 4096
-	maxSamples = 1000
-
+	maxSize     = 1 << 30 // of a message
 	maxFailback = Seconds(time.Hour)
-
+	// maxLayerWindow is the messages outstanding through a layer.
 	maxLayerWindow = 4096
 	// shmemMemory is how much memory one direction writes to at most in a symmetric heap, of which
 	// there are two a column.
@@ -167,17 +129,15 @@ const (
 	defaultFault    = 1 << 20                   // message size of a run with faults
 	defaultOne      = Seconds(time.Second)      // a cell of a run of one size
 	defaultSeveral  = Seconds(time.Second / 10) // of several
-	defaultLatency  = "8,64,512,4K,32K,256K"
-	defaultSizes    = "4K..16M/4"
-	defaultShort    = "8,64,512,4K" // of operations that carry no long messages
+	defaultShort    = "8,64,512,4K"             // of operations that carry no long messages
 	defaultFragment = 512 << 10
 )
 
-// Validate fills in the defaults and says, as a [*UsageError], what is not possible.
-func (p *Params) Validate() error {
+// Complete fills in the defaults and says, as a [*UsageError], what is not possible.
+func (p *Params) Complete() error {
 	p.fillDefaults()
-	for _, check := range []func() error{p.checkNumbers, p.checkSchemes, p.checkOp, p.checkFaults,
-		p.checkSizes, p.checkNICs, p.checkInterval} {
+	for _, check := range []func() error{p.checkRanges, p.checkNumbers, p.checkSchemes, p.checkOp,
+		p.checkFaults, p.checkSizes, p.checkNICs, p.checkInterval} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -242,6 +202,9 @@ func (p *Params) fillDefaults() {
 	if p.Fragment == 0 {
 		p.Fragment = defaultFragment
 	}
+	if slices.Equal(p.Schemes, []Scheme{AllSchemes}) {
+		p.Schemes = nil
+	}
 	if len(p.Schemes) == 0 {
 		p.Schemes = Schemes()
 		if p.rails() == 1 {
@@ -251,16 +214,17 @@ func (p *Params) fillDefaults() {
 }
 
 func (p *Params) defaultSizes() units.Range {
-	text := defaultSizes
+	text := p.Mode.row().sizes
 	switch {
 	case p.Op.Atomic():
 		return units.Range{8}
 	case len(p.Faults) > 0:
 		return units.Range{defaultFault}
-	case p.Mode == Latency:
-		text = defaultLatency
 	}
-	if most := p.Shape().Longest; most > 0 {
+	switch {
+	case text == "":
+		return nil // there is no such mode
+	case p.Shape().Longest > 0:
 		text = defaultShort
 	}
 	list, err := units.ParseRange(text)
@@ -278,7 +242,7 @@ const Soft = "soft"
 func (p *Params) unknownSpeed() bool { return p.Provider != Soft }
 
 // Answered says whether the target answers each message with one of its own.
-func (p *Params) Answered() bool { return p.Mode == Latency && p.Shape().Seen }
+func (p *Params) Answered() bool { return p.Mode.Series() && p.Shape().Seen }
 
 // reads says whether bytes travel from the target to the initiator.
 func (p *Params) reads() bool { return p.Shape().Reads }
@@ -286,39 +250,72 @@ func (p *Params) reads() bool { return p.Shape().Reads }
 // rails is how many queue pairs a scheme other than single has.
 func (p *Params) rails() int { return p.NICs * p.QPs }
 
+// checkRanges compares the parameters that are numbers with their ranges. Where JSON omits a 0, it
+// says that there is none.
+func (p *Params) checkRanges() error {
+	v := reflect.ValueOf(p).Elem()
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		limits, ok := f.Tag.Lookup("range")
+		if !ok || v.Field(i).IsZero() && strings.Contains(f.Tag.Get("json"), "omitempty") {
+			continue
+		}
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		name = strings.NewReplacer("_bytes", "", "_seconds", "", "_", "-").Replace(name)
+		name = cmp.Or(f.Tag.Get("name"), name)
+		if err := CheckRange(name, v.Field(i), limits); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckRange compares the value of a flag, which is a number, with a range: LEAST..MOST, both
+// written as on the command line, or LEAST.. without an upper limit.
+func CheckRange(flag string, value reflect.Value, limits string) error {
+	low, high, _ := strings.Cut(limits, "..")
+	number := func(v reflect.Value) int64 { return v.Convert(reflect.TypeFor[int64]()).Int() }
+	least := readNumber(value.Type(), low)
+	if high == "" {
+		if number(value) < number(least) {
+			return usage("--%s %v: must be at least %v", flag, value, least)
+		}
+		return nil
+	}
+	if most := readNumber(value.Type(), high); number(value) < number(least) || number(value) > number(most) {
+		return usage("--%s %v: must be %v to %v", flag, value, least, most)
+	}
+	return nil
+}
+
+// readNumber reads a number of a type from the tag of a field.
+func readNumber(of reflect.Type, text string) reflect.Value {
+	v := reflect.New(of)
+	var err error
+	if t, ok := v.Interface().(encoding.TextUnmarshaler); ok {
+		err = t.UnmarshalText([]byte(text))
+	} else {
+		_, err = fmt.Sscan(text, v.Interface())
+	}
+	if err != nil {
+		panic(err) // the tag is wrong
+	}
+	return v.Elem()
+}
+
 func (p *Params) checkNumbers() error {
 	switch {
-	case p.Iterations < 0:
-		return usage("--iters %d: must be at least 1", p.Iterations)
 	case p.Iterations > 0 && p.Duration != 0:
 		return usage("--iters and --duration together: give one of them")
-	case p.Duration < 0:
-		return usage("--duration %v: must be positive", time.Duration(p.Duration))
-	case p.TxDepth < 1 || p.TxDepth > maxTxDepth:
-		return usage("--tx-depth %d: must be 1 to %d", p.TxDepth, maxTxDepth)
-	case p.Depth < 1 || p.Depth > maxDepth:
-		return usage("--depth %d: must be 1 to %d", p.Depth, maxDepth)
-	case p.QPs < 1 || p.QPs > ibverbx.MaxRails: // before they are multiplied
-		return usage("--qps %d: must be 1 to %d", p.QPs, ibverbx.MaxRails)
-	case p.NICs < 1 || p.NICs > maxNICs:
-		return usage("--nics %d: must be 1 to %d for each end", p.NICs, maxNICs)
 	case p.rails() > ibverbx.MaxRails:
 		return usage("--nics %d with --qps %d makes %d queue pairs: a virtual queue pair has at most %d",
 			p.NICs, p.QPs, p.rails(), ibverbx.MaxRails)
-	case p.Samples < 1 || p.Samples > maxSamples:
-		return usage("--samples %d: must be 1 to %d", p.Samples, maxSamples)
 	case p.Iterations > 0 && p.Iterations < p.Samples:
 		return usage("--iters %d makes no --samples %d: give more messages, or fewer samples", p.Iterations,
 			p.Samples)
-	case p.Inline < 0 || p.Inline > maxInline:
-		return usage("--inline-size %d: must be 0 to %d", p.Inline, maxInline)
 	case p.Inline > 0 && (p.Layered() || p.reads() || p.Op.Atomic()):
 		return usage("--inline-size is of what is sent or written through --layer qp: drop it, or use --op " +
 			"write, write-imm or send")
-	case p.Fragment > 1<<31:
-		return usage("--fragment %v: a message of one queue pair carries at most 2 GiB", p.Fragment)
-	case p.Memory < 1<<10 || p.Memory > maxSize:
-		return usage("--memory %v: must be 1 KiB to 1 GiB", p.Memory)
 	}
 	return nil
 }
@@ -328,8 +325,7 @@ func (p *Params) checkSchemes() error {
 		return usage("--failback goes with --failover: what has not been lost cannot come back")
 	}
 	if p.Failback > maxFailback {
-		return usage("--failback %v: must be at most %v, or 0 for never", time.Duration(p.Failback),
-			time.Duration(maxFailback))
+		return usage("--failback %v: must be at most %v, or 0 for never", p.Failback, maxFailback)
 	}
 	if p.Failover && p.Layered() {
 		return usage("--failover is of virtual queue pairs: use --layer qp, or drop it")
@@ -344,6 +340,8 @@ func (p *Params) checkSchemes() error {
 	}
 	for i, s := range p.Schemes {
 		switch {
+		case s == AllSchemes:
+			return usage("--scheme all stands alone")
 		case !slices.Contains(Schemes(), s):
 			return usage("--scheme %.20q: have single, spray, dqplb, or all", s)
 		case slices.Contains(p.Schemes[:i], s):
@@ -361,12 +359,12 @@ func (p *Params) checkOp() error {
 	switch {
 	case err != nil:
 		return &UsageError{err.Error()}
-	case p.Mode != Bandwidth && p.Mode != Latency:
-		return usage("--mode %.20q: have bw and lat", p.Mode)
-	case p.Mode == Latency && p.Bidirectional:
-		return usage("--mode lat with --bidirectional: latency is measured one message at a time; drop -b, " +
-			"or use --mode bw")
-	case shape.LatencyOnly && p.Mode != Latency:
+	case !slices.Contains(Modes(), p.Mode):
+		return usage("--mode %.20q: have %s", p.Mode, strings.Join(words(Modes()), " and "))
+	case p.Mode.Series() && p.Bidirectional:
+		return usage("--mode %s with --bidirectional: it measures one message at a time; drop -b, or use "+
+			"--mode bw", p.Mode)
+	case shape.LatencyOnly && !p.Mode.Series():
 		return usage("--op %s is one message at a time: use --mode lat, or --op put", p.Op)
 	case p.Layered() && p.TxDepth > maxLayerWindow:
 		return usage("--tx-depth %d: through a layer at most %d", p.TxDepth, maxLayerWindow)
@@ -406,7 +404,7 @@ func (p *Params) checkNICs() error {
 	}
 	for _, l := range p.Latencies {
 		if l < 0 {
-			return usage("--nic-latency %v: must not be negative", time.Duration(l))
+			return usage("--nic-latency %v: must not be negative", l)
 		}
 	}
 	return perNIC("--nic-latency", len(p.Latencies))
@@ -428,7 +426,7 @@ func (p *Params) checkFaults() error {
 // Timed says whether bandwidth over time is of use: of what moves bytes, many messages at a time,
 // through queue pairs.
 func (p *Params) Timed() bool {
-	return !p.Layered() && p.Mode == Bandwidth && !p.Op.Atomic()
+	return !p.Layered() && !p.Mode.Series() && !p.Op.Atomic()
 }
 
 func (p *Params) checkInterval() error {
@@ -438,8 +436,8 @@ func (p *Params) checkInterval() error {
 		return usage("--interval and --plot show bandwidth over time: use --layer qp with --mode bw and an " +
 			"operation that moves bytes, or drop them")
 	case p.Interval != AutoInterval && (p.Interval < LeastInterval || p.Interval > MostInterval):
-		return usage("--interval %v: must be %v to %v, or 0 for no time line", time.Duration(p.Interval),
-			time.Duration(LeastInterval), time.Duration(MostInterval))
+		return usage("--interval %v: must be %v to %v, or 0 for no time line", p.Interval, LeastInterval,
+			MostInterval)
 	}
 	return nil
 }
@@ -448,12 +446,9 @@ func (p *Params) checkInterval() error {
 func (p *Params) config(s Scheme) ibverbx.Config {
 	cfg := ibverbx.Config{Balance: p.Balance, Failover: p.Failover, Failback: time.Duration(p.Failback),
 		FragmentSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs, MaxInline: p.Inline,
-		Conn: p.Conn}
-	switch s {
-	case Single:
+		Conn: p.Conn, Scheme: s.row().scheme}
+	if s == Single {
 		cfg.QPsPerDevice = 1
-	case Spray:
-		cfg.Scheme = ibverbx.Spray
 	}
 	return cfg
 }

@@ -45,14 +45,14 @@ func TestValidate(t *testing.T) {
 		{"iterations and duration", func(p *Params) { p.Duration = Seconds(time.Second) },
 			"give one of them"},
 		{"negative iterations", func(p *Params) { p.Iterations = -1 }, "at least 1"},
-		{"negative duration", func(p *Params) { p.Iterations, p.Duration = 0, -1 }, "must be positive"},
+		{"negative duration", func(p *Params) { p.Iterations, p.Duration = 0, -1 }, "must be at least 1ns"},
 		{"tx depth", func(p *Params) { p.TxDepth = 0 }, "--tx-depth 0"},
 		{"depth", func(p *Params) { p.Depth = 1 << 20 }, "--depth 1048576"},
 		{"queue pairs", func(p *Params) { p.QPs = 0 }, "--qps 0"},
 		{"queue pairs that overflow", func(p *Params) { p.NICs, p.QPs = 4, 1<<62+1 }, "must be 1 to 128"},
 		{"NICs", func(p *Params) { p.NICs = 33 }, "--nics 33: must be 1 to 32"},
 		{"rails", func(p *Params) { p.QPs = 100 }, "at most 128"},
-		{"fragment", func(p *Params) { p.Fragment = 4 << 30 }, "at most 2 GiB"},
+		{"fragment", func(p *Params) { p.Fragment = 4 << 30 }, "must be 1 B to 2 GiB"},
 		{"memory", func(p *Params) { p.Memory = 1 }, "--memory 1 B"},
 		{"speeds", func(p *Params) { p.Speeds = make([]units.Rate, 3) },
 			"--nic-speed lists 3 values for 2 NICs"},
@@ -75,7 +75,7 @@ func TestValidate(t *testing.T) {
 		{"short interval", func(p *Params) { p.Interval = LeastInterval - 1 }, "must be 1ms to 1h0m0s"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			err := params(tt.change).Validate()
+			err := params(tt.change).Complete()
 			if tt.want == "" {
 				if err != nil {
 					t.Errorf("error %v, want none", err)
@@ -93,7 +93,7 @@ func TestValidate(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	sizes := func(change func(*Params)) int {
 		p := params(func(p *Params) { p.Sizes, p.Iterations = nil, 0 }, change)
-		if err := p.Validate(); err != nil {
+		if err := p.Complete(); err != nil {
 			t.Fatal(err)
 		}
 		return len(p.Sizes)

@@ -106,7 +106,7 @@ func (r *Result) finish(copies series) {
 	r.Spread = spreadOf(samples)
 	if r.Seconds > 0 {
 		r.MsgPerSecond = float64(r.Messages) / r.Seconds
-		if r.Mode != Latency && len(samples) > 0 {
+		if !r.Mode.Series() && len(samples) > 0 {
 			r.MsgPerSecond = median(samples)
 		}
 		r.GBPerSecond = r.MsgPerSecond * float64(r.Size) / 1e9

@@ -34,7 +34,7 @@ func (c *cell) task(ctx context.Context, end, n int, warmup bool) layers.Task {
 	if warmup && t.Take > 0 {
 		t.Check = c.early(end)
 	}
-	if c.p.Mode == Latency {
+	if c.p.Mode.Series() {
 		t.Window = c.accepted(2) // with 1 an answer would wait until the one before is acknowledged
 		if end == 0 {
 			if len(c.times) < n {
@@ -108,7 +108,7 @@ func (c *cell) runRound(n int, warmup bool) error {
 	// Of two ends that send at the same time the slower one counts,
 	// since neither clock covers both.
 	elapsed = max(elapsed, min(theirs, time.Since(start)))
-	if c.p.Mode == Latency && (c.peer == nil || c.peer.leads) {
+	if c.p.Mode.Series() && (c.peer == nil || c.peer.leads) {
 		elapsed = c.record(n)
 	}
 	c.add(c.posted[0]+c.posted[1], elapsed, warmup)
@@ -143,7 +143,7 @@ func (c *cell) add(messages int, took time.Duration, warmup bool) {
 // partial counts the messages of a series that failed with err that came through before.
 func (c *cell) partial(warmup bool, err error) error {
 	a := c.pair.ends[0]
-	if c.p.Mode != Latency || a == nil || a.Timed() == 0 {
+	if !c.p.Mode.Series() || a == nil || a.Timed() == 0 {
 		return err
 	}
 	n := a.Timed()

@@ -236,7 +236,7 @@ func (r *runner) takeTurn(cells []*cell, size, turn int) error {
 // baseline takes a sample of copy(), where that is a comparison:
 // both ends' memory is in this process.
 func (r *runner) baseline(c *copier, turn int, copies *series) error {
-	if r.p.Mode != Bandwidth || r.p.Op.Atomic() || r.peer != nil || r.interrupted() {
+	if r.p.Mode.Series() || r.p.Op.Atomic() || r.peer != nil || r.interrupted() {
 		return nil
 	}
 	bytes, err := c.sample(r.ctx, r.p, r.mem)

@@ -33,7 +33,7 @@ func (o observer) Row(r []Result) {
 
 func measure(t *testing.T, p *Params) (*Report, error) {
 	t.Helper()
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		t.Fatal(err)
 	}
 	report, err := Run(t.Context(), p, openSoft, observer{})
@@ -140,7 +140,7 @@ func TestInterrupt(t *testing.T) {
 	p := params(func(p *Params) {
 		p.Iterations, p.Duration, p.Sizes = 0, Seconds(time.Millisecond), []units.Size{64, 128, 256}
 	})
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		t.Fatal(err)
 	}
 	report, err := Run(ctx, p, openSoft, observer{row: func([]Result) { interrupt() }})
@@ -187,7 +187,7 @@ func TestVerifyFinds(t *testing.T) {
 // closes it.
 func openRunner(t *testing.T, p *Params) *runner {
 	t.Helper()
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		t.Fatal(err)
 	}
 	run := newRunner(t.Context(), p, bothHere(), observer{})
@@ -229,7 +229,7 @@ func TestRoundsOfRun(t *testing.T) {
 
 func TestTooFewNICs(t *testing.T) {
 	p := params()
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		t.Fatal(err)
 	}
 	few := func(int) (verbs.Provider, error) { return soft.New(soft.Config{Devices: 1}) }
@@ -251,7 +251,7 @@ func TestUsualSizesFitTheNICs(t *testing.T) {
 		p := params(func(p *Params) {
 			p.Sizes, p.Memory, p.Fragment, p.Iterations, p.Samples = sizes, 1<<20, most, 2, 1
 		})
-		if err := p.Validate(); err != nil {
+		if err := p.Complete(); err != nil {
 			t.Fatal(err)
 		}
 		report, err := Run(t.Context(), p, opens, observer{})

@@ -42,7 +42,7 @@ func TestSamples(t *testing.T) {
 			// must stop it for more than half a second.
 			p.Mode, p.Iterations, p.Duration, p.Op = mode, 0, Seconds(200*time.Millisecond), WriteImm
 		})
-		if err := p.Validate(); err != nil {
+		if err := p.Complete(); err != nil {
 			t.Fatal(err)
 		}
 		o := &cellObserver{}

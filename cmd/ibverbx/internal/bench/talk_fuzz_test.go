@@ -51,7 +51,7 @@ func talkParams(t *testing.T, how byte) *Params {
 			p.Mode, p.Bidirectional = Latency, false
 		}
 	})
-	if err := p.Validate(); err != nil {
+	if err := p.Complete(); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -135,7 +135,7 @@ func toTheEnd(script string, p *Params) bool {
 		case kindBye:
 			return true
 		case kindTask:
-			if json.Unmarshal(lastOf("parameters", lie), &task) == nil && task.Validate() != nil {
+			if json.Unmarshal(lastOf("parameters", lie), &task) == nil && task.Complete() != nil {
 				return false
 			}
 		case kindCell:
