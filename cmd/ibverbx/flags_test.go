@@ -158,7 +158,8 @@ func TestHarmless(t *testing.T) {
 // TestEveryFlagHasHelp shows that no flag is without help,
 // and that none is described that is not there.
 func TestEveryFlagHasHelp(t *testing.T) {
-	k, err := kong.New(&cli{}, kong.ExplicitGroups(groups()), kong.PostBuild(describeFlags))
+	k, err := kong.New(&cli{}, kong.ExplicitGroups(groups()), kong.PostBuild(describeFlags),
+		kong.NamedMapper("number", kong.MapperFunc(readNumber)))
 	if err != nil {
 		t.Fatal(err)
 	}

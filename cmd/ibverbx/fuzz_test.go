@@ -75,7 +75,8 @@ func newFlagReader(tb testing.TB) *flagReader {
 	r := &flagReader{flags: &cli{}}
 	var err error
 	r.parser, err = kong.New(r.flags, kong.Name("ibverbx"), kong.Writers(io.Discard, io.Discard),
-		kong.Exit(func(int) { panic(helpShown{}) }), kong.ExplicitGroups(groups()))
+		kong.Exit(func(int) { panic(helpShown{}) }), kong.ExplicitGroups(groups()),
+		kong.NamedMapper("number", kong.MapperFunc(readNumber)))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -158,7 +159,7 @@ func FuzzFlags(f *testing.F) {
 // checkPerftest checks flags as perftest does before it opens anything.
 func checkPerftest(t *testing.T, c *perftestCmd) error {
 	t.Helper()
-	cfg, _, err := c.config()
+	cfg, err := c.config()
 	if err != nil {
 		return wrongUse(t, err)
 	}

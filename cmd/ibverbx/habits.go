@@ -1,9 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
+	"strconv"
 	"strings"
+
+	"github.com/alecthomas/kong"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
@@ -25,6 +30,26 @@ func hint(err error, command string) error {
 	}
 	flag, _, _ := strings.Cut(m[1], "=")
 	return fmt.Errorf("unknown flag %s: see %s --help", flag, command)
+}
+
+// readNumber reads a whole number in the range of its flag's tag in, such as in:"0..15".
+func readNumber(ctx *kong.DecodeContext, target reflect.Value) error {
+	var text string
+	if err := ctx.Scan.PopValueInto("number", &text); err != nil {
+		return err
+	}
+	least, most, _ := strings.Cut(ctx.Value.Tag.Get("in"), "..")
+	low, errLow := strconv.Atoi(least)
+	high, errHigh := strconv.Atoi(most)
+	if err := errors.Join(errLow, errHigh); err != nil {
+		panic(err) // the tag is wrong
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < low || n > high {
+		return fmt.Errorf("%.20q: must be %d to %d", text, low, high)
+	}
+	target.Set(reflect.ValueOf(n).Convert(target.Type()))
+	return nil
 }
 
 var negative = regexp.MustCompile(`^-[0-9.]`)

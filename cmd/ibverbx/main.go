@@ -108,6 +108,11 @@ func harmless(text string) string {
 
 func isControl(r rune) bool { return r != '\n' && unicode.In(r, unicode.Cc, unicode.Cf) }
 
+// usage is the error of flags that make no sense.
+func usage(format string, args ...any) error {
+	return &bench.UsageError{Reason: fmt.Sprintf(format, args...)}
+}
+
 // reason is an error for stderr: further lines are indented behind the first, and the prefix of the
 // library, which has the command's name, is dropped.
 func reason(err error) string {
@@ -144,6 +149,7 @@ func run(c *console, args []string) (code int) {
 		kong.Exit(func(int) { panic(helpShown{}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
 		kong.ExplicitGroups(groups()),
+		kong.NamedMapper("number", kong.MapperFunc(readNumber)),
 		kong.PostBuild(describeFlags),
 		kong.Vars{"version": versionLine()},
 	)

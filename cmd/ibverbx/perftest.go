@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/perftest"
 	"ibverbx/cmd/ibverbx/internal/units"
@@ -38,10 +37,10 @@ type perftestFlags struct {
 	Size          *units.Size `group:"what" short:"s" placeholder:"SIZE"`
 	All           bool        `group:"what" short:"a"`
 	Bidirectional bool        `group:"what" short:"b"`
-	Iters         *int        `group:"what" short:"n" placeholder:"N"`
-	QPs           *int        `group:"what" name:"qp" aliases:"qps" short:"q" placeholder:"N"`
-	TxDepth       *int        `group:"how" short:"t" placeholder:"N"`
-	RxDepth       *int        `group:"how" short:"r" placeholder:"N"`
+	Iters         int         `group:"what" short:"n" placeholder:"N" type:"number" in:"1..100000000"`
+	QPs           int         `group:"what" name:"qp" aliases:"qps" short:"q" type:"number" in:"1..16384"`
+	TxDepth       int         `group:"how" short:"t" placeholder:"N" type:"number" in:"1..16384"`
+	RxDepth       int         `group:"how" short:"r" placeholder:"N" type:"number" in:"1..16384"`
 }
 
 // Help is shown below the flags.
@@ -112,12 +111,12 @@ type perftestDocument struct {
 }
 
 func (f *perftestCmd) run(c *console) (*perftest.Report, error) {
-	cfg, conn, err := f.config()
+	cfg, err := f.config()
 	if err != nil {
 		return nil, err
 	}
-	table := &perftestTable{printer: printer{w: c.out}, cfg: cfg, unit: unitOf(f.ReportGbits)}
-	end, err := f.openEnd(c, conn, &f.said)
+	table := &perftestTable{printer: printer{w: c.out}, unit: unitOf(f.ReportGbits)}
+	end, err := f.openEnd(c, cfg.Conn, &f.said)
 	if err != nil {
 		return nil, err
 	}
@@ -130,83 +129,50 @@ func (f *perftestCmd) run(c *console) (*perftest.Report, error) {
 }
 
 // config is what the flags say. Nothing has happened yet.
-func (f *perftestCmd) config() (cfg *perftest.Config, conn ibverbx.ConnConfig, err error) {
-	cfg = &perftest.Config{Kind: perftest.Kind(f.Test), All: f.All, Bidirectional: f.Bidirectional,
-		Gbits: f.ReportGbits, Timeout: time.Duration(f.Timeout)}
-	usage := func(format string, args ...any) (*perftest.Config, ibverbx.ConnConfig, error) {
-		return nil, conn, &bench.UsageError{Reason: fmt.Sprintf(format, args...)}
-	}
-	for _, n := range []struct {
-		name  string
-		given *int
-		to    *int
-	}{{"iters", f.Iters, &cfg.Messages}, {"qp", f.QPs, &cfg.QPs}, {"tx-depth", f.TxDepth, &cfg.TxDepth},
-		{"rx-depth", f.RxDepth, &cfg.RxDepth}} {
-		if n.given == nil {
-			continue
-		}
-		if *n.to = *n.given; *n.given == 0 {
-			return usage("--%s 0: must be at least 1", n.name)
-		}
-	}
+func (f *perftestCmd) config() (cfg *perftest.Config, err error) {
+	cfg = &perftest.Config{Kind: perftest.Kind(f.Test), QPs: f.QPs, Messages: f.Iters, All: f.All,
+		Bidirectional: f.Bidirectional, TxDepth: f.TxDepth, RxDepth: f.RxDepth, Gbits: f.ReportGbits,
+		Timeout: time.Duration(f.Timeout)}
 	switch {
 	case f.Size != nil && f.All:
-		return usage("--size and --all exclude each other: give one of them")
+		return nil, usage("--size and --all exclude each other: give one of them")
 	case f.Size != nil && *f.Size == 0:
-		return usage("--size 0: a message of no bytes cannot be measured; use --size 1 or more")
+		return nil, usage("--size 0: a message of no bytes cannot be measured; use --size 1 or more")
 	case f.Size != nil:
 		cfg.Size = int(min(*f.Size, 1<<62))
 	}
 	if f.Timeout <= 0 {
-		return usage("--timeout 0: the peer needs some time for a step, such as 30s")
+		return nil, usage("--timeout 0: the peer needs some time for a step, such as 30s")
 	}
 	if err = f.checkConnection(); err != nil {
-		return nil, conn, err
+		return nil, err
 	}
 	if err = f.meet(f.Host); err != nil {
-		return nil, conn, err
+		return nil, err
 	}
 	if err = f.checkNICs(); err != nil {
-		return nil, conn, err
+		return nil, err
 	}
-	if conn, err = f.conn(); err != nil {
-		return nil, conn, err
+	if cfg.Conn, err = f.conn(); err != nil {
+		return nil, err
 	}
-	cfg.Conn = f.queuePairs(conn)
 	if err = cfg.Validate(); err != nil {
-		return usage("%v", err)
+		return nil, usage("%v", err)
 	}
-	return cfg, conn, nil
+	return cfg, nil
 }
 
 // checkNICs says whether the NICs that are named can be.
 func (f *perftestCmd) checkNICs() error {
 	provider := f.asked()
 	if provider == softNICs {
-		return &bench.UsageError{Reason: "--provider soft: software NICs live inside one process, where " +
-			"perftest is not: use --provider roce, or real NICs"}
+		return usage("--provider soft: software NICs live inside one process, where perftest is not: use " +
+			"--provider roce, or real NICs")
 	}
 	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
 		return err
 	}
 	return f.checkRoCE(provider)
-}
-
-// queuePairs is how the queue pairs are connected: what was not given is perftest's choice, which
-// is not that of virtual queue pairs.
-func (f *perftestCmd) queuePairs(conn ibverbx.ConnConfig) perftest.Conn {
-	p := perftest.Conn{Port: conn.Port, GIDIndex: f.GIDIndex, MTU: conn.MTU, TrafficClass: conn.TrafficClass,
-		SL: conn.SL, Reads: conn.MaxRDAtomic}
-	for _, flag := range []struct {
-		given *int
-		to    **uint8
-	}{{f.QPTimeout, &p.Timeout}, {f.RetryCount, &p.RetryCount}, {f.RNRRetry, &p.RNRRetry}} {
-		if flag.given != nil {
-			n := uint8(*flag.given)
-			*flag.to = &n
-		}
-	}
-	return p
 }
 
 // connection is the one with the peer: the first that comes, or the one with the host that was
@@ -252,21 +218,16 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perfte
 	if err != nil {
 		return nil, errors.Join(err, nc.Close())
 	}
-	var o perftest.Observer = table
+	observe := table.show
 	if f.JSON {
-		o = perftestSilent{}
-	} else {
-		table.nic = nicoffer.NameOf(dev)
+		observe = func(*perftest.Report) {}
 	}
 	if end.Name() == roceNICs && f.Device == "" {
 		if cfg.Peer, err = ipOf(nc.RemoteAddr().String()); err != nil {
 			return nil, errors.Join(err, nc.Close())
 		}
 	}
-	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg, o)
-	if report != nil {
-		report.NIC = nicoffer.NameOf(dev)
-	}
+	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg, observe)
 	var failed *perftest.FailedError
 	if errors.As(err, &failed) && failed.First && failed.Status == verbs.StatusRetryExcErr &&
 		end.Name() == roceNICs {

@@ -10,19 +10,21 @@ import (
 // perftestTable writes a test with perftest for people.
 type perftestTable struct {
 	printer
-	cfg  *perftest.Config
-	nic  string
 	unit unit
 }
 
-// Start writes what comes above the rows.
-func (t *perftestTable) Start(r *perftest.Report) {
+// show writes what comes above the rows, or the row of the last result.
+func (t *perftestTable) show(r *perftest.Report) {
+	if n := len(r.Results); n > 0 {
+		t.row(&r.Results[n-1], r.Bidirectional)
+		return
+	}
 	role := "server"
 	if r.Client {
 		role = "client"
 	}
 	t.printf("%s, %s of %s, which is perftest %s\n", r.Kind, role, r.Peer.Address, r.Peer.Version)
-	t.printf("here: %s, GID %v; there: GID %v\n", t.nic, r.GID, r.Peer.GID)
+	t.printf("here: %s, GID %v; there: GID %v\n", r.NIC, r.GID, r.Peer.GID)
 	how := fmt.Sprintf("%s, path MTU %d", count(r.QPs, "queue pair"), r.PathMTU)
 	switch {
 	case r.Kind == perftest.ReadLat:
@@ -44,8 +46,8 @@ func (t *perftestTable) Start(r *perftest.Report) {
 	t.printf("%9s %9s %12s %10s\n", "size", "messages", t.unit.name, "Mmsg/s")
 }
 
-// Row writes the figures of a size.
-func (t *perftestTable) Row(r *perftest.Result) {
+// row writes the figures of a size.
+func (t *perftestTable) row(r *perftest.Result, bidirectional bool) {
 	t.printf("%9v %9d", units.Size(r.Size), r.Messages)
 	if l := r.Latency; l != nil {
 		for _, ns := range []int64{l.Min, l.P50, l.P99, l.P999, l.Max} {
@@ -58,14 +60,8 @@ func (t *perftestTable) Row(r *perftest.Result) {
 	switch {
 	case r.Seconds == 0:
 		t.printf("  as the client says")
-	case t.cfg.Bidirectional:
+	case bidirectional:
 		t.printf("  of it the peer's %s", digits(t.unit.of(r.FromPeer)))
 	}
 	t.printf("\n")
 }
-
-// perftestSilent observes nothing.
-type perftestSilent struct{}
-
-func (perftestSilent) Start(*perftest.Report) {}
-func (perftestSilent) Row(*perftest.Result)   {}

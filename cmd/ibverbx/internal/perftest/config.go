@@ -1,11 +1,14 @@
 package perftest
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
+	"ibverbx"
 	"ibverbx/verbs"
 )
 
@@ -25,33 +28,32 @@ const (
 // Kinds are all of them.
 func Kinds() []Kind { return []Kind{WriteBW, ReadBW, SendBW, WriteLat, ReadLat, SendLat} }
 
-// shape is what a kind of test does.
-type shape struct {
-	opcode  verbs.Opcode
-	latency bool
-	access  verbs.AccessFlags // that the queue pair and its memory grant
-}
-
-// shape is the kind's. The kind was checked.
-func (k Kind) shape() shape {
-	s := shape{opcode: verbs.OpRDMAWrite, latency: strings.HasSuffix(string(k), "_lat"),
-		access: verbs.AccessLocalWrite}
+// opcode is that of its messages.
+func (k Kind) opcode() verbs.Opcode {
 	switch k {
-	case WriteBW, WriteLat:
-		s.access |= verbs.AccessRemoteWrite
 	case ReadBW, ReadLat:
-		s.opcode = verbs.OpRDMARead
-		s.access |= verbs.AccessRemoteRead
+		return verbs.OpRDMARead
 	case SendBW, SendLat:
-		s.opcode = verbs.OpSend
+		return verbs.OpSend
 	}
-	return s
+	return verbs.OpRDMAWrite
 }
 
-// Latency says whether latencies are measured, and not bandwidths.
-func (k Kind) Latency() bool { return k.shape().latency }
+// access is what its queue pairs and their memory grant.
+func (k Kind) access() verbs.AccessFlags {
+	switch k.opcode() {
+	case verbs.OpRDMARead:
+		return verbs.AccessLocalWrite | verbs.AccessRemoteRead
+	case verbs.OpSend:
+		return verbs.AccessLocalWrite
+	}
+	return verbs.AccessLocalWrite | verbs.AccessRemoteWrite
+}
 
-// Halved says whether its latencies are halves of a round trip.
+// Latency reports whether it measures latencies, not bandwidths.
+func (k Kind) Latency() bool { return strings.HasSuffix(string(k), "_lat") }
+
+// Halved reports whether its latencies are halves of a round trip.
 func (k Kind) Halved() bool { return k == WriteLat || k == SendLat }
 
 // Limits.
@@ -77,7 +79,10 @@ type Config struct {
 	TxDepth       int  // sends outstanding on a queue pair; 0 is 128
 	RxDepth       int  // receives posted to a queue pair; 0 is 512
 	Gbits         bool // reports travel in Gbit/s, and not in MiB/s: the same at both ends
-	Conn          Conn
+	// Conn is what the queue pairs are connected with. Where it leaves the choice, perftest's
+	// holds: the timeout's code is 14, retries are 7, and as many reads are outstanding as the NIC
+	// allows.
+	Conn ibverbx.ConnConfig
 	// Peer is the address from which the peer comes, where messages are to go to no other: its GID
 	// has to be that of this address. Loopback addresses stand for each other. The zero value
 	// allows any.
@@ -87,88 +92,47 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// Conn is what queue pairs are connected with. The zero value is perftest's choice.
-type Conn struct {
-	Port         uint8     // 0 is the NIC's own choice
-	GIDIndex     *int      // nil is the best entry of the GID table
-	MTU          verbs.MTU // 0 is the port's
-	TrafficClass uint8
-	SL           uint8
-	Timeout      *uint8 // code of verbs.AckTimeout; nil is 14
-	RetryCount   *uint8 // nil is 7
-	RNRRetry     *uint8 // nil is 7, for ever
-	Reads        uint8  // outstanding on a queue pair; 0 is 1, or what the NIC allows where it reads
-}
-
-// Validate fills in the defaults and says what is not possible.
+// Validate fills in the defaults and reports what is not possible.
 func (c *Config) Validate() error {
-	if err := checkKind(c.Kind); err != nil {
-		return err
+	if !slices.Contains(Kinds(), c.Kind) {
+		return fmt.Errorf("%.30q is not among the tests that can be measured here: have %v", c.Kind, Kinds())
 	}
-	lat := c.Kind.Latency()
-	for _, d := range []struct {
-		n     *int
-		usual int
-	}{{&c.QPs, 1}, {&c.Messages, 1000}, {&c.Size, 65536}, {&c.TxDepth, 128}, {&c.RxDepth, 512}} {
-		if *d.n == 0 {
-			*d.n = d.usual
-			if d.n == &c.Messages && c.Kind == WriteBW {
-				*d.n = 5000
-			}
-			if d.n == &c.Size && lat {
-				*d.n = 2
-			}
-		}
+	lat, messages, size := c.Kind.Latency(), 1000, 65536
+	if c.Kind == WriteBW {
+		messages = 5000
 	}
-	if c.Timeout == 0 {
-		c.Timeout = 30 * time.Second
+	if lat {
+		size = 2
 	}
 	if c.All {
 		c.Size = allBytes
 	}
+	c.QPs, c.Messages, c.Size = cmp.Or(c.QPs, 1), cmp.Or(c.Messages, messages), cmp.Or(c.Size, size)
+	c.TxDepth, c.RxDepth = cmp.Or(c.TxDepth, 128), cmp.Or(c.RxDepth, 512)
+	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
+	for _, flag := range []struct {
+		name    string
+		n, most int
+	}{
+		{"qp", c.QPs, maxQPs}, {"iters", c.Messages, maxMessages}, {"size", c.Size, maxBytes},
+		{"tx-depth", c.TxDepth, maxDepth}, {"rx-depth", c.RxDepth, maxDepth},
+	} {
+		if flag.n < 1 || flag.n > flag.most {
+			return fmt.Errorf("--%s %d: must be 1 to %d", flag.name, flag.n, flag.most)
+		}
+	}
 	switch {
-	case c.QPs < 1 || c.QPs > maxQPs:
-		return fmt.Errorf("--qp %d: must be 1 to %d", c.QPs, maxQPs)
 	case lat && c.QPs > 1:
 		return fmt.Errorf("--qp %d with %s: latencies are measured on one queue pair", c.QPs, c.Kind)
 	case lat && c.Bidirectional:
 		return fmt.Errorf("--bidirectional with %s: latencies are measured one message at a time", c.Kind)
-	case c.Messages < 1 || c.Messages > maxMessages:
-		return fmt.Errorf("--iters %d: must be 1 to %d", c.Messages, maxMessages)
 	case lat && c.Messages < 2:
 		return fmt.Errorf("--iters %d with %s: a latency is the time between two messages", c.Messages,
 			c.Kind)
-	case c.Size < 1 || c.Size > maxBytes:
-		return fmt.Errorf("--size %d: must be 1 to %d", c.Size, maxBytes)
-	case c.TxDepth < 1 || c.TxDepth > maxDepth:
-		return fmt.Errorf("--tx-depth %d: must be 1 to %d", c.TxDepth, maxDepth)
-	case c.RxDepth < 1 || c.RxDepth > maxDepth:
-		return fmt.Errorf("--rx-depth %d: must be 1 to %d", c.RxDepth, maxDepth)
-	case c.Timeout < 0:
-		return fmt.Errorf("--timeout %v: must be positive", c.Timeout)
 	case 2*c.QPs > maxMemory/c.Size:
 		return fmt.Errorf("--qp %d with --size %d: takes more than 4 GiB of memory", c.QPs, c.Size)
 	}
 	return nil
-}
-
-// others are tools of perftest that this package has not.
-const others = " ib_atomic_bw ib_atomic_lat raw_ethernet_bw raw_ethernet_lat raw_ethernet_burst_lat " +
-	"raw_ethernet_fs_rate run_perftest_loopback "
-
-// checkKind says whether a kind is one of this package's.
-func checkKind(k Kind) error {
-	names := ""
-	for _, have := range Kinds() {
-		if k == have {
-			return nil
-		}
-		names += " " + string(have)
-	}
-	if strings.Contains(others, " "+string(k)+" ") {
-		return fmt.Errorf("%s is not among the tests that can be measured here: have%s", k, names)
-	}
-	return fmt.Errorf("%.30q is no test of perftest's: have%s", string(k), names)
 }
 
 // sizes are the message sizes in their order.
@@ -192,7 +156,7 @@ func (c *Config) sends() int {
 
 // receives is how many receives a queue pair holds.
 func (c *Config) receives() int {
-	if c.Kind.shape().opcode != verbs.OpSend {
+	if c.Kind.opcode() != verbs.OpSend {
 		return 1 // a queue pair has room for one at least
 	}
 	return min(c.RxDepth, c.Messages)
@@ -220,4 +184,12 @@ func (c *Config) checkAddress(gid verbs.GID) error {
 	return fmt.Errorf("%w: the peer is connected from %v, and its GID is that of %v, where this end does "+
 		"not send on its word alone: choose another GID at the peer with -x, or name this end's NIC with "+
 		"--device to send there", ErrMismatch, want, got)
+}
+
+// unit is bytes a second of the unit in which reports travel.
+func (c *Config) unit() float64 {
+	if c.Gbits {
+		return 1e9 / 8
+	}
+	return 1 << 20
 }

@@ -1,12 +1,13 @@
 package perftest
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 
+	"ibverbx"
 	"ibverbx/verbs"
 )
 
@@ -30,6 +31,7 @@ type end struct {
 	sendCQ, recvCQ verbs.CQ
 	qps            []verbs.QP
 	own, peers     []keys
+	made           []io.Closer // all of it, in the order of its making
 }
 
 // probe finds out what a NIC offers, before anything is made.
@@ -49,7 +51,7 @@ func probe(dev verbs.Device, cfg *Config) (*end, error) {
 	switch {
 	case port.State != verbs.PortActive:
 		return nil, fmt.Errorf("port %d of %s is %v: it has to be active", e.port, dev.Name(), port.State)
-	case port.LinkLayer == verbs.LinkLayerInfiniBand && cfg.Conn.GIDIndex == nil:
+	case port.LinkLayer == verbs.LinkLayerInfiniBand && cfg.Conn.GIDIndex == 0:
 		return nil, fmt.Errorf("%s is an InfiniBand NIC: give both ends -x with the index of a GID, for "+
 			"queue pairs are connected by GIDs here", dev.Name())
 	case port.MaxMsgSize != 0 && uint64(cfg.Size) > uint64(port.MaxMsgSize):
@@ -70,39 +72,42 @@ func probe(dev verbs.Device, cfg *Config) (*end, error) {
 // chooseGID takes the entry that was asked for, else the one that perftest would: of RoCE v2, and
 // over IPv4 where there is one.
 func (e *end) chooseGID(entries int) (verbs.GIDEntry, error) {
-	if x := e.cfg.Conn.GIDIndex; x != nil {
-		g, err := e.dev.QueryGID(int(e.port), *x)
+	if e.cfg.Conn.GIDIndex != 0 {
+		x := max(e.cfg.Conn.GIDIndex, 0) // None is entry 0
+		g, err := e.dev.QueryGID(int(e.port), x)
 		if err == nil && g.GID.IsZero() {
-			err = fmt.Errorf("entry %d of the GID table of %s port %d is empty", *x, e.dev.Name(), e.port)
+			err = fmt.Errorf("entry %d of the GID table of %s port %d is empty", x, e.dev.Name(), e.port)
 		}
 		return g, err
 	}
-	rank := func(g verbs.GIDEntry) int {
-		n := 0
-		for i, is := range []bool{g.GID.IsIPv4(), !g.GID.IsLinkLocal()} {
-			if is {
-				n |= 1 << i
-			}
-		}
-		return n
-	}
-	var usable []verbs.GIDEntry
+	var best verbs.GIDEntry
 	var unreadable error
+	bestRank := 0
 	for i := range entries {
 		g, err := e.dev.QueryGID(int(e.port), i)
 		if err != nil {
 			unreadable = err
-		} else if g.Type == verbs.GIDTypeRoCEv2 && !g.GID.IsZero() {
-			usable = append(usable, g)
+			continue
+		}
+		if g.Type != verbs.GIDTypeRoCEv2 || g.GID.IsZero() {
+			continue
+		}
+		rank := 1
+		if g.GID.IsIPv4() {
+			rank++
+		}
+		if !g.GID.IsLinkLocal() {
+			rank += 2
+		}
+		if rank > bestRank {
+			best, bestRank = g, rank
 		}
 	}
-	if len(usable) == 0 {
-		return verbs.GIDEntry{}, errors.Join(fmt.Errorf("%s port %d has no GID of RoCE v2: give the "+
-			"interface behind it an address, or name an entry with -x", e.dev.Name(), e.port), unreadable)
+	if bestRank == 0 {
+		return best, errors.Join(fmt.Errorf("%s port %d has no GID of RoCE v2: give the interface behind it "+
+			"an address, or name an entry with -x", e.dev.Name(), e.port), unreadable)
 	}
-	return slices.MaxFunc(usable, func(a, b verbs.GIDEntry) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.Index, a.Index))
-	}), nil
+	return best, nil
 }
 
 // open makes memory and queue pairs, when the two ends have agreed on page and stride.
@@ -115,19 +120,18 @@ func (e *end) open() (err error) {
 	}
 	e.memory = make([]byte, 2*cfg.QPs*e.slotSize)
 	if !cfg.Kind.Latency() { // of latencies the last byte counts, from 0
-		for i := range min(len(e.memory), 256) {
+		for i := range e.memory {
 			e.memory[i] = byte(i)
-		}
-		for n := 256; n < len(e.memory); n *= 2 {
-			copy(e.memory[n:], e.memory[:n])
 		}
 	}
 	if e.pd, err = e.dev.AllocPD(); err != nil {
 		return err
 	}
-	if e.mr, err = e.pd.RegisterMR(e.memory, cfg.Kind.shape().access); err != nil {
+	e.made = append(e.made, e.pd)
+	if e.mr, err = e.pd.RegisterMR(e.memory, cfg.Kind.access()); err != nil {
 		return err
 	}
+	e.made = append(e.made, e.mr)
 	if e.sendCQ, err = e.createCQ(cfg.sends(), "-t"); err != nil {
 		return err
 	}
@@ -140,7 +144,7 @@ func (e *end) open() (err error) {
 		if err != nil {
 			return err
 		}
-		e.qps = append(e.qps, qp)
+		e.qps, e.made = append(e.qps, qp), append(e.made, qp)
 		e.own = append(e.own, keys{reads: uint16(e.reads()), qp: qp.Num(), psn: rand.Uint32() & 0xffffff,
 			rkey: e.mr.RKey(), addr: e.mr.Addr() + uint64(e.target(i)), gid: e.gid.GID})
 	}
@@ -150,11 +154,13 @@ func (e *end) open() (err error) {
 
 // createCQ makes a completion queue with room for what all queue pairs have outstanding.
 func (e *end) createCQ(each int, flag string) (verbs.CQ, error) {
-	if n := each * e.cfg.QPs; e.attr.MaxCQE != 0 && n > e.attr.MaxCQE {
-		return nil, fmt.Errorf("%d requests outstanding on %d queue pairs: a completion queue of %s holds "+
-			"%d; give a smaller %s", each, e.cfg.QPs, e.dev.Name(), e.attr.MaxCQE, flag)
+	cq, err := e.dev.CreateCQ(verbs.CQConfig{Depth: each * e.cfg.QPs})
+	if err != nil {
+		return nil, fmt.Errorf("%d requests outstanding on %d queue pairs, a smaller %s needs less: %w", each,
+			e.cfg.QPs, flag, err)
 	}
-	return e.dev.CreateCQ(verbs.CQConfig{Depth: each * e.cfg.QPs})
+	e.made = append(e.made, cq)
+	return cq, nil
 }
 
 // source and target are where the slots of a queue pair begin.
@@ -164,10 +170,10 @@ func (e *end) target(qp int) int { return (e.cfg.QPs + qp) * e.slotSize }
 // reads is how many reads a queue pair of this end serves, and has outstanding, at a time.
 func (e *end) reads() int {
 	switch {
-	case e.cfg.Kind.shape().opcode != verbs.OpRDMARead:
+	case e.cfg.Kind.opcode() != verbs.OpRDMARead:
 		return 1
-	case e.cfg.Conn.Reads != 0:
-		return int(e.cfg.Conn.Reads)
+	case e.cfg.Conn.MaxRDAtomic != 0:
+		return int(e.cfg.Conn.MaxRDAtomic)
 	}
 	return max(1, min(e.attr.MaxRDAtomic, 255))
 }
@@ -184,7 +190,7 @@ func (e *end) meet(peers []keys) error {
 		if peers[i].qp == 0 {
 			return malformed("the peer's queue pair has number 0")
 		}
-		if e.cfg.Kind.shape().opcode == verbs.OpRDMARead && peers[i].reads == 0 {
+		if e.cfg.Kind.opcode() == verbs.OpRDMARead && peers[i].reads == 0 {
 			return malformed("the peer's queue pairs serve no reads")
 		}
 		if peers[i].gid != to {
@@ -227,10 +233,10 @@ func (e *end) connect(mtu verbs.MTU) error {
 		peer := &e.peers[i]
 		attr := verbs.QPAttr{
 			PathMTU: mtu, DestQPNum: peer.qp, RQPSN: peer.psn, SQPSN: e.own[i].psn,
-			Access: e.cfg.Kind.shape().access, MaxDestRDAtomic: uint8(e.own[i].reads),
+			Access: e.cfg.Kind.access(), MaxDestRDAtomic: uint8(e.own[i].reads),
 			MaxRDAtomic: uint8(min(int(peer.reads), e.reads())), MinRNRTimer: 12, Port: e.port,
-			Timeout: choice(conn.Timeout, 14), RetryCount: choice(conn.RetryCount, 7),
-			RNRRetry: choice(conn.RNRRetry, verbs.RNRRetryForever),
+			Timeout: code(conn.Timeout, 14), RetryCount: code(conn.RetryCount, 7),
+			RNRRetry: code(conn.RNRRetry, verbs.RNRRetryForever),
 			AH: verbs.AH{DGID: peer.gid, SGIDIndex: uint8(e.gid.Index), HopLimit: 255, Port: e.port,
 				TrafficClass: conn.TrafficClass, SL: conn.SL, DLID: peer.lid, Global: true},
 		}
@@ -253,30 +259,22 @@ func (e *end) connect(mtu verbs.MTU) error {
 	return nil
 }
 
-// choice is a flag's value, or what holds without it.
-func choice(given *uint8, otherwise uint8) uint8 {
-	if given != nil {
-		return *given
+// code is a field of a connection's configuration, or perftest's choice where that is 0.
+func code(n int, usual uint8) uint8 {
+	switch n {
+	case 0:
+		return usual
+	case ibverbx.None:
+		return 0
 	}
-	return otherwise
+	return uint8(n)
 }
 
 // close gives everything back.
 func (e *end) close() error {
 	var errs []error
-	for _, qp := range e.qps {
-		errs = append(errs, qp.Close())
-	}
-	for _, cq := range []verbs.CQ{e.sendCQ, e.recvCQ} {
-		if cq != nil {
-			errs = append(errs, cq.Close())
-		}
-	}
-	if e.mr != nil {
-		errs = append(errs, e.mr.Close())
-	}
-	if e.pd != nil {
-		errs = append(errs, e.pd.Close())
+	for _, object := range slices.Backward(e.made) {
+		errs = append(errs, object.Close())
 	}
 	return errors.Join(errs...)
 }

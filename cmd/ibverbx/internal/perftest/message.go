@@ -5,7 +5,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
+	"regexp"
+	"slices"
 	"strconv"
 
 	"ibverbx/verbs"
@@ -47,28 +50,22 @@ func encodeVersion(version string) []byte {
 	return b
 }
 
-// decodeVersion reads a version: digits, a point and digits, up to the first zero byte.
+// versionFormat is digits, a point and digits, up to the first zero byte.
+var versionFormat = regexp.MustCompile(`^[0-9]+\.?[0-9]*\x00`)
+
+// decodeVersion reads a version.
 func decodeVersion(b []byte) (text string, number float64, err error) {
-	if len(b) != versionSize {
-		return "", 0, malformed("a version has %d bytes, not %d", versionSize, len(b))
-	}
 	if bytes.HasPrefix(b, []byte(rendezvousMagic)) {
 		return "", 0, fmt.Errorf("%w: the other end is \"ibverbx perf\", or another program of its library: "+
 			"run \"ibverbx perftest\" or a tool of perftest there, or \"ibverbx perf\" here", ErrMismatch)
 	}
-	head, _, ended := bytes.Cut(b, []byte{0})
-	if !ended || len(head) == 0 {
+	found := versionFormat.Find(b)
+	if found == nil {
 		return "", 0, malformed("%q is no version", b)
 	}
-	for _, c := range head {
-		if c != '.' && (c < '0' || c > '9') {
-			return "", 0, malformed("%q is no version", head)
-		}
-	}
-	if number, err = strconv.ParseFloat(string(head), 64); err != nil {
-		return "", 0, malformed("%q is no version", head)
-	}
-	return string(head), number, nil
+	text = string(found[:len(found)-1])
+	number, err = strconv.ParseFloat(text, 64)
+	return text, number, err
 }
 
 // encodeNumber writes a number of 32 bits.
@@ -109,105 +106,68 @@ type keys struct {
 	srq   uint32 // number of a shared receive queue, which perftest has for XRC only
 }
 
+// keysFormat is the form that has a GID: hexadecimal digits in lower case, and a zero byte.
+const (
+	keysFormat = "%04x:%04x:%06x:%06x:%08x:%016x:" + fourBytes + fourBytes + fourBytes + fourBytes +
+		"%08x:\x00"
+	fourBytes = "%02x:%02x:%02x:%02x:"
+)
+
 // encode writes the form that has a GID.
 func (k *keys) encode() []byte {
-	b := fmt.Appendf(make([]byte, 0, keysSize), "%04x:%04x:%06x:%06x:%08x:%016x:", k.lid, k.reads, k.qp,
-		k.psn, k.rkey, k.addr)
+	fields := []any{k.lid, k.reads, k.qp, k.psn, k.rkey, k.addr}
 	for _, c := range k.gid {
-		b = fmt.Appendf(b, "%02x:", c)
+		fields = append(fields, c)
 	}
-	return fmt.Appendf(b, "%08x:\x00", k.srq)
+	return fmt.Appendf(nil, keysFormat, append(fields, k.srq)...)
 }
 
 // decodeKeys reads what encode writes, and nothing else.
 func decodeKeys(b []byte) (k keys, err error) {
-	if len(b) != keysSize {
-		return k, malformed("KEYS have %d bytes, not %d", keysSize, len(b))
-	}
-	f := fields{rest: b}
-	k.lid = uint16(f.hex(4, ':'))
-	k.reads = uint16(f.hex(4, ':'))
-	k.qp = uint32(f.hex(6, ':'))
-	k.psn = uint32(f.hex(6, ':'))
-	k.rkey = uint32(f.hex(8, ':'))
-	k.addr = f.hex(16, ':')
+	fields := []any{&k.lid, &k.reads, &k.qp, &k.psn, &k.rkey, &k.addr}
 	for i := range k.gid {
-		k.gid[i] = byte(f.hex(2, ':'))
+		fields = append(fields, &k.gid[i])
 	}
-	k.srq = uint32(f.hex(8, ':'))
-	if f.wrong || f.rest[0] != 0 {
+	_, err = fmt.Sscanf(string(b), keysFormat, append(fields, &k.srq)...)
+	if err != nil || !bytes.Equal(k.encode(), b) {
 		return keys{}, malformed("%q are no KEYS", b)
 	}
 	return k, nil
 }
 
-// fields reads fields of hexadecimal digits, each with a byte behind it.
-type fields struct {
-	rest  []byte
-	wrong bool
-}
-
-// hex reads a field of so many digits.
-func (f *fields) hex(digits int, end byte) (v uint64) {
-	if f.wrong || len(f.rest) <= digits || f.rest[digits] != end {
-		f.wrong = true
-		return 0
-	}
-	for _, c := range f.rest[:digits] {
-		switch {
-		case '0' <= c && c <= '9':
-			c -= '0'
-		case 'a' <= c && c <= 'f':
-			c -= 'a' - 10
-		default:
-			f.wrong = true
-			return 0
-		}
-		v = v<<4 | uint64(c)
-	}
-	f.rest = f.rest[digits+1:]
-	return v
-}
-
 // report is the figures of an end. They travel one by one, in this order.
 type report struct {
-	size     uint64 // bytes
-	messages uint64 // of all queue pairs together
-	peak     float64
-	average  float64
-	rate     float64 // million messages a second
+	Size     uint64 // bytes
+	Messages uint64 // of all queue pairs together
+	Peak     float64
+	Average  float64
+	Rate     float64 // million messages a second
 }
 
-// encode writes the figures.
-func (r *report) encode() [5][]byte {
-	figure := func(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
-	return [5][]byte{figure(r.size), figure(r.messages), figure(math.Float64bits(r.peak)),
-		figure(math.Float64bits(r.average)), figure(math.Float64bits(r.rate))}
+// figures are the messages of a report.
+func (r *report) figures() iter.Seq[[]byte] {
+	b, _ := binary.Append(nil, binary.BigEndian, r) // its size is fixed: it cannot fail
+	return slices.Chunk(b, figureSize)
 }
 
-// decodeReport reads what encode writes.
-func decodeReport(figures [5][]byte) (r report, err error) {
-	var v [5]uint64
-	for i, f := range figures {
-		if len(f) != figureSize {
-			return r, malformed("a figure has %d bytes, not %d", figureSize, len(f))
-		}
-		v[i] = binary.BigEndian.Uint64(f)
+// decodeReport reads what figures has, joined.
+func decodeReport(b []byte) (r report, err error) {
+	if _, err = binary.Decode(b, binary.BigEndian, &r); err != nil {
+		return r, malformed("a report of %d bytes", len(b))
 	}
-	return report{v[0], v[1], math.Float64frombits(v[2]), math.Float64frombits(v[3]),
-		math.Float64frombits(v[4])}, nil
+	return r, nil
 }
 
-// check says whether the figures of an end that has sent something
-// over so many queue pairs can be figures.
+// check reports whether these can be the figures of an end that has sent something over so many
+// queue pairs.
 func (r *report) check(qps int) error {
-	for _, f := range []float64{r.average, r.rate} {
+	for _, f := range []float64{r.Average, r.Rate} {
 		if math.IsNaN(f) || math.IsInf(f, 0) || f < 0 {
 			return malformed("the peer reports a figure of %v", f)
 		}
 	}
-	if r.size == 0 || r.size > maxBytes || r.messages == 0 || r.messages > uint64(qps)*maxMessages {
-		return malformed("the peer reports %d messages of %d bytes", r.messages, r.size)
+	if r.Size == 0 || r.Size > maxBytes || r.Messages == 0 || r.Messages > uint64(qps)*maxMessages {
+		return malformed("the peer reports %d messages of %d bytes", r.Messages, r.Size)
 	}
 	return nil
 }

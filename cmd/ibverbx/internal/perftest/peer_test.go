@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ func against(t *testing.T, cfg Config, peer func(nc net.Conn)) error {
 		t.Fatal(err)
 	}
 	go peer(b)
-	_, err := Run(t.Context(), a, false, nic, &cfg, &rows{})
+	_, err := Run(t.Context(), a, false, nic, &cfg, func(*Report) {})
 	return err
 }
 
@@ -149,13 +150,8 @@ func TestSlowPeer(t *testing.T) {
 	k := keys{qp: 7, gid: someKeys.gid}
 	copy(k.gid[12:], []byte{127, 0, 0, 1})
 	text := script(begin("5.70"), k.encode(), k.encode(), k.encode(), k.encode(), // the last one: the end
-		script(func() (b [][]byte) {
-			r := report{size: 64, messages: 10, average: 100, rate: 1}
-			for _, f := range r.encode() {
-				b = append(b, f)
-			}
-			return b
-		}()...), k.encode(), []byte(farewell))
+		script(slices.Collect((&report{Size: 64, Messages: 10, Average: 100, Rate: 1}).figures())...),
+		k.encode(), []byte(farewell))
 	err := against(t, Config{Timeout: 10 * time.Second}, func(nc net.Conn) {
 		defer nc.Close()
 		defer func() { _, _ = io.Copy(io.Discard, nc) }()
@@ -229,6 +225,7 @@ func FuzzPeer(f *testing.F) {
 		if err := cfg.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = Run(t.Context(), fakeConn{in: bytes.NewReader(text)}, false, fabric.Device(0), &cfg, &rows{})
+		_, _ = Run(t.Context(), fakeConn{in: bytes.NewReader(text)}, false, fabric.Device(0), &cfg,
+			func(*Report) {})
 	})
 }

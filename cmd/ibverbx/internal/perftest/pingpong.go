@@ -16,7 +16,7 @@ const longest = int64(100 * time.Second)
 // pingPong sends one message at a time over queue pair 0,
 // and measures the time from one to the next.
 type pingPong struct {
-	stream
+	*stream
 	first   bool // this end sends the first message
 	poll    *uint64
 	shift   int // of the byte in poll that counts the peer's messages
@@ -24,12 +24,13 @@ type pingPong struct {
 	samples *hdrhistogram.Histogram
 }
 
-// newPingPong prepares the messages of a size. The server writes first, but the client sends first.
-func newPingPong(e *end, size int, client bool) *pingPong {
-	p := &pingPong{stream: *newStream(e, size, true, e.cfg.Kind == SendLat),
-		first: client != (e.cfg.Kind == WriteLat), samples: hdrhistogram.New(1, longest, 3)}
-	at := e.target(0) + size - 1
-	p.poll = word(e.memory, at&^7)
+// newPingPong measures a stream one message at a time. The server writes first, but the client
+// sends first.
+func newPingPong(s *stream, client bool) *pingPong {
+	p := &pingPong{stream: s, first: client != (s.cfg.Kind == WriteLat),
+		samples: hdrhistogram.New(1, longest, 3)}
+	at := s.target(0) + s.size - 1
+	p.poll = word(s.memory, at&^7)
 	p.shift = (at & 7) * 8
 	return p
 }

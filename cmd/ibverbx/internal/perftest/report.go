@@ -1,8 +1,6 @@
 package perftest
 
-import (
-	"ibverbx/verbs"
-)
+import "ibverbx/verbs"
 
 // Peer is the other end, as far as the conversation shows it.
 type Peer struct {
@@ -53,18 +51,6 @@ type Latency struct {
 	Max     int64   `json:"max_ns"`
 }
 
-// Observer is told how the work proceeds.
-type Observer interface {
-	// Start comes when the queue pairs are connected. The report has no results yet.
-	Start(*Report)
-	// Row comes with the figures of each size.
-	Row(*Result)
-}
-
-// unit is bytes a second of the unit in which reports travel.
-func (c *Config) unit() float64 {
-	if c.Gbits {
-		return 1e9 / 8
-	}
-	return 1 << 20
-}
+// Observer is called when the queue pairs are connected, with a report that has no results, and
+// again after each result.
+type Observer func(*Report)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"ibverbx/internal/nicoffer"
 	"ibverbx/verbs"
 )
 
@@ -14,9 +15,9 @@ import (
 type session struct {
 	*talk
 	*end
-	cfg    *Config
-	report Report
-	o      Observer
+	cfg     *Config
+	report  Report
+	observe Observer
 }
 
 // Run is one end of a test: of the client, which has made the connection, or of the server. It owns
@@ -29,9 +30,9 @@ func Run(ctx context.Context, nc net.Conn, client bool, dev verbs.Device, cfg *C
 	if err != nil {
 		return nil, err
 	}
-	s := &session{talk: newTalk(ctx, nc, client, cfg.Timeout), end: e, cfg: cfg, o: o}
+	s := &session{talk: newTalk(ctx, nc, client, cfg.Timeout), end: e, cfg: cfg, observe: o}
 	s.report = Report{Kind: cfg.Kind, Client: client, QPs: cfg.QPs, Bidirectional: cfg.Bidirectional,
-		TxDepth: cfg.sends(), NIC: dev.Name(), GID: e.gid.GID, Results: []Result{},
+		TxDepth: cfg.sends(), NIC: nicoffer.NameOf(dev), GID: e.gid.GID, Results: []Result{},
 		Peer: Peer{Address: nc.RemoteAddr().String()}}
 	defer func() { err = errors.Join(err, e.close()) }()
 	err = s.order()
@@ -47,19 +48,14 @@ func (s *session) order() error {
 		return err
 	}
 	switch s.cfg.Kind {
-	case WriteBW, ReadBW:
-		if s.cfg.Bidirectional {
-			return inOrder(s.introduce, s.connect, s.confirm, s.ready, s.bothWays, s.finish)
-		}
-		return inOrder(s.introduce, s.connect, s.confirm, s.ready, s.oneWay, s.finish)
-	case SendBW:
-		return inOrder(s.introduce, s.connect, s.ready, s.confirm, s.sends, s.finish)
+	case SendBW, SendLat:
+		return inOrder(s.introduce, s.connect, s.ready, s.confirm, s.measure, s.finish)
 	case WriteLat:
-		return inOrder(s.announce, s.introduce, s.connect, s.confirm, s.ready, s.latencies, s.leave)
+		return inOrder(s.announce, s.introduce, s.connect, s.confirm, s.ready, s.measure, s.leave)
 	case ReadLat:
-		return inOrder(s.announce, s.introduce, s.connect, s.confirm, s.ready, s.readLatencies, s.finish)
+		return inOrder(s.announce, s.introduce, s.connect, s.confirm, s.ready, s.measure, s.finish)
 	}
-	return inOrder(s.introduce, s.connect, s.ready, s.confirm, s.sendLatencies, s.finish)
+	return inOrder(s.introduce, s.connect, s.confirm, s.ready, s.measure, s.finish)
 }
 
 // inOrder takes steps until one fails.
@@ -116,8 +112,6 @@ func (s *session) larger(what string, own, most int32) (int, error) {
 	return max(int(own), peer), err
 }
 
-func (s *session) open() error { return s.end.open() }
-
 // announce exchanges the keys of queue pair 0, which introduce repeats.
 func (s *session) announce() error {
 	_, err := s.keys("announcement", 0, false)
@@ -153,7 +147,7 @@ func (s *session) confirm() error {
 			return err
 		}
 	}
-	s.o.Start(&s.report)
+	s.observe(&s.report)
 	return nil
 }
 
@@ -188,92 +182,95 @@ func (s *session) sync(step string, i int, patient bool) error {
 	return nil
 }
 
-// oneWay has the client write or read. The server waits until that is over.
-func (s *session) oneWay() error {
-	r := Result{}
-	if s.client {
-		for _, size := range s.cfg.sizes() {
-			took, err := s.stream(size)
-			if err != nil {
+// measure moves the messages of all sizes. Of writes and reads one way the client alone has
+// anything to do; at the end of a bandwidth it tells the server its last figures.
+func (s *session) measure() error {
+	c := s.cfg
+	oneWay := (c.Kind == WriteBW || c.Kind == ReadBW) && !c.Bidirectional
+	if s.client || !oneWay && c.Kind != ReadLat {
+		for _, size := range c.sizes() {
+			if err := s.messages(size); err != nil {
 				return err
 			}
-			r = s.result(size, took)
-			s.row(r)
 		}
+	}
+	if !oneWay {
+		return nil
 	}
 	if err := s.sync("end of its messages", 0, true); err != nil {
 		return err
 	}
-	theirs, err := s.exchangeReports(&r)
+	r := &Result{}
+	if s.client {
+		r = &s.report.Results[len(s.report.Results)-1]
+	}
+	theirs, err := s.exchangeReports(r)
 	if err != nil || s.client {
 		return err
 	}
-	if err := theirs.check(s.cfg.QPs); err != nil {
+	if err := theirs.check(c.QPs); err != nil {
 		return err
 	}
-	s.row(Result{Size: int(theirs.size), Messages: int(theirs.messages),
-		GBPerSecond: theirs.average * s.cfg.unit() / 1e9, MsgPerSecond: theirs.rate * 1e6,
-		FromPeer: theirs.average * s.cfg.unit() / 1e9})
+	average := theirs.Average * c.unit() / 1e9
+	s.row(Result{Size: int(theirs.Size), Messages: int(theirs.Messages), GBPerSecond: average,
+		MsgPerSecond: theirs.Rate * 1e6, FromPeer: average})
 	return nil
 }
 
-// bothWays has both ends write or read at the same time.
-func (s *session) bothWays() error {
-	for _, size := range s.cfg.sizes() {
-		if err := s.sync("begin of its messages", 0, false); err != nil {
-			return err
-		}
-		took, err := s.stream(size)
-		if err != nil {
-			return err
-		}
-		if s.cfg.All {
-			if err := s.sync("end of its messages", 0, true); err != nil {
-				return err
-			}
-		}
-		if err := s.sum(size, took); err != nil {
+// messages moves the messages of one size. Where both ends act they begin together, once receives
+// are posted.
+func (s *session) messages(size int) error {
+	c := s.cfg
+	lat, sends, both := c.Kind.Latency(), c.Kind.opcode() == verbs.OpSend, c.Bidirectional
+	st := newStream(s.end, size, s.client || both || lat || !sends, sends && (!s.client || both || lat))
+	run, pp := st.run, (*pingPong)(nil)
+	if lat {
+		pp = newPingPong(st, s.client)
+		run = pp.run
+	}
+	if st.takes {
+		if err := st.expect(); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-// sends has the client send, or both ends.
-func (s *session) sends() error {
-	both := s.cfg.Bidirectional
-	for _, size := range s.cfg.sizes() {
-		st := newStream(s.end, size, s.client || both, !s.client || both)
-		if st.takes {
-			if err := st.expect(); err != nil {
-				return err
-			}
-		}
+	if sends || both {
 		if err := s.sync("begin of its messages", 0, false); err != nil {
 			return err
 		}
-		took, err := s.traffic(st.run)
-		if err != nil {
-			return err
-		}
+	}
+	stop := s.watch()
+	took, err := run(&waiter{talk: s.talk})
+	stop()
+	if err != nil {
+		return err
+	}
+	r := s.result(size, took)
+	if lat {
+		r.GBPerSecond, r.Latency = 0, pp.distribution()
+		s.row(r)
+		return nil
+	}
+	figures := func() error {
 		if both {
-			err = s.sum(size, took)
-		} else {
-			s.row(s.result(size, took))
+			return s.sum(r)
 		}
-		if err == nil && s.cfg.All {
-			err = s.sync("end of its messages", 0, true)
-		}
-		if err != nil {
-			return err
-		}
+		s.row(r)
+		return nil
 	}
-	return nil
+	end := func() error {
+		if !c.All || !sends && !both {
+			return nil
+		}
+		return s.sync("end of its messages", 0, true)
+	}
+	if sends {
+		return inOrder(figures, end)
+	}
+	return inOrder(end, figures)
 }
 
 // sum exchanges the figures of both directions, of which the sum counts.
-func (s *session) sum(size int, took time.Duration) error {
-	r := s.result(size, took)
+func (s *session) sum(r Result) error {
 	theirs, err := s.exchangeReports(&r)
 	if err != nil {
 		return err
@@ -281,74 +278,15 @@ func (s *session) sum(size int, took time.Duration) error {
 	if err := theirs.check(s.cfg.QPs); err != nil {
 		return fmt.Errorf("%w; %s", err, agree)
 	}
-	if int(theirs.size) != size || int(theirs.messages) != r.Messages {
+	if int(theirs.Size) != r.Size || int(theirs.Messages) != r.Messages {
 		return fmt.Errorf("%w: the peer has sent %d messages of %d bytes, this end %d of %d; %s", ErrMismatch,
-			theirs.messages, theirs.size, r.Messages, size, agree)
+			theirs.Messages, theirs.Size, r.Messages, r.Size, agree)
 	}
-	r.FromPeer = theirs.average * s.cfg.unit() / 1e9
+	r.FromPeer = theirs.Average * s.cfg.unit() / 1e9
 	r.GBPerSecond += r.FromPeer
-	r.MsgPerSecond += theirs.rate * 1e6
+	r.MsgPerSecond += theirs.Rate * 1e6
 	s.row(r)
 	return nil
-}
-
-// latencies has each size written or read, one message at a time.
-func (s *session) latencies() error {
-	for _, size := range s.cfg.sizes() {
-		if err := s.latency(newPingPong(s.end, size, s.client)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// readLatencies has the client read. The server has nothing to do.
-func (s *session) readLatencies() error {
-	if !s.client {
-		return nil
-	}
-	return s.latencies()
-}
-
-// sendLatencies has each size sent, when both ends have posted their receives.
-func (s *session) sendLatencies() error {
-	for _, size := range s.cfg.sizes() {
-		p := newPingPong(s.end, size, s.client)
-		err := p.expect()
-		if err == nil {
-			err = s.sync("begin of its messages", 0, false)
-		}
-		if err == nil {
-			err = s.latency(p)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// latency measures one size.
-func (s *session) latency(p *pingPong) error {
-	took, err := s.traffic(p.run)
-	if err != nil {
-		return err
-	}
-	r := s.result(p.size, took)
-	r.GBPerSecond, r.Latency = 0, p.distribution()
-	s.row(r)
-	return nil
-}
-
-// stream writes or reads the messages of a size.
-func (s *session) stream(size int) (time.Duration, error) {
-	return s.traffic(newStream(s.end, size, true, false).run)
-}
-
-// traffic watches the connection while messages are under way.
-func (s *session) traffic(run func(*waiter) (time.Duration, error)) (time.Duration, error) {
-	defer s.watch()()
-	return run(&waiter{talk: s.talk})
 }
 
 // result is what this end has measured.
@@ -363,19 +301,20 @@ func (s *session) result(size int, took time.Duration) Result {
 // row records a result.
 func (s *session) row(r Result) {
 	s.report.Results = append(s.report.Results, r)
-	s.o.Row(&r)
+	s.observe(&s.report)
 }
 
 // exchangeReports exchanges the figures. There is no peak: perftest's own is 0 too without it.
 func (s *session) exchangeReports(r *Result) (report, error) {
-	own := report{size: uint64(r.Size), messages: uint64(r.Messages),
-		average: r.GBPerSecond * 1e9 / s.cfg.unit(), rate: r.MsgPerSecond / 1e6}
-	var theirs [5][]byte
-	for i, figure := range own.encode() {
-		var err error
-		if theirs[i], err = s.exchange("report", figure, true); err != nil {
+	own := report{Size: uint64(r.Size), Messages: uint64(r.Messages),
+		Average: r.GBPerSecond * 1e9 / s.cfg.unit(), Rate: r.MsgPerSecond / 1e6}
+	var theirs []byte
+	for figure := range own.figures() {
+		in, err := s.exchange("report", figure, true)
+		if err != nil {
 			return report{}, err
 		}
+		theirs = append(theirs, in...)
 	}
 	return decodeReport(theirs)
 }

@@ -17,25 +17,6 @@ import (
 	"ibverbx/verbs/roce"
 )
 
-// rows records what an observer is told.
-type rows struct {
-	mu      sync.Mutex
-	started int
-	got     []Result
-}
-
-func (r *rows) Start(*Report) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.started++
-}
-
-func (r *rows) Row(res *Result) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.got = append(r.got, *res)
-}
-
 // nics makes two NICs of this host, each in a provider of its own.
 func nics(t testing.TB) (client, server verbs.Device) {
 	t.Helper()
@@ -58,7 +39,7 @@ func nics(t testing.TB) (client, server verbs.Device) {
 // outcome is what an end returned.
 type outcome struct {
 	report *Report
-	rows   rows
+	told   int // how often the observer was called
 	err    error
 }
 
@@ -80,7 +61,7 @@ func both(t *testing.T, client, server Config) (c, s *outcome) {
 			t.Fatal(err)
 		}
 		all.Go(func() {
-			e.report, e.err = Run(t.Context(), e.nc, e.client, e.dev, &e.cfg, &e.rows)
+			e.report, e.err = Run(t.Context(), e.nc, e.client, e.dev, &e.cfg, func(*Report) { e.told++ })
 		})
 	}
 	all.Wait()
@@ -136,9 +117,9 @@ func TestAllKinds(t *testing.T) {
 func checkResult(t *testing.T, cfg *Config, end *outcome) {
 	t.Helper()
 	r := end.report
-	if r.Peer.Version != Version || r.PathMTU == 0 || r.Peer.GID.IsZero() || end.rows.started != 1 ||
-		len(r.Results) != 1 || len(end.rows.got) != 1 {
-		t.Fatalf("report %+v, rows %+v", r, end.rows.got)
+	if r.Peer.Version != Version || r.PathMTU == 0 || r.Peer.GID.IsZero() || end.told != 2 ||
+		len(r.Results) != 1 {
+		t.Fatalf("report %+v, told %d times", r, end.told)
 	}
 	res := r.Results[0]
 	if res.Size != cfg.Size || res.Messages != cfg.Messages*cfg.QPs || res.MsgPerSecond <= 0 ||
@@ -309,7 +290,7 @@ func canceled(t *testing.T, nic verbs.Device, cfg *Config, client bool, messages
 	}
 	done := make(chan error, 1)
 	go func() {
-		_, err := Run(ctx, end, client, nic, cfg, &rows{})
+		_, err := Run(ctx, end, client, nic, cfg, func(*Report) {})
 		done <- err
 	}()
 	hear := func(i int) {

@@ -33,7 +33,7 @@ type stream struct {
 type flow struct{ posted, sent, expected, took int }
 
 func newStream(e *end, size int, sends, takes bool) *stream {
-	return &stream{end: e, size: size, sends: sends, takes: takes, opcode: e.cfg.Kind.shape().opcode,
+	return &stream{end: e, size: size, sends: sends, takes: takes, opcode: e.cfg.Kind.opcode(),
 		qps: make([]flow, e.cfg.QPs)}
 }
 
