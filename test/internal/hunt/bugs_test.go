@@ -2,7 +2,9 @@ package hunt
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 )
 
 const sample = `package p
@@ -79,4 +81,20 @@ func TestBugsAreParsed(t *testing.T) {
 			t.Errorf("%q: no error", bad)
 		}
 	}
+}
+
+func TestWorldThatNeverEndsIsFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		end := make(chan struct{})
+		defer close(end)
+		g := Game{Play: func(seed uint64, _ []int, _ func(string)) *Violation {
+			if seed == 3 {
+				<-end
+			}
+			return nil
+		}}
+		if v := g.Search(0, 10, new(atomic.Uint64)); v == nil || !v.Endless || v.Seed != 3 {
+			t.Errorf("found %v", v)
+		}
+	})
 }

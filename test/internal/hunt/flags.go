@@ -65,14 +65,14 @@ func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 	case v == nil:
 		t.Logf("%d worlds in %v, %.0f a second", total, took.Round(time.Millisecond),
 			float64(total)/took.Seconds())
-	case f.hunt:
+	case f.hunt || v.Endless:
 		t.Fatalf("found: %v", v)
 	default:
-		r, again := g.Shrink(v.Seed)
+		report, again := g.Shrink(v.Seed)
 		if !again {
 			t.Fatalf("%v: but not when it is played again", v)
 		}
-		t.Fatalf("%v\nreplay: go test %s -run '%s$' -args -seed %d", r, g.Dir, g.Test, v.Seed)
+		t.Fatalf("%s\nreplay: go test %s -run '%s$' -args -seed %d", report, g.Dir, g.Test, v.Seed)
 	}
 }
 
@@ -86,8 +86,8 @@ func (f *Flags) Kit(t *testing.T) {
 
 // print prints what happens in a world, shrunk if it fails.
 func (g *Game) print(t *testing.T, seed uint64) {
-	if r, failed := g.Shrink(seed); failed {
-		t.Fatal(r)
+	if report, failed := g.Shrink(seed); failed {
+		t.Fatal(report)
 	}
 	g.Play(seed, nil, func(line string) { t.Log(line) })
 }
@@ -102,8 +102,7 @@ func (g *Game) Replays(t *testing.T, worlds uint64, ignore *regexp.Regexp) {
 		var runs [2][]string
 		for i := range runs {
 			g.Play(seed, nil, func(line string) {
-				runs[i] = append(runs[i],
-					ignore.ReplaceAllString(line, ""))
+				runs[i] = append(runs[i], ignore.ReplaceAllString(line, ""))
 			})
 		}
 		for i := range runs[0] {
@@ -120,21 +119,14 @@ func (f *Flags) report(done *atomic.Uint64, total uint64) (stop func()) {
 	if !f.progress {
 		return func() {}
 	}
-	start, end, over := time.Now(), make(chan struct{}), make(chan struct{})
+	start, tick := time.Now(), time.NewTicker(2*time.Second)
 	go func() {
-		defer close(over)
-		for {
-			select {
-			case <-end:
-				fmt.Fprintln(os.Stderr)
-				return
-			case <-time.After(2 * time.Second):
-			}
+		for range tick.C {
 			n := done.Load()
 			rate := float64(n) / time.Since(start).Seconds()
 			left := time.Duration(float64(total-n)/rate) * time.Second
 			fmt.Fprintf(os.Stderr, "\r%d of %d worlds, %.0f a second, %v left   ", n, total, rate, left)
 		}
 	}()
-	return func() { close(end); <-over }
+	return func() { tick.Stop(); fmt.Fprintln(os.Stderr) }
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Violation is a broken promise.
@@ -15,6 +16,8 @@ type Violation struct {
 	Event  int // how many events had begun
 	Rule   string
 	Detail string
+
+	Endless bool // the world never ends, so it cannot be shrunk
 }
 
 func (v *Violation) Error() string {
@@ -33,62 +36,63 @@ type Game struct {
 	Play func(seed uint64, keep []int, log func(string)) *Violation
 }
 
+// patience is after how long a world that is still played is taken for one that never ends: a loop
+// without end in the library cannot be left. Worlds take milliseconds.
+const patience = 15 * time.Second
+
 // Search plays total worlds, from seed first on, on all cores. It returns what is broken in the
-// world with the lowest seed, and counts the worlds in done.
-func (g *Game) Search(first, total uint64, done *atomic.Uint64) *Violation {
-	var next atomic.Uint64
+// world with the lowest seed, or a world that never ends, and counts the worlds in done.
+func (g *Game) Search(first, total uint64, done *atomic.Uint64) (found *Violation) {
 	var mu sync.Mutex
-	var found *Violation
-	play := func(seed uint64) (goOn bool) {
+	next, end := first, first+total // what is to be played; end comes down to a world that fails
+	take := func() (seed uint64, ok bool) {
 		mu.Lock()
-		late := found != nil && seed > found.Seed
-		mu.Unlock()
-		if late || seed >= first+total {
-			return false
-		}
-		if v := g.Play(seed, nil, nil); v != nil {
-			mu.Lock()
-			if found == nil || seed < found.Seed {
-				found = v
-			}
-			mu.Unlock()
-		}
+		defer mu.Unlock()
+		next++
+		return next - 1, next <= end
+	}
+	over, stuck := make(chan struct{}), make(chan uint64, runtime.GOMAXPROCS(0))
+	play := func(seed uint64) {
+		defer time.AfterFunc(patience, func() { stuck <- seed }).Stop()
+		v := g.Play(seed, nil, nil)
 		done.Add(1)
-		return true
+		mu.Lock()
+		defer mu.Unlock()
+		if v != nil && seed < end {
+			found, end = v, seed
+		}
 	}
 	var wg sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
+	for range cap(stuck) {
 		wg.Go(func() {
-			for play(first + next.Add(1) - 1) {
+			for seed, ok := take(); ok; seed, ok = take() {
+				play(seed)
 			}
 		})
 	}
-	wg.Wait()
-	return found
-}
-
-// Report is what a person needs to understand a failure.
-type Report struct {
-	Broken *Violation
-	Events int    // how many events the world had
-	Kept   int    // how many are needed
-	Trace  string // what happens in the shrunken world
-}
-
-// String is the whole report.
-func (r Report) String() string {
-	return fmt.Sprintf("%v\n\n%d of %d events are enough:\n\n%s", r.Broken, r.Kept, r.Events, r.Trace)
+	go func() {
+		wg.Wait()
+		close(over)
+	}()
+	select {
+	case <-over:
+		return found
+	case seed := <-stuck:
+		return &Violation{Seed: seed, Endless: true, Rule: "a world ends",
+			Detail: fmt.Sprintf("it is still played after %v", patience)}
+	}
 }
 
 // Shrink plays the world of a seed that fails, and leaves out events for as long as the same
-// promise is broken. It reports false when the world does not fail.
-func (g *Game) Shrink(seed uint64) (Report, bool) {
+// promise is broken. It returns what a person needs to understand the failure, and reports false
+// when the world does not fail.
+func (g *Game) Shrink(seed uint64) (report string, failed bool) {
 	v := g.Play(seed, nil, nil)
 	if v == nil {
-		return Report{}, false
+		return "", false
 	}
-	r := Report{Broken: v, Events: g.Events(seed)}
-	keep := make([]int, min(v.Event, r.Events))
+	events := g.Events(seed)
+	keep := make([]int, min(v.Event, events))
 	for i := range keep {
 		keep[i] = i
 	}
@@ -106,41 +110,23 @@ func (g *Game) Shrink(seed uint64) (Report, bool) {
 		}
 		before = len(keep)
 	}
-	var t trace
-	if got := g.Play(seed, keep, t.add); got != nil {
-		r.Broken = got
+	var trace []string
+	if got := g.Play(seed, keep, func(line string) { trace = append(trace, line) }); got != nil {
+		v = got
 	}
-	r.Kept, r.Trace = len(keep), t.String()
-	return r, true
+	return fmt.Sprintf("%v\n\n%d of %d events are enough:\n\n%s", v, len(keep), events, folded(trace)), true
 }
 
-// trace collects lines. Consecutive equal lines become one.
-type trace struct {
-	text   strings.Builder
-	last   string
-	repeat int
-}
-
-func (t *trace) add(line string) {
-	if line == t.last {
-		t.repeat++
-		return
+// folded is a text of lines in which equal ones in a row become one.
+func folded(lines []string) string {
+	var text strings.Builder
+	for i, n := 0, 0; i < len(lines); i += n {
+		for n = 1; i+n < len(lines) && lines[i+n] == lines[i]; n++ {
+		}
+		if text.WriteString(lines[i]); n > 1 {
+			fmt.Fprintf(&text, " (%d times)", n)
+		}
+		text.WriteByte('\n')
 	}
-	t.flush()
-	t.last, t.repeat = line, 1
-}
-
-func (t *trace) flush() {
-	switch {
-	case t.repeat > 1:
-		fmt.Fprintf(&t.text, "%s (%d times)\n", t.last, t.repeat)
-	case t.repeat == 1:
-		t.text.WriteString(t.last + "\n")
-	}
-	t.repeat = 0
-}
-
-func (t *trace) String() string {
-	t.flush()
-	return t.text.String()
+	return text.String()
 }
