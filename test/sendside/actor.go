@@ -91,3 +91,17 @@ func (b *testbed) waiting() []*actor {
 	b.actors = list
 	return list
 }
+
+// resumeOne has one of the programs that wait run, by turn.
+func (b *testbed) resumeOne(turn func(*actor)) {
+	if list := b.waiting(); len(list) != 0 {
+		turn(list[b.Rng.IntN(len(list))])
+	}
+}
+
+// cancelOne ends the context of a program.
+func (b *testbed) cancelOne() {
+	if n := len(b.cancels); n != 0 {
+		b.cancels[b.Rng.IntN(n)]()
+	}
+}

@@ -13,51 +13,37 @@ var Tagged = lab.Game("TestTagged", "./test/sendside", newTaggedPlan, (*taggedPl
 // taggedPlan is what a world of messages is made of and what happens in it.
 type taggedPlan struct {
 	bedPlan
-	lab.Schedule[tagEvent]
+	lab.Schedule[lab.Event]
 	configs []tagged.Config
 	pairs   [][2]int
 }
 
-type tagEvent = lab.Event[tagKind]
+// taggedEvents are what happens to endpoints, and how often in worlds that are calm and faulty.
+// Peers that break the rules are left to the fuzz tests of the package.
+var taggedEvents = []lab.Kind[*tagEnd]{
+	{Name: "step", Often: []int{400, 400}, Do: func(e *tagEnd) { e.w.Steps(1 + e.w.Rng.IntN(8)) }},
+	{Name: "progress", Often: []int{260, 260}, Do: func(e *tagEnd) { e.site.progress() }},
+	{Name: "send", Often: []int{160, 160}, Do: func(e *tagEnd) { times(e.w.Pick(1, 1, 2, 3), e.send) }},
+	{Name: "burst", Often: []int{8, 8}, Do: func(e *tagEnd) { times(12, e.send) }},
+	{Name: "recv", Often: []int{150, 150}, Do: func(e *tagEnd) { times(e.w.Pick(1, 1, 2, 3), e.recv) }},
+	{Name: "probe", Often: []int{20, 20}, Do: func(e *tagEnd) { e.site.probe() }},
+	{Name: "wait", Often: []int{25, 25}, Do: (*tagEnd).wait}, // in a send, a receive, or for a request
+	{Name: "resume", Often: []int{60, 60}, Do: func(e *tagEnd) { e.w.resumeOne(e.w.turn) }},
+	{Name: "cancel context", Often: []int{6, 6}, Do: func(e *tagEnd) { e.w.cancelOne() }},
+	{Name: "cancel", Often: []int{20, 20}, Do: (*tagEnd).cancel},
+	{Name: "register", Often: []int{6, 6}, Do: func(e *tagEnd) { e.site.register() }},
+	{Name: "look", Often: []int{10, 10}, Do: (*tagEnd).look},
+	{Name: "slow", Often: []int{8, 8}, Do: func(e *tagEnd) { e.w.strike(e.link, true) }},
+	{Name: "strike", Often: []int{0, 9}, Do: func(e *tagEnd) { e.w.strike(e.link, false) }},
+	{Name: "heal", Often: []int{12, 14}, Do: func(e *tagEnd) { e.w.Heal() }},
+	{Name: "abort", Often: []int{1, 4}, Do: (*tagEnd).abort},
+	{Name: "close", Often: []int{2, 4}, Do: (*tagEnd).close},
+}
 
-type tagKind uint8
-
-const (
-	tagStep tagKind = iota
-	tagProgress
-	tagSend
-	tagBurst // many messages
-	tagReceive
-	tagProbe
-	tagWait // a program that waits in a send, a receive, or for a request
-	tagResume
-	tagCancelContext
-	tagCancel // a request
-	tagRegister
-	tagLook
-	tagSlow
-	tagStrike
-	tagHeal
-	tagAbort
-	tagClose
-	tagKinds
-)
-
-var tagNames = [tagKinds]string{"step", "progress", "send", "burst", "recv", "probe", "wait", "resume",
-	"cancel context", "cancel", "register", "look",
-	"slow", "strike", "heal", "abort", "close"}
-
-func (k tagKind) String() string { return tagNames[k] }
-
-// tagWeights are how often each kind happens in each mood. Peers that break the rules are left to
-// the fuzz tests of the package.
-var tagWeights = [...][tagKinds]int{
-	lab.Calm: {tagStep: 400, tagProgress: 260, tagSend: 160, tagBurst: 8, tagReceive: 150, tagProbe: 20,
-		tagWait: 25, tagResume: 60, tagCancelContext: 6, tagCancel: 20,
-		tagRegister: 6, tagLook: 10, tagSlow: 8, tagHeal: 12, tagAbort: 1, tagClose: 2},
-	lab.Faulty: {tagStep: 400, tagProgress: 260, tagSend: 160, tagBurst: 8, tagReceive: 150, tagProbe: 20,
-		tagWait: 25, tagResume: 60, tagCancelContext: 6, tagCancel: 20,
-		tagRegister: 6, tagLook: 10, tagSlow: 8, tagStrike: 9, tagHeal: 14, tagAbort: 4, tagClose: 4},
+func times(n int, do func()) {
+	for range n {
+		do()
+	}
 }
 
 func newTaggedPlan(seed uint64) *taggedPlan {
@@ -92,7 +78,7 @@ func newTaggedPlan(seed uint64) *taggedPlan {
 		}
 		p.configs = append(p.configs, cfg)
 	}
-	p.Events = lab.DrawEvents[tagKind](rng, tagWeights[p.Mood][:], 60, 150, 400)
+	p.Events = lab.DrawEvents(rng, taggedEvents, int(p.Mood), 60, 150, 400)
 	return p
 }
 

@@ -15,7 +15,6 @@ type tagWorld struct {
 	plan      *taggedPlan
 	sites     []*tagSite
 	ends      []*tagEnd
-	cancels   []context.CancelFunc
 	clock     int // counts calls of collectDone
 	finishing bool
 	ending    bool // receives use spare memory from now on
@@ -69,8 +68,7 @@ func (p *taggedPlan) run(log func(string)) *hunt.Violation {
 	w := &tagWorld{plan: p}
 	return w.play(&p.bedPlan, log, nil, func() {
 		w.open()
-		lab.PlayEvents(&w.Testbed, p.Events, func(ev tagEvent) {
-			w.happen(ev)
+		lab.PlayEvents(&w.Testbed, p.Events, taggedEvents, &w.ends, func() {
 			w.collectDone()
 			if w.At%16 == 0 {
 				w.Audit()
@@ -129,55 +127,6 @@ func (e *tagEnd) onError(ep *tagged.Endpoint, err error) {
 	}
 	if w.OneIn(2) && !w.finishing {
 		e.recv() // a callback may
-	}
-}
-
-func (w *tagWorld) happen(ev tagEvent) {
-	e := w.ends[ev.End%len(w.ends)]
-	w.Logf("%d. %v %v", w.At, ev.Kind, e)
-	switch ev.Kind {
-	case tagStep:
-		w.Steps(1 + w.Rng.IntN(8))
-	case tagProgress:
-		e.site.progress()
-	case tagSend:
-		for range w.Pick(1, 1, 2, 3) {
-			e.send()
-		}
-	case tagBurst:
-		for range 12 {
-			e.send()
-		}
-	case tagReceive:
-		for range w.Pick(1, 1, 2, 3) {
-			e.recv()
-		}
-	case tagProbe:
-		e.site.probe()
-	case tagWait:
-		e.wait()
-	case tagResume:
-		if list := w.waiting(); len(list) != 0 {
-			w.turn(list[w.Rng.IntN(len(list))])
-		}
-	case tagCancelContext:
-		if n := len(w.cancels); n != 0 {
-			w.cancels[w.Rng.IntN(n)]()
-		}
-	case tagCancel:
-		e.cancel()
-	case tagRegister:
-		e.site.register()
-	case tagLook:
-		e.look()
-	case tagSlow, tagStrike:
-		w.strike(e.link, ev.Kind == tagSlow)
-	case tagHeal:
-		w.Heal()
-	case tagAbort:
-		e.abort()
-	case tagClose:
-		e.close()
 	}
 }
 

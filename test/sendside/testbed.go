@@ -1,6 +1,7 @@
 package sendside
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -19,7 +20,8 @@ type testbed struct {
 	links   []*link
 	build   *link // the queue pairs that are created now belong to it
 	actors  []*actor
-	current *actor           // the one that runs; nil outside of programs
+	current *actor // the one that runs; nil outside of programs
+	cancels []context.CancelFunc
 	ending  map[*lab.NIC]int // single queue pairs that were moved to ERR and not closed yet
 }
 

@@ -14,66 +14,49 @@ var Transport = lab.Game("TestTransport", "./test/sendside", newTransportPlan, (
 // transportPlan is what a world of endpoints is made of and what happens in it.
 type transportPlan struct {
 	bedPlan
-	lab.Schedule[event]
+	lab.Schedule[lab.Event]
 	configs []transport.Config // of each host's worker
 	pairs   [][2]int           // hosts of each connection
 	raw     []bool             // of each connection: the second end is an intruder
 }
 
-type event = lab.Event[eventKind]
-
-type eventKind uint8
-
-const (
-	doStep     eventKind = iota // the fabric moves
-	doProgress                  // a worker makes progress
-	doOp                        // some operations
-	doBurst                     // operations until one returns ErrNoResource
-	doPending                   // an operation that is queued if need be
-	doNotify                    // an operation that has OnReady called if need be
-	doFence
-	doFlush   // without waiting
-	doWait    // a program that waits in Flush
-	doResume  // a program goes on
-	doCancel  // a context ends
-	doRelease // a kept message is given back
-	doCount   // the program counts on a shared completion
-	doPurge
-	doMisuse // wrong arguments
-	doLook   // counters
-	doSlow
-	doStrike
-	doHeal
-	doAbort
-	doClose
-	doRenew // a new connection in place of one that has ended
-	doForge // an intruder sends something
-	eventKinds
-)
-
-var eventNames = [eventKinds]string{"step", "progress", "op", "burst", "pending", "notify ready", "fence",
-	"flush",
-	"wait", "resume", "cancel", "release", "count",
-	"purge", "misuse", "look", "slow", "strike", "heal", "abort", "close", "renew", "forge"}
-
-func (k eventKind) String() string { return eventNames[k] }
-
-// eventWeights are how often each kind happens in each mood.
-var eventWeights = [...][eventKinds]int{
-	lab.Calm: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doNotify: 30, doFence: 30,
-		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
-		doRelease: 40, doCount: 30, doPurge: 4, doMisuse: 15, doLook: 15, doSlow: 8, doHeal: 12, doAbort: 1,
-		doClose: 2, doRenew: 10},
-	lab.Faulty: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doNotify: 30,
-		doFence: 30,
-		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
-		doRelease: 40, doCount: 30, doPurge: 4, doMisuse: 8, doLook: 10, doSlow: 6, doStrike: 10, doHeal: 14,
-		doAbort: 6, doClose: 5, doRenew: 15},
-	lab.Hostile: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doNotify: 30,
-		doFence: 20,
-		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
-		doRelease: 40, doCount: 30, doPurge: 4, doMisuse: 5, doLook: 10, doSlow: 4, doStrike: 2, doHeal: 14,
-		doAbort: 4, doClose: 4, doRenew: 20, doForge: 60},
+// transportEvents are what happens to endpoints, and how often in worlds that are calm, faulty and
+// hostile.
+var transportEvents = []lab.Kind[*end]{
+	{Name: "step", Often: []int{400, 400, 400}, Do: func(e *end) { e.w.Steps(1 + e.w.Rng.IntN(8)) }},
+	{Name: "progress", Often: []int{240, 240, 240}, Do: func(e *end) { e.site.progress() }},
+	{Name: "op", Often: []int{200, 200, 200}, Do: func(e *end) {
+		for range e.w.Pick(1, 1, 2, 4) {
+			e.act(plain)
+		}
+	}},
+	{Name: "burst", Often: []int{20, 20, 20}, Do: func(e *end) { // until one returns ErrNoResource
+		for i := 0; i < 20 && e.act(plain) == nil; i++ {
+		}
+	}},
+	{Name: "pending", Often: []int{60, 60, 60}, Do: (*end).sendOrQueue},
+	{Name: "notify ready", Often: []int{30, 30, 30}, Do: func(e *end) { e.act(notifying) }},
+	{Name: "fence", Often: []int{30, 30, 20}, Do: (*end).fence},
+	{Name: "flush", Often: []int{20, 20, 20}, Do: func(e *end) { e.send(e.newFlush(), plain) }},
+	{Name: "wait", Often: []int{12, 12, 12}, Do: (*end).waitFlush},
+	{Name: "resume", Often: []int{60, 60, 60}, Do: func(e *end) { e.w.resumeOne(e.w.turn) }},
+	{Name: "cancel", Often: []int{3, 3, 3}, Do: func(e *end) { e.w.cancelOne() }},
+	{Name: "release", Often: []int{40, 40, 40}, Do: func(e *end) { e.w.release() }},
+	{Name: "count", Often: []int{30, 30, 30}, Do: func(e *end) { e.w.countShared() }},
+	{Name: "purge", Often: []int{4, 4, 4}, Do: (*end).purge},
+	{Name: "misuse", Often: []int{15, 8, 5}, Do: (*end).misuse},
+	{Name: "look", Often: []int{15, 10, 10}, Do: (*end).look},
+	{Name: "slow", Often: []int{8, 6, 4}, Do: func(e *end) { e.w.strike(e.pair.link, true) }},
+	{Name: "strike", Often: []int{0, 10, 2}, Do: func(e *end) { e.w.strike(e.pair.link, false) }},
+	{Name: "heal", Often: []int{12, 14, 14}, Do: func(e *end) { e.w.Heal() }},
+	{Name: "abort", Often: []int{1, 6, 4}, Do: (*end).abort},
+	{Name: "close", Often: []int{2, 5, 4}, Do: (*end).close},
+	{Name: "renew", Often: []int{10, 15, 20}, Do: func(e *end) { e.w.renew(e.pair) }},
+	{Name: "forge", Often: []int{0, 0, 60}, Do: func(e *end) {
+		if n := len(e.w.intruders); n != 0 {
+			e.w.intruders[e.w.Rng.IntN(n)].forge()
+		}
+	}},
 }
 
 func newTransportPlan(seed uint64) *transportPlan {
@@ -102,7 +85,7 @@ func newTransportPlan(seed uint64) *transportPlan {
 		}
 		p.configs = append(p.configs, cfg)
 	}
-	p.Events = lab.DrawEvents[eventKind](rng, eventWeights[p.Mood][:], 60, 150, 400)
+	p.Events = lab.DrawEvents(rng, transportEvents, int(p.Mood), 60, 150, 400)
 	return p
 }
 

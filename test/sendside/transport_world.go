@@ -1,7 +1,6 @@
 package sendside
 
 import (
-	"context"
 	"encoding/json"
 
 	"ibverbx/test/internal/hunt"
@@ -20,7 +19,6 @@ type transportWorld struct {
 	intruders []*intruder
 	groups    []*group // completions that have not fired
 	kept      []*keptMessage
-	cancels   []context.CancelFunc
 	finishing bool
 
 	inside    *site // its worker makes progress now; nil outside of that
@@ -52,8 +50,7 @@ func (p *transportPlan) run(log func(string)) *hunt.Violation {
 	w := &transportWorld{plan: p}
 	return w.play(&p.bedPlan, log, w.moved, func() {
 		w.open()
-		lab.PlayEvents(&w.Testbed, p.Events, func(ev event) {
-			w.happen(ev)
+		lab.PlayEvents(&w.Testbed, p.Events, transportEvents, &w.ends, func() {
 			if w.At%16 == 0 {
 				w.auditAll()
 			}
@@ -115,70 +112,6 @@ func (w *transportWorld) connect(hosts [2]int, raw bool) {
 		}
 		e.connected = err == nil
 		e.dead = err != nil
-	}
-}
-
-// happen plays an event.
-func (w *transportWorld) happen(ev event) {
-	e := w.ends[ev.End%len(w.ends)]
-	w.Logf("%d. %v %v", w.At, ev.Kind, e)
-	switch ev.Kind {
-	case doStep:
-		w.Steps(1 + w.Rng.IntN(8))
-	case doProgress:
-		e.site.progress()
-	case doOp:
-		for range w.Pick(1, 1, 2, 4) {
-			e.act(plain)
-		}
-	case doBurst:
-		for range 20 {
-			if e.act(plain) != nil {
-				break
-			}
-		}
-	case doPending:
-		e.sendOrQueue()
-	case doNotify:
-		e.act(notifying)
-	case doFence:
-		e.fence()
-	case doFlush:
-		e.send(e.newFlush(), plain)
-	case doWait:
-		e.waitFlush()
-	case doResume:
-		if list := w.waiting(); len(list) != 0 {
-			w.turn(list[w.Rng.IntN(len(list))])
-		}
-	case doCancel:
-		if n := len(w.cancels); n != 0 {
-			w.cancels[w.Rng.IntN(n)]()
-		}
-	case doRelease:
-		w.release()
-	case doCount:
-		w.countShared()
-	case doPurge:
-		e.purge()
-	case doMisuse:
-		e.misuse()
-	case doLook:
-		e.look()
-	case doSlow, doStrike:
-		w.strike(e.pair.link, ev.Kind == doSlow)
-	case doHeal:
-		w.Heal()
-	case doAbort:
-		e.abort()
-	case doClose:
-		e.close()
-	case doRenew:
-		w.renew(e.pair)
-	case doForge:
-		if n := len(w.intruders); n != 0 {
-			w.intruders[w.Rng.IntN(n)].forge()
-		}
 	}
 }
 

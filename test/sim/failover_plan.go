@@ -11,11 +11,6 @@ import (
 // FailoverGame is the simulation of connections that go on when a rail dies.
 var FailoverGame = lab.Game("TestFailover", "./test/sim", newFailoverPlan, (*plan).run)
 
-// failoverWeights are how often each kind of event happens where rails die.
-var failoverWeights = [kinds]int{doStep: 420, doPostSend: 170, doPostRecv: 140, doBurst: 3, doPoll: 230,
-	doLook: 8, doSlow: 8, doStrike: 36, doHeal: 12, doReset: 2, doConnect: 40, doRenew: 8, doDrain: 2,
-	doClose: 1, doReplay: 3}
-
 // newFailoverPlan is a world whose rails die. Most of its connections have failover at both ends.
 func newFailoverPlan(seed uint64) *plan {
 	p := newPlan(seed)
@@ -34,11 +29,11 @@ func newFailoverPlan(seed uint64) *plan {
 	for range pick(1, 1, 1, 2) {
 		p.conns = append(p.conns, p.makeFailoverConn(rng))
 	}
-	weights := failoverWeights
+	column := railsDie
 	if rng.IntN(10) == 0 {
-		p.Mood, weights[doBreakRules] = lab.Hostile, 12
+		p.Mood, column = lab.Hostile, railsDieHostile
 	}
-	p.Events = lab.DrawEvents[eventKind](rng, weights[:], 80, 160, 320)
+	p.Events = lab.DrawEvents(rng, events, column, 80, 160, 320)
 	p.balance()
 	return p
 }

@@ -13,7 +13,7 @@ import (
 // plan is what a world is made of and what happens in it. All of it follows from the seed.
 type plan struct {
 	lab.Plan
-	lab.Schedule[event]
+	lab.Schedule[lab.Event]
 	cqs    []int  // the host of each virtual CQ
 	direct []bool // of each virtual CQ: the program polls the physical CQs itself
 	conns  []connPlan
@@ -64,7 +64,7 @@ func newPlan(seed uint64) *plan {
 	for range pick(1, 1, 2, 2, 3) {
 		p.conns = append(p.conns, p.makeConn(rng))
 	}
-	p.Events = lab.DrawEvents[eventKind](rng, weights[p.Mood][:], 40, 150, 400)
+	p.Events = lab.DrawEvents(rng, events, int(p.Mood), 40, 150, 400)
 	p.balance()
 	return p
 }

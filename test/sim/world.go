@@ -70,8 +70,7 @@ func (p *plan) run(log func(string)) *hunt.Violation {
 		Hooks: lab.Hooks{CQ: w.tapCQ, QP: w.tapQP}, NewNetwork: p.newNetwork, Net: p.net}
 	return w.Play(func() {
 		w.build()
-		lab.PlayEvents(&w.Testbed, p.Events, func(ev event) {
-			w.happen(ev)
+		lab.PlayEvents(&w.Testbed, p.Events, events, &w.ends, func() {
 			if w.At%32 == 0 {
 				w.Audit()
 				for _, e := range w.ends {
@@ -226,52 +225,6 @@ func (c *vcq) physical(d *lab.NIC) (verbs.CQ, error) {
 		}
 	}
 	return nil, errors.New("no CQ there")
-}
-
-// happen plays an event.
-func (w *world) happen(ev event) {
-	e := w.ends[ev.End%len(w.ends)]
-	w.Logf("%d. %v %v", w.At, ev.Kind, e)
-	switch ev.Kind {
-	case doStep:
-		w.Steps(1 + w.Rng.IntN(8))
-	case doPostSend:
-		e.postSends(1 + w.Rng.IntN(4))
-	case doPostRecv:
-		e.postRecvs(1 + w.Rng.IntN(3))
-	case doBurst:
-		e.burst()
-	case doPoll:
-		e.cq.poll()
-	case doLook:
-		e.look()
-	case doSlow:
-		w.slow(e)
-	case doStrike:
-		w.strike(e)
-	case doHeal:
-		w.Heal()
-	case doReset:
-		e.reset()
-	case doConnect:
-		w.reconnect(e.conn)
-	case doRenew:
-		for _, end := range e.conn.ends {
-			if end.state != closed {
-				end.reset()
-			}
-		}
-		w.reconnect(e.conn)
-		w.replace(e.conn)
-	case doDrain:
-		e.drain()
-	case doClose:
-		e.close()
-	case doBreakRules:
-		w.breakRules(e)
-	case doReplay:
-		w.replay(e)
-	}
 }
 
 // pump moves the fabric while the library waits. It does many actions at once, because the library

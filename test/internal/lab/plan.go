@@ -30,20 +30,32 @@ const (
 // String names the mood.
 func (m Mood) String() string { return [...]string{"calm", "faulty", "hostile"}[m] }
 
+// Kind is a kind of event: how often it happens, by mood or by what else a kit distinguishes, and
+// what it does to an end of a connection.
+type Kind[E any] struct {
+	Name  string
+	Often []int
+	Do    func(E)
+}
+
 // Event is one thing that happens to a world. What exactly it does follows from R and from the
 // state that it finds, so events can be left out and the others still mean something.
-type Event[K ~uint8] struct {
-	Kind K
+type Event struct {
+	Kind int
 	End  int // which end of a connection it concerns, modulo how many there are
 	R    uint64
 }
 
-// DrawEvents draws what happens: at least 20 events, and up to one of the lengths more. Few long
-// lists are needed: most bugs need little to show.
-func DrawEvents[K ~uint8](rng *rand.Rand, weights []int, lengths ...int) []Event[K] {
-	list := make([]Event[K], 20+rng.IntN(lengths[rng.IntN(len(lengths))]))
+// DrawEvents draws what happens, with the frequencies of a column of the table: at least 20 events,
+// and up to one of the lengths more. Few long lists are needed: most bugs need little to show.
+func DrawEvents[E any](rng *rand.Rand, kinds []Kind[E], column int, lengths ...int) []Event {
+	list := make([]Event, 20+rng.IntN(lengths[rng.IntN(len(lengths))]))
+	weights := make([]int, len(kinds))
+	for i, k := range kinds {
+		weights[i] = k.Often[column]
+	}
 	for i := range list {
-		list[i] = Event[K]{Kind: K(DrawWeighted(rng, weights)), End: rng.IntN(1 << 20), R: rng.Uint64()}
+		list[i] = Event{Kind: DrawWeighted(rng, weights), End: rng.IntN(1 << 20), R: rng.Uint64()}
 	}
 	return list
 }
@@ -97,13 +109,16 @@ func Game[P schedule](test, dir string, newPlan func(seed uint64) P,
 	}
 }
 
-// PlayEvents has a world play events one after the other, with choices that follow from each.
-// Afterwards choices follow from the plan's seed.
-func PlayEvents[K ~uint8](t *Testbed, list []Event[K], happen func(Event[K])) {
+// PlayEvents has events happen one after the other to the ends of a world, with choices that follow
+// from each. look runs after each event. Afterwards choices follow from the plan's seed.
+func PlayEvents[E any](t *Testbed, list []Event, kinds []Kind[E], ends *[]E, look func()) {
 	for _, ev := range list {
 		t.At++
 		t.SeedEvent(ev.R)
-		happen(ev)
+		k, e := &kinds[ev.Kind], (*ends)[ev.End%len(*ends)]
+		t.Logf("%d. %s %v", t.At, k.Name, e)
+		k.Do(e)
+		look()
 	}
 	t.SeedEvent(t.Plan.Seed)
 }

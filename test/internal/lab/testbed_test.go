@@ -120,32 +120,40 @@ func TestPlayReportsViolationsAndPanics(t *testing.T) {
 // planOfDraws is a plan whose events draw numbers.
 type planOfDraws struct {
 	Plan
-	Schedule[Event[uint8]]
+	Schedule[Event]
 }
 
 func TestEventsMeanTheSameWithoutOthers(t *testing.T) {
+	draws := []Kind[*Testbed]{{Name: "draw", Do: func(b *Testbed) {
+		for range b.Pick(1, 2, 3) {
+			b.Rng.Uint64()
+		}
+		b.Logf("draws %d", b.Rng.Uint64())
+	}}}
 	var all []string
 	game := Game("TestDraws", "./test/internal/lab", func(seed uint64) *planOfDraws {
 		p := &planOfDraws{Plan: Plan{Seed: seed}}
-		for i := range uint8(6) {
-			p.Events = append(p.Events, Event[uint8]{Kind: i, R: uint64(i) << 7})
+		for i := range 6 {
+			p.Events = append(p.Events, Event{End: i, R: uint64(i) << 7})
 		}
 		return p
 	}, func(p *planOfDraws, log func(string)) *hunt.Violation {
 		b := &Testbed{Plan: &p.Plan, Log: log}
 		return b.Play(func() {
-			PlayEvents(b, p.Events, func(ev Event[uint8]) {
-				for range b.Pick(1, 2, 3) {
-					b.Rng.Uint64()
-				}
-				b.Logf("%d %d", ev.Kind, b.Rng.Uint64())
-			})
+			PlayEvents(b, p.Events, draws, &[]*Testbed{b, b}, func() {})
 		})
 	})
-	game.Play(3, nil, func(line string) { all = append(all, line) })
+	draw := func(list *[]string) func(string) {
+		return func(line string) {
+			if number, ok := strings.CutPrefix(line, "draws "); ok {
+				*list = append(*list, number)
+			}
+		}
+	}
+	game.Play(3, nil, draw(&all))
 	keep := []int{0, 2, 5}
 	var some, want []string
-	game.Play(3, keep, func(line string) { some = append(some, line) })
+	game.Play(3, keep, draw(&some))
 	for _, i := range keep {
 		want = append(want, all[i])
 	}
