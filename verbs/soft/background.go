@@ -24,14 +24,14 @@ const (
 	helpMost = 4 << 20
 )
 
-// The worker executes this much of one queue pair, and then turns to the next.
+// The worker turns to the next queue pair after this many requests or bytes of one.
 const (
 	turnRequests = 32
 	turnBytes    = 128 << 10
 )
 
-// background is the engine with a worker goroutine a NIC. A queue pair with something to execute
-// stands in the run queue of its NIC, which is served in turn.
+// background is the engine with one worker goroutine per NIC. A queue pair with something to
+// execute is in its NIC's run queue, which is served round robin.
 type background struct {
 	f       *Fabric
 	start   time.Time
@@ -40,7 +40,7 @@ type background struct {
 
 func newBackground(f *Fabric) *background { return &background{f: f, start: time.Now()} }
 
-// bgState is what the engine keeps with a queue pair.
+// bgState is the engine's part of a queue pair.
 type bgState struct {
 	queued bool // the queue pair is in its NIC's run queue
 	next   *QP
@@ -151,7 +151,8 @@ func (b *background) arrive(q *QP) {
 
 func (b *background) after(d time.Duration) int64 { return b.now() + int64(d) }
 
-// awaitLate has what is late for q, and due, arrive and be placed, and arms the timer for the rest.
+// awaitLate lets q's late messages arrive and late data be placed as far as they are due, and arms
+// the timer for the rest.
 func (b *background) awaitLate(q *QP) {
 	l := &q.late
 	for len(l.placements) > 0 && l.placements[0].due <= b.now() {
@@ -249,9 +250,9 @@ func (b *background) close() {
 	b.workers.Wait()
 }
 
-// help executes a few requests for a poller that found nothing, if the lock is free: the worker has
-// not reached what is in the run queue and may take microseconds to wake, and two goroutines keep
-// simulated times better than one. It reports whether the lock was free.
+// help executes a few requests for a poller that found nothing, if the lock is free. The worker may
+// take microseconds to wake for what is in the run queue, and two goroutines keep simulated times
+// better than one. It reports whether the lock was free.
 func (f *Fabric) help(c *CQ) bool {
 	if !f.mu.TryLock() {
 		return false
@@ -276,9 +277,9 @@ func (f *Fabric) help(c *CQ) bool {
 	return true
 }
 
-// mayHelp reports whether a poll may execute the head request of q, the first in the run queue. It
-// begins with a long one only where no other queue pair waits: two goroutines share the work of
-// several queue pairs better when the worker takes what is long.
+// mayHelp reports whether a poll may execute the head request of q, the first queue pair in the run
+// queue. A poll begins a long request only if no other queue pair waits: several queue pairs are
+// shared better if the worker takes the long ones.
 func (b *background) mayHelp(q *QP) bool {
 	d := q.dev
 	alone := d.worker.last == q && d.bandwidth == 0
@@ -287,8 +288,8 @@ func (b *background) mayHelp(q *QP) bool {
 }
 
 // copyWhileAlone copies the payload of q's head request outside of the lock, until all of it has
-// moved, or something else waits for the poll of c or for the worker. What is left then is first in
-// the run queue.
+// moved, or something else waits for the poll of c or for the worker. The rest is then first in the
+// run queue.
 func (b *background) copyWhileAlone(c *CQ, q *QP) {
 	f, w := b.f, &q.dev.worker
 	q.run.partial = false
@@ -338,7 +339,7 @@ func (b *background) execute(q *QP) {
 	}
 }
 
-// copyRest copies what is left of the payload of q's head request outside of the lock.
+// copyRest copies the rest of the payload of q's head request outside of the lock.
 func (b *background) copyRest(q *QP) {
 	b.f.mu.Unlock()
 	for !q.run.xfer.copySome(copyChunk) {
@@ -350,7 +351,7 @@ func (b *background) copyRest(q *QP) {
 var _ engine = (*background)(nil)
 var _ verbs.Provider = (*Fabric)(nil)
 
-// timerKind says what happens when a timer runs out.
+// timerKind is the event that a timer brings.
 type timerKind uint8
 
 const (
@@ -361,14 +362,14 @@ const (
 	timerKinds
 )
 
-// timer is something that happens to a queue pair at a time. Each has one of every kind.
+// timer is the time of an event of a queue pair, which has one timer of each kind.
 type timer = nic.Timer[timed]
 
-// timed is what a timer is for.
+// timed is the queue pair and the event that a timer belongs to.
 type timed struct {
 	qp   *QP
 	kind timerKind
 }
 
-// precise reports whether being late, by the scheduler's delays, would spoil a simulated speed.
+// precise reports whether a delay by the scheduler would spoil a simulated speed.
 func (t timed) precise() bool { return t.kind != timerRetry }

@@ -73,8 +73,8 @@ func (f *Fabric) completeError(q *QP, dir nic.Direction, seq uint64, status verb
 	}
 }
 
-// toError takes a queue pair to ERR. What is outstanding is flushed at once, except what a copy
-// outside of the lock still uses.
+// toError moves a queue pair to ERR. Everything outstanding is flushed at once, except for a
+// request whose payload is being copied outside of the lock.
 func (f *Fabric) toError(q *QP) {
 	if q.core.State == verbs.StateErr || q.core.State == verbs.StateReset {
 		return

@@ -108,10 +108,10 @@ func (f *Fabric) notReady(q, p *QP) outcome {
 	return done
 }
 
-// reach finds the peer, or nil when packets to it would vanish: the path is down, there is no such
-// queue pair, it is not ready to receive, it is connected to another one, or its packet sequence
-// numbers do not fit. Real NICs number packets. Here one message counts as one packet, which also
-// distinguishes a connection from an earlier one.
+// reach returns the peer, or nil if packets to it would vanish: the path is down, the queue pair
+// does not exist, is not ready to receive, or is connected to another one, or its packet sequence
+// numbers do not fit. Real NICs number packets; here a message counts as one packet, which also
+// tells a connection from an earlier one.
 func (q *QP) reach() *QP {
 	if !q.linked() {
 		return nil

@@ -117,7 +117,7 @@ func (k FaultKind) Description() string {
 	return "nothing: there is no such kind"
 }
 
-// Fault describes something that is to go wrong, and with which requests.
+// Fault describes what goes wrong, and with which requests.
 type Fault struct {
 	Device *Device // the NIC; nil is any
 	QPNum  uint32  // the queue pair; 0 is any
@@ -212,13 +212,13 @@ func ordinal(n int) string {
 	return strconv.Itoa(n) + suffix
 }
 
-// Injection is a fault in force.
+// Injection is a fault that is in force.
 type Injection struct {
 	_     guard.NoCopy
 	f     *Fabric
 	fault Fault
 	skip  int
-	left  int // strikes left; negative is for ever
+	left  int // strikes left; negative is without limit
 	hits  int
 }
 

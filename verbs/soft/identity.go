@@ -19,8 +19,8 @@ var (
 	fabrics       atomic.Uint32 // that were ever made
 )
 
-// newIdentity is what the GIDs and GUIDs of a fabric's NICs have in common. Nothing that happens in
-// a fabric depends on it, so a stepped one runs alike under any.
+// newIdentity returns the part that the GIDs and GUIDs of a fabric's NICs share. Nothing that
+// happens in a fabric depends on it, so a stepped fabric runs alike under any identity.
 func newIdentity() uint32 { return firstIdentity + fabrics.Add(1) }
 
 // guid is the node GUID of the i-th NIC of a fabric: an EUI-64 whose bytes 1, 2, 5 and 6 are the

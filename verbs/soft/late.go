@@ -7,17 +7,17 @@ import (
 	"ibverbx/verbs/internal/nic"
 )
 
-// This file is what a network and a host may do late: messages that arrive after their sender saw
-// them fail, and data that is in memory only after its acknowledgement.
+// This file has what a network and a host may do late: messages that arrive after their sender saw
+// them fail, and data that reaches memory only after its acknowledgement.
 
-// late is what a queue pair, as the responder, has still to come. Both lists are in the order of
+// late holds what has still to reach a queue pair as the responder. Both lists are in the order of
 // sending.
 type late struct {
 	stragglers []straggler
 	placements []placement
 }
 
-// straggler is a message on its way to a queue pair, whose sender has given it up.
+// straggler is a message still on its way to a queue pair after its sender has given it up.
 type straggler struct {
 	id     uint64 // of the work request, for the reader of a trace
 	msg    nic.Message
@@ -29,8 +29,8 @@ type straggler struct {
 	due    int64
 }
 
-// placement is the data of a write that was acknowledged and is not in memory yet, with the regions
-// of that memory, which are held.
+// placement is the data of a write that was acknowledged but is not in memory yet. The regions of
+// that memory are held.
 type placement struct {
 	id   uint64
 	to   nic.Pieces
@@ -38,8 +38,8 @@ type placement struct {
 	due  int64
 }
 
-// strand fails the head request of q, and sends it, and those behind it that the fault matches as
-// well, on their way to the peer.
+// strand fails the head request of q, and sends it to the peer late, together with the requests
+// behind it that the fault matches too.
 func (f *Fabric) strand(q *QP, i *Injection) {
 	p := q.reach()
 	due := f.engine.after(i.fault.Delay)
@@ -64,8 +64,8 @@ func (f *Fabric) strand(q *QP, i *Injection) {
 	}
 }
 
-// arriveLate has the first straggler of p arrive. One that cannot be taken is lost, and all behind
-// it, whose packet sequence numbers do not fit any more: nobody sends them again.
+// arriveLate lets p's first straggler arrive. If p cannot take it, it is lost, and so are all
+// behind it: their packet sequence numbers no longer fit, and nobody sends them again.
 func (f *Fabric) arriveLate(p *QP) {
 	m := p.late.stragglers[0]
 	p.late.stragglers = p.late.stragglers[1:]
@@ -99,8 +99,8 @@ func (f *Fabric) arriveLate(p *QP) {
 	}
 }
 
-// postpone keeps the payload of q's head request, a write that p has checked, from p's memory until
-// later: because a fault says so, or because earlier writes are not there yet, which it must not
+// postpone delays the payload of q's head request, a write that p has checked, on its way into p's
+// memory: because a fault says so, or because earlier writes are not there yet, which it must not
 // overtake.
 func (f *Fabric) postpone(q, p *QP, s *nic.SendSlot) {
 	d := placement{id: s.ID, data: slices.Concat(q.run.xfer.src.Bytes...)}
@@ -123,8 +123,8 @@ func (f *Fabric) placeNext(p *QP) {
 	}
 }
 
-// placeAll places all writes of p that are not in memory yet. What the peer sends behind them, and
-// the flush of p, finds them there (IBTA o9-20).
+// placeAll places all writes of p that are not in memory yet, so that whatever the peer sends
+// behind them, and the flush of p, finds them there (IBTA o9-20).
 func (f *Fabric) placeAll(p *QP) {
 	if len(p.late.placements) == 0 {
 		return
@@ -135,7 +135,7 @@ func (f *Fabric) placeAll(p *QP) {
 	f.mu.WakeQuiet() // regions are released
 }
 
-// placeEverything places what is not in memory yet on a NIC: one of its regions is about to go.
+// placeEverything places all late writes of a NIC, before one of its regions goes.
 func (f *Fabric) placeEverything(d *Device) {
 	for _, q := range d.qps.All {
 		f.placeAll(q)

@@ -31,13 +31,13 @@ type hidden struct {
 	due int64 // when it is, in the time of the engine
 }
 
-// runState is the progress of a queue pair's requests: what is executing, and what the head waits
+// runState is the progress of a queue pair's requests: which is executing, and what the head waits
 // for.
 type runState struct {
 	busy    bool // the payload of the head request is being copied outside of the lock
-	partial bool // busy, and a poll has left the rest to whoever takes it from the run queue
-	inbound bool // as the responder: the peer's payload is
-	failed  bool // an executed request was not successful, so nothing behind it goes out
+	partial bool // busy, and a poll has left the rest of the copy in the run queue
+	inbound bool // as the responder: the peer's payload is being copied outside of the lock
+	failed  bool // an executed request has failed, so nothing behind it goes out
 	reads   int  // reads and atomics that await their acknowledgement
 
 	wait     waitKind // why the head is held back, or acknowledgements are

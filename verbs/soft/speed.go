@@ -7,14 +7,14 @@ import (
 	"ibverbx/verbs/internal/nic"
 )
 
-// lookAhead is how long before the wire is free the next message may leave: long enough to be
-// copied meanwhile, short enough that queue pairs share the wire in turn.
+// lookAhead is the time before the wire is free at which the next message may leave: long enough to
+// copy it meanwhile, short enough that queue pairs share the wire in turn.
 const lookAhead = int64(100 * time.Microsecond)
 
 // timed reports whether the NIC simulates a speed.
 func (d *Device) timed() bool { return d.bandwidth != 0 || d.latency != 0 }
 
-// departure is when the next message may leave the NIC; 0 is now.
+// departure returns the time at which the next message may leave the NIC; 0 is now.
 func (b *background) departure(d *Device) int64 {
 	if d.bandwidth == 0 {
 		return 0
@@ -49,7 +49,7 @@ func (b *background) transmit(q, peer *QP, s *nic.SendSlot) (arrive, ack int64) 
 	return finish + latency, finish + 2*latency
 }
 
-// wireTime is how long n bytes take, in nanoseconds.
+// wireTime returns the nanoseconds that n bytes take on the wire.
 func wireTime(n, bandwidth uint64) int64 {
 	if bandwidth == 0 {
 		return 0

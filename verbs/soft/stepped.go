@@ -277,7 +277,7 @@ func (f *Fabric) landLate(q *QP, s *nic.SendSlot, seq uint64) verbs.Status {
 		q.landAtomic(s)
 		return verbs.StatusSuccess
 	}
-	x.src.Add(q.run.late[seq]) // none where it reads nothing
+	x.src.Add(q.run.late[seq]) // nil if it reads nothing
 	x.copy()
 	delete(q.run.late, seq)
 	return verbs.StatusSuccess

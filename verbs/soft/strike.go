@@ -24,14 +24,15 @@ func (i *Injection) retire() {
 	}
 }
 
-// concerns reports whether the injection is for that moment and for q.
+// concerns reports whether the injection strikes at that moment and names q.
 func (i *Injection) concerns(at moment, q *QP) bool {
 	return int(i.fault.Kind) < len(faultKindText) && faultKindText[i.fault.Kind].at == at &&
 		(i.fault.Device == nil || i.fault.Device == q.dev) &&
 		(i.fault.QPNum == 0 || i.fault.QPNum == q.core.Num)
 }
 
-// matches reports whether request seq of q is one of those chosen.
+// matches reports whether the fault's Match chooses request seq of q; a fault without Match takes
+// every request.
 func (i *Injection) matches(q *QP, seq uint64) bool {
 	if i.fault.Match == nil {
 		return true
@@ -56,9 +57,9 @@ func (i *Injection) hit() bool {
 	return true
 }
 
-// struckBy finds the injection that strikes request seq of q at a moment, or nil. about is the
-// queue pair that the injection has to name. What it does to others is left to the caller: nothing
-// may change the list while it is walked.
+// struckBy returns the injection that strikes request seq of q at a moment, or nil. about is the
+// queue pair that the injection must name. The caller carries out its effect on others, because
+// nothing may change the list during the walk.
 func (f *Fabric) struckBy(at moment, about, q *QP, seq uint64) *Injection {
 	for _, i := range f.injections {
 		if i.concerns(at, about) && i.matches(q, seq) && i.hit() {
@@ -148,8 +149,8 @@ func (f *Fabric) refuseRecv(q *QP) error {
 	return nil
 }
 
-// rewrite alters the head request permanently: a retry sends the altered one. The slot can be
-// altered itself, because nothing of what may change shows in the completion of a send.
+// rewrite alters the head request permanently: a retry sends the altered one. The slot itself can
+// change, because the completion of a send shows none of the fields that may change.
 func (q *QP) rewrite(change func(*verbs.SendWR)) {
 	if change == nil {
 		return

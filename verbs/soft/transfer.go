@@ -11,17 +11,17 @@ const smallCopy = 8 << 10
 // long for what fits into them.
 const copyChunk = 512 << 10
 
-// transfer is the movement of one request's payload: from the pieces in src, in order, to those in
-// dst. The regions they lie in are held while it is under way outside of the lock.
+// transfer is the copy of one request's payload, from the pieces of src, in order, to those of dst.
+// Their regions are held while the copy runs outside of the lock.
 type transfer struct {
 	src, dst nic.Pieces
 	at       copyCursor
 	peer     *QP   // the other side of a copy outside of the lock
-	arrive   int64 // when the message is at the peer, set with the engine's transmit; 0 is at once
+	arrive   int64 // when the message reaches the peer, set with the engine's transmit; 0 is at once
 }
 
-// copyCursor is how far the copy of a payload has come: what is copied next is from the byte at
-// from of piece src, and goes to that at to of piece dst.
+// copyCursor is the position of a copy: the next byte comes from offset from of piece src, and goes
+// to offset to of piece dst.
 type copyCursor struct{ src, from, dst, to int }
 
 func (x *transfer) reset() {

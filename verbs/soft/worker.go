@@ -9,24 +9,24 @@ import (
 	"ibverbx/verbs/internal/nic"
 )
 
-// spinWindow is how long before a simulated deadline the worker stops sleeping: timers of the
-// runtime may be late by a millisecond.
+// spinWindow is the time before a simulated deadline at which the worker stops sleeping, because
+// the runtime's timers may be late by a millisecond.
 const spinWindow = int64(1200 * time.Microsecond)
 
-// worker is the background engine's goroutine of a NIC, with what it has to do. It starts when it
-// is first needed.
+// worker is a NIC's goroutine of the background engine, and its work. It starts when it is first
+// needed.
 type worker struct {
 	started bool
-	wakeAt  int64         // parked: until when; running: the minimum, so that it is not woken
+	wakeAt  int64         // parked: when to wake; running: the minimum, so that nothing wakes it
 	nudge   chan struct{} // wakes it
 	nudged  atomic.Bool   // the same while it spins
 
 	first, last *QP // the run queue
 	backlog     atomic.Int32
 	timers      nic.TimerHeap[timed]
-	// dueAt is when the first timer runs out; MaxInt64 for none. Pollers read it without the lock.
+	// dueAt is the time of the first timer; MaxInt64 for none. Pollers read it without the lock.
 	dueAt    atomic.Int64
-	wireFree int64 // when the last message that left has gone out
+	wireFree int64 // when the last message will have left the wire
 }
 
 func (w *worker) init() {

@@ -36,7 +36,7 @@ func (q *QP) Sent(e *Completion, seq uint64, s *SendSlot) {
 	w.ID, w.Status, w.Opcode, w.ByteLen = s.ID, verbs.StatusSuccess, s.Opcode.WCOpcode(), n
 }
 
-// Message is what a completion of a receive says of the message.
+// Message describes a received message for its completion.
 type Message struct {
 	Opcode    verbs.Opcode // one that consumes a receive
 	Length    uint64       // bytes
@@ -95,8 +95,8 @@ var (
 	recvOpcodes = [...]verbs.WCOpcode{verbs.WCRecv, verbs.WCRecvRDMAWithImm, verbs.WCRecv, 0xdead}
 )
 
-// TakeUnended takes the oldest request of the send queue that has not ended, to be flushed; false
-// when there is none.
+// TakeUnended takes the oldest request of the send queue that has not ended, to be flushed. It
+// returns false if there is none.
 func (s *SendQueue) TakeUnended() (seq uint64, ok bool) {
 	if s.Acked == s.Posted {
 		return 0, false

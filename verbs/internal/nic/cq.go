@@ -38,7 +38,7 @@ const (
 	armAny
 )
 
-// Init makes the queue; handle is what users know it as. It locks.
+// Init makes the queue. Users know it as handle. It locks.
 func (c *CQ) Init(d *Device, handle verbs.CQ, cfg verbs.CQConfig) error {
 	d.Lock.Lock()
 	defer d.Lock.Unlock()
@@ -59,8 +59,8 @@ func (c *CQ) Init(d *Device, handle verbs.CQ, cfg verbs.CQConfig) error {
 	return nil
 }
 
-// minRing is how many completions a queue has memory for at first. A ring as long as its depth
-// would be walked through from end to end, out of the cache, by a program that polls often.
+// minRing is the number of completions that a queue has memory for at first. A program that polls
+// often would walk a full-length ring from end to end, out of the cache.
 const minRing = 64
 
 func ceilPow2(n int) int {

@@ -11,20 +11,20 @@ import (
 // Objects counts open objects.
 type Objects struct{ PDs, MRs, CQs, QPs int }
 
-// Device is what the objects made from a NIC need of it. The provider fills the fields before it
-// makes the first object; Lock guards those that change, and everything in the objects.
+// Device is a NIC as the objects made from it see it. The provider fills the fields before it makes
+// the first object. Lock guards the fields that change, and everything in the objects.
 type Device struct {
 	_      guard.NoCopy
 	Lock   *Lock
 	Name   string
-	Handle verbs.Device // what users know the NIC as
+	Handle verbs.Device // the NIC as its users know it
 	Limits Limits
 	GIDs   int // entries of the GID table of port 1, the only one
 	Keys   Keys
-	Open   *Objects // counts what is open, of this NIC or of several
+	Open   *Objects // counts open objects, of this NIC or of several
 
 	Gone   bool   // the NIC has failed: nothing can be made, and it raises no events
-	Closed string // once the provider is closed: what to tell those who still use the NIC
+	Closed string // once the provider is closed: the text of the error
 
 	watchers verbs.Watchers
 }
@@ -57,7 +57,7 @@ func (d *Device) Publish(e verbs.Event) {
 	}
 }
 
-// Limits are what the objects of a NIC may ask for.
+// Limits are the most that the objects of a NIC may ask for.
 type Limits struct {
 	MaxQPWR     int    // work requests in a queue of a queue pair
 	MaxCQE      int    // completions in a completion queue
@@ -67,7 +67,7 @@ type Limits struct {
 	MaxRDAtomic int    // reads and atomics outstanding per queue pair, either way; at most 255
 }
 
-// Attr describes a NIC of these limits; the provider adds who made it.
+// Attr describes a NIC with these limits. The provider adds the maker.
 func (l *Limits) Attr() verbs.DeviceAttr {
 	return verbs.DeviceAttr{
 		Ports:       1,
@@ -84,8 +84,8 @@ func (l *Limits) Attr() verbs.DeviceAttr {
 	}
 }
 
-// QPCap replaces zero fields of c by the contract's defaults, or by the limit where that is lower,
-// and returns what is wrong with the others; "" if nothing is.
+// QPCap replaces zero fields of c by the contract's defaults, or by the limit if that is lower. If
+// another field is out of range, wrong says so.
 func (l *Limits) QPCap(c verbs.QPCap) (_ verbs.QPCap, wrong string) {
 	lower := func(field *int, standard, limit int) {
 		if *field == 0 {

@@ -75,8 +75,8 @@ func (d *Device) checkAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	return ""
 }
 
-// Apply stores the attributes that mask names. What else changes with them, as the way to the peer
-// with QPAttrAV, is the caller's.
+// Apply stores the attributes that mask names. The caller does what else follows from them, such as
+// finding the way to the peer for QPAttrAV.
 func (q *QP) Apply(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 	has := func(bit verbs.QPAttrMask) bool { return mask&bit != 0 }
 	a := &q.Attr

@@ -65,8 +65,8 @@ func (m *MR) RKey() uint32 { return m.key | remoteKeyBit }
 // Close is verbs.MR's: it takes the key back, and waits until nobody holds the memory. It locks.
 func (m *MR) Close() error { return m.CloseAfter(func() {}) }
 
-// CloseAfter is Close which, when the key is taken back, has whoever holds the memory until later
-// release it now. It calls release locked.
+// CloseAfter is Close, except that it calls release, locked, as soon as the key is taken back:
+// holders that would keep the memory until later release it then.
 func (m *MR) CloseAfter(release func()) error {
 	if err := m.retire(release); err != nil {
 		return err

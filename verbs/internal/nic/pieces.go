@@ -68,9 +68,9 @@ func (p *Pieces) gather(pd *PD, sges []verbs.SGE, limit uint64, access verbs.Acc
 	return true
 }
 
-// Local is the requester's side of request seq: it collects the memory that the payload comes from
-// or, where the request is answered, goes to. What it refuses ends the request with that status.
-// With nil for p it only checks; so do Landing, Target and Accept.
+// Local checks request seq on the requester's side, and collects the memory that its payload comes
+// from or, for a read or atomic, that the answer goes to. A status other than success ends the
+// request. With nil for p it only checks; so do Landing, Target and Accept.
 func (q *QP) Local(p *Pieces, seq uint64) verbs.Status {
 	s := q.SQ.At(seq)
 	if s.Length > uint64(q.dev.Limits.MaxMsgSize) {
@@ -120,9 +120,9 @@ func need(op verbs.Opcode) verbs.AccessFlags {
 	return 0
 }
 
-// Permits is the first of the responder's checks: what the queue pair lets its peer do. The status
-// is the one that the requester sees, as for all of them, and the order of the checks (Permits, a
-// receive if one is taken, then Target or Accept) that of the kernel's rdma_rxe.
+// Permits is the first of the responder's checks: whether the queue pair lets its peer do this. All
+// of them return the status that the requester sees. Their order (Permits, a receive if one is
+// taken, then Target or Accept) is that of the kernel's rdma_rxe.
 //
 // What the queue pair does not allow is an invalid request; what the region does not allow is an
 // access error.

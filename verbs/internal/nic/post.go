@@ -20,8 +20,8 @@ func (q *QP) MaySend() error {
 	return q.Err("post send", verbs.ErrState, "the queue pair is in "+q.State.String())
 }
 
-// CheckSend refuses what the driver of a real NIC refuses. What only the NIC finds out ends in the
-// completion. A request that it lets through has room: push it.
+// CheckSend refuses a request as the driver of a real NIC does. An error that only the NIC can find
+// ends in the completion. A request that passes has room: push it.
 func (q *QP) CheckSend(wr *verbs.SendWR) error {
 	const op = "post send"
 	if q.SQ.full() {

@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// QP is what a queue pair has that does not depend on how its requests are executed. The lock
-// guards it; the exported fields from Num to CQs never change.
+// QP is the part of a queue pair that does not depend on how requests are executed. The lock guards
+// it; the exported fields from Num to CQs never change.
 type QP struct {
 	_         guard.NoCopy
 	dev       *Device
@@ -19,7 +19,7 @@ type QP struct {
 	CQs       [2]*CQ // by direction
 
 	State  verbs.QPState
-	Attr   verbs.QPAttr // what was set; State and CurState in it mean nothing
+	Attr   verbs.QPAttr // as set by Modify; its State and CurState mean nothing
 	Closed bool         // the provider sets it as Close begins
 
 	SQ SendQueue
@@ -100,8 +100,8 @@ func (q *QP) Receptive() bool {
 // Uses reports whether completions of the queue pair go to c.
 func (q *QP) Uses(c *CQ) bool { return q.CQs[Send] == c || q.CQs[Recv] == c }
 
-// Reset takes the queue pair to RESET: what is outstanding and the completions that were not polled
-// are dropped. The caller sees to it that nothing executes any more.
+// Reset takes the queue pair to RESET. Outstanding requests, and completions that were not polled,
+// are dropped. The caller makes sure that nothing executes any more.
 func (q *QP) Reset() {
 	q.State = verbs.StateReset
 	q.CQs[Send].forget(q)

@@ -25,7 +25,7 @@ type SendSlot struct {
 	RKey       uint32
 	sges       uint32 // elements of its scatter-gather list
 
-	// What follows is the provider's, and zero at first.
+	// The provider owns the following fields, which are zero at first.
 
 	VendorErr uint32
 	Status    verbs.Status // once executed: how it ended
@@ -37,9 +37,9 @@ type SendSlot struct {
 // Answered reports whether the request brings data back, as reads and atomics do.
 func (s *SendSlot) Answered() bool { return s.Opcode == verbs.OpRDMARead || s.Opcode.IsAtomic() }
 
-// minQueue is how many slots a queue begins with. It grows to what is really outstanding, and not
-// at once to its limit: with many queue pairs of few requests each, full-length rings do not stay
-// in the cache.
+// minQueue is the number of slots that a queue begins with. It grows with what is outstanding, and
+// not at once to its limit: with many queue pairs of few requests each, full-length rings do not
+// stay in the cache.
 const minQueue = 8
 
 // SendQueue is a ring of requests, numbered from 0 in the order of their posting.

@@ -24,8 +24,8 @@ func NewTable[Q any](draw func() uint32) Table[Q] {
 	return Table[Q]{Next: FirstQPNum, Last: MaxQPNum, byNum: make(map[uint32]*Q), draw: draw}
 }
 
-// TakeNum returns a number that is free, to be used in Add; false when none is. Counted ones go in
-// a cycle, so that a number is not used again soon after its queue pair was closed.
+// TakeNum returns a free number, to be used in Add; false if there is none. Counted numbers go in a
+// cycle, so that a closed queue pair's number is not used again soon.
 func (t *Table[Q]) TakeNum() (uint32, bool) {
 	for range t.Last {
 		num := t.Next

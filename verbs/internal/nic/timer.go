@@ -2,8 +2,8 @@ package nic
 
 import "container/heap"
 
-// Timer is when something happens to what owns it. The owner has it as a field, so that arming
-// allocates nothing.
+// Timer is the time of an event of its owner. It is a field of the owner, so that arming allocates
+// nothing.
 type Timer[T any] struct {
 	Of   T     // the owner, and what happens to it
 	When int64 // the provider's time; set by Arm
@@ -42,7 +42,7 @@ func (h *TimerHeap[T]) Due(now int64) *Timer[T] {
 	return heap.Pop(h).(*Timer[T])
 }
 
-// First is when the first timer is due, or never where none is armed.
+// First returns the time of the first timer, or never if none is armed.
 func (h TimerHeap[T]) First(never int64) int64 {
 	if len(h) == 0 {
 		return never
