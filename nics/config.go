@@ -33,7 +33,7 @@ type Config struct {
 	RoCE roce.Config
 	// Soft configures software NICs.
 	Soft soft.Config
-	// Logger is where the choice is logged; nil is slog.Default.
+	// Logger logs which NICs were chosen; nil is slog.Default.
 	Logger *slog.Logger
 	// Sources are further providers. A source with the name of a built-in provider replaces it.
 	Sources []Source
@@ -61,8 +61,8 @@ func (e *ConfigError) Error() string {
 // Unwrap returns verbs.ErrInvalid.
 func (e *ConfigError) Unwrap() error { return verbs.ErrInvalid }
 
-// Validate says what is wrong with the configuration, as [Open] does, as a [*ConfigError]; nil if
-// nothing is. It opens no NIC.
+// Validate returns the [*ConfigError] that [Open] would return for a wrong configuration, or nil.
+// It opens no NIC.
 func (c Config) Validate() error {
 	if _, err := c.source(c.Provider); err != nil {
 		return err

@@ -31,7 +31,7 @@ type Host struct {
 	end bool
 }
 
-// Open opens the NICs that cfg chooses. An error says what is missing and how to get it.
+// Open opens the NICs that cfg selects. An error says what is missing and how to get it.
 func Open(cfg Config) (*Host, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func openHost(cfg Config) (*Host, error) {
 		return nil, err
 	}
 	if cfg.Provider == RoCE && cfg.Devices == "" && len(cfg.RoCE.Addresses) == 0 {
-		// What is wrong with any NIC is said before a peer is there.
+		// A configuration that is wrong for every NIC fails here, before there is a peer.
 		cfg.RoCE.Addresses = []netip.Addr{loopback()}
 		probe, err := h.source.Open(cfg)
 		if err != nil {
@@ -125,7 +125,7 @@ func portsUp(all []verbs.Device) (up []verbs.Device, down error) {
 func portDown(d verbs.Device) error {
 	attr, err := d.Query()
 	if err != nil {
-		return nil // whoever uses it learns why
+		return nil // using the NIC will show why
 	}
 	state := verbs.PortNop
 	for port := 1; port <= attr.Ports; port++ {
@@ -167,7 +167,7 @@ func (c *Config) mayTakeSockets(why error) error {
 	return fmt.Errorf("%w; to make NICs of interfaces or addresses take provider %s", why, RoCE)
 }
 
-// log says what was taken.
+// log logs which NICs were taken.
 func (h *Host) log(chosen bool) {
 	level := slog.LevelDebug
 	if chosen {

@@ -26,8 +26,8 @@ type Config struct {
 	// MaxMessage bounds a message in bytes; 0 means 1 MiB.
 	MaxMessage int
 
-	// Retry is how long Dial tries again while nobody listens at the address, for processes that
-	// start in any order; 0 means that it does not.
+	// Retry is how long Dial keeps trying while nobody listens at the address, so that processes
+	// may start in any order; 0 is not at all.
 	Retry time.Duration
 
 	// MaxGreetings bounds the connections of a listener that have not begun a conversation yet; 0
@@ -49,10 +49,11 @@ const (
 	defaultMaxOpen    = 512
 )
 
-// maxOpen bounds the connections that a listener holds of each kind.
+// maxOpen is the limit of MaxGreetings and MaxWaiting.
 const maxOpen = 1 << 16
 
-// withDefaults returns c with zero fields replaced, or what is wrong with it.
+// withDefaults returns c with defaults in place of zero fields, or an error that names the wrong
+// field.
 func (c Config) withDefaults(listens bool) (Config, error) {
 	switch {
 	case c.Timeout < 0 || c.Greeting < 0 || c.Retry < 0:

@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// lastWords is how long Fail waits for the peer to close too.
+	// lastWords is the time that Fail waits for the peer to close too.
 	lastWords = 2 * time.Second
-	// leave is how long Close waits for a peer to take the end of TLS.
+	// leave is the time that Close waits for a peer to take the end of TLS.
 	leave = 500 * time.Millisecond
-	// inboxLen is how many messages wait to be received.
+	// inboxLen is the number of messages that may wait to be received.
 	inboxLen = 8
 )
 
@@ -51,8 +51,8 @@ type Conn struct {
 
 	taken chan struct{} // closed by run, if it has waited for Accept
 
-	writing chan struct{} // has room for who writes; guards broken
-	broken  bool          // a frame was begun and not finished: nothing can follow it
+	writing chan struct{} // a lock with a time limit: held while writing, and guards broken
+	broken  bool          // a frame was not written whole: nothing can follow it
 }
 
 // errNoReason is told to the peer where a program gives none.
@@ -197,7 +197,7 @@ func (c *Conn) write(ctx context.Context, frame []byte, within time.Duration) er
 	return err
 }
 
-// turn waits for the others who write.
+// turn waits until no other caller writes, and takes the lock.
 func (c *Conn) turn(ctx context.Context, within time.Duration) error {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
@@ -298,7 +298,8 @@ func (c *Conn) next(ctx context.Context, patience <-chan time.Time) (m Message, 
 	}
 }
 
-// Inbox is where messages arrive, for use in a select. Receiving one takes it.
+// Inbox returns the channel of arriving messages, for use in a select. Receiving a message takes
+// it.
 func (c *Conn) Inbox() <-chan Message { return c.inbox }
 
 // Done is closed once nothing more will come. Earlier messages may still be in the inbox. While 8

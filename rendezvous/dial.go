@@ -39,7 +39,7 @@ func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// retryPause is how long Dial waits before it tries again.
+// retryPause is Dial's pause between two attempts.
 const retryPause = 50 * time.Millisecond
 
 // dialTCP opens the connection, as often as Config.Retry allows.
@@ -82,7 +82,7 @@ func clientTLS(cfg *tls.Config, addr string) *tls.Config {
 	return cfg
 }
 
-// modern is a copy of a configuration that takes TLS 1.3 where nothing is said: both ends are of
+// modern returns a copy of the configuration whose default is TLS 1.3, because both ends are of
 // this package.
 func modern(cfg *tls.Config) *tls.Config {
 	cfg = cfg.Clone()

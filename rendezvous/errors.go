@@ -11,7 +11,7 @@ var (
 	ErrGone = errors.New("the peer has gone")
 	// ErrTimeout: the peer did not do its part in time.
 	ErrTimeout = errors.New("the peer does not answer")
-	// ErrProtocol: the peer sent what the protocol does not allow, or does not use this package.
+	// ErrProtocol: the peer broke the protocol, or does not use this package.
 	ErrProtocol = errors.New("protocol error")
 	// ErrVersion: the peer speaks another version of this package's format, or another
 	// Config.Protocol.
@@ -49,5 +49,5 @@ func (e *OpError) Error() string {
 // Unwrap returns the reason.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// maxReason is how long a reason may be that repeats what the peer has sent.
+// maxReason is the most characters of a reason that repeats the peer's text.
 const maxReason = 400

@@ -18,7 +18,7 @@ type Message struct {
 	Body json.RawMessage `json:"body,omitempty"`
 }
 
-// maxKind is how long the name of a kind may be.
+// maxKind is the longest name of a kind, in bytes.
 const maxKind = 32
 
 // Decode reads the body into v.
@@ -31,7 +31,7 @@ func (m *Message) Decode(v any) error {
 	return nil
 }
 
-// expect says whether the message is of one of some kinds.
+// expect returns an error unless the message is of one of the kinds; no kinds stand for any.
 func (m *Message) expect(kinds []string) error {
 	for _, k := range kinds {
 		if m.Kind == k {
@@ -66,8 +66,7 @@ func appendFrame(dst []byte, kind string, body any, limit int) ([]byte, error) {
 	return append(dst, text...), nil
 }
 
-// readFrame reads a message. What it holds in memory grows with what has come,
-// not with what was announced.
+// readFrame reads a message. Its memory grows with what has come, not with what was announced.
 func readFrame(r io.Reader, limit int) (m Message, err error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

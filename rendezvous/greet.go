@@ -20,18 +20,18 @@ const (
 	magic = "\x89ibverbx"
 	// wireVersion is that of the format: the greeting, frames, and the messages of this package.
 	wireVersion = 8
-	// maxProtocol is how long the name of a protocol may be.
+	// maxProtocol is the longest name of a protocol, in bytes.
 	maxProtocol = 255
 )
 
-// greeting is what an end begins with.
+// greeting returns the first bytes that an end sends.
 func greeting(version uint32, protocol string) []byte {
 	b := binary.BigEndian.AppendUint32([]byte(magic), version)
 	return append(append(b, byte(len(protocol))), protocol...)
 }
 
-// readGreeting reads the peer's beginning and refuses it as soon as it is wrong. It reads no more
-// than that.
+// readGreeting reads the peer's greeting and nothing beyond. It refuses the greeting as soon as a
+// part of it is wrong.
 func readGreeting(r io.Reader, protocol string) error {
 	var head [headLen]byte
 	if err := readHead(r, head[:]); err != nil {
@@ -51,7 +51,7 @@ func readGreeting(r io.Reader, protocol string) error {
 	return nil
 }
 
-// headLen is the length of what comes before the name of the protocol: magic, version, length.
+// headLen is the number of bytes ahead of the protocol's name: magic, version, length.
 const headLen = len(magic) + 4 + 1
 
 // readHead reads the beginning, byte by byte if it comes so, as far as it can be that of a peer.
@@ -159,8 +159,8 @@ func (c *Conn) greet(ctx context.Context) error {
 	return c.explain(err, c.cfg.Greeting, "its greeting")
 }
 
-// swap writes this end's greeting while it reads the peer's: not every connection takes one before
-// the peer reads. What the peer has said counts more than that it did not listen.
+// swap writes this end's greeting while it reads the peer's, because on some connections a write
+// waits until the peer reads. An error of reading matters more than one of writing.
 func (c *Conn) swap() error {
 	var wrote error
 	writing := make(chan struct{})
@@ -181,18 +181,18 @@ func (c *Conn) swap() error {
 	return wrote
 }
 
-// lastGreeting is how long an end still tries to greet a peer that it refuses.
+// lastGreeting is the time that an end still tries to greet a peer that it refuses.
 const lastGreeting = 100 * time.Millisecond
 
 // errNoTLSThere says that the peer has no TLS.
 var errNoTLSThere = fmt.Errorf("%w: the peer speaks ibverbx without TLS: set Config.TLS at both ends or at "+
 	"none", ErrTLS)
 
-// alert is a TLS record that says that there is no handshake (handshake_failure, fatal). crypto/tls
-// sends none to a peer without TLS.
+// alert is a TLS record that refuses the handshake (handshake_failure, fatal). crypto/tls sends
+// none to a peer without TLS.
 const alert = "\x15\x03\x01\x00\x02\x02\x28"
 
-// explainTLS puts the error of a handshake in words; nil if it is none.
+// explainTLS explains an error of a handshake; nil stays nil.
 func explainTLS(err error) error {
 	var record tls.RecordHeaderError
 	switch {
@@ -215,8 +215,8 @@ func explainTLS(err error) error {
 	return fmt.Errorf("%w: %w", ErrTLS, err)
 }
 
-// explainAlert puts what the peer's TLS says in words, where that is what an error is. In TLS 1.3 a
-// client learns only after its handshake that its certificate is refused.
+// explainAlert explains an error that is an alert of the peer's TLS, and returns others as they
+// are. In TLS 1.3 a client learns only after its handshake that its certificate is refused.
 func explainAlert(err error) error {
 	var said *net.OpError
 	if errors.As(err, &said) && said.Op == "remote error" {

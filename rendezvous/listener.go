@@ -38,10 +38,12 @@ type arrival struct {
 	evicted bool // guarded by the mutex of the listener
 }
 
-// grace is how long a connection may take to begin a conversation while others wait for its place.
+// grace is the time that a connection may take to begin a conversation while others wait for its
+// place.
 const grace = time.Second
 
-// Why a conversation is ended that nobody has accepted, and a connection that has begun none.
+// errStopped ends conversations that nobody has accepted, errEvicted a connection that has begun
+// none.
 var (
 	errStopped = errors.New("the listening end has stopped listening")
 	errEvicted = fmt.Errorf("%w: it began no conversation, and made room for others", ErrTimeout)
@@ -67,7 +69,7 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Listener, error) {
 	return serve(nl, cfg), nil
 }
 
-// serve greets who comes to a listener of connections.
+// serve greets the connections that a net.Listener accepts.
 func serve(nl net.Listener, cfg Config) *Listener {
 	l := &Listener{nl: nl, cfg: cfg, ready: make(chan struct{}, 1), room: make(chan struct{}, 1),
 		failed: make(chan struct{})}
@@ -137,7 +139,7 @@ func (l *Listener) take() *Conn {
 	return c
 }
 
-// wake has one who waits in Accept look again.
+// wake makes one waiting Accept look again.
 func (l *Listener) wake() {
 	select {
 	case l.ready <- struct{}{}:
@@ -206,9 +208,9 @@ func (l *Listener) sleep(d time.Duration) {
 	}
 }
 
-// enter makes room for a connection. Where all places are taken it waits for one; whoever is at it
-// for longer than grace, and longest, gives up its own. Further connections wait in the kernel
-// meanwhile. It reports whether there still is a listener.
+// enter waits for a place for a connection. If all are taken for longer than grace, the oldest
+// unfinished greeting is dropped. Further connections wait in the kernel meanwhile. It returns
+// false once the listener is closed.
 func (l *Listener) enter(a *arrival) bool {
 	for l.ctx.Err() == nil {
 		l.mu.Lock()
@@ -243,7 +245,7 @@ func (l *Listener) remove(a *arrival) {
 	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == a })
 }
 
-// greet begins a conversation with whoever has connected.
+// greet begins a conversation over a new connection.
 func (l *Listener) greet(a *arrival) {
 	nc := a.nc
 	if l.tls != nil {
@@ -294,9 +296,8 @@ func (l *Listener) offer(a *arrival, c *Conn) (done bool, err error) {
 	return true, nil
 }
 
-// attend waits with a conversation for Accept, and drops it if it ends before without a word. Of
-// what the peer says it reads no more than a small buffer holds; once Accept has taken the
-// conversation it reads on.
+// attend watches a conversation until Accept takes it, and drops it if the peer goes first, without
+// having sent anything. It reads no more than fits a small buffer; Accept continues from there.
 func (l *Listener) attend(c *Conn) {
 	if _, err := c.r.Peek(1); err != nil && l.drop(c) {
 		_ = c.nc.Close()
