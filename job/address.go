@@ -9,14 +9,14 @@ import (
 	"unicode"
 )
 
-// site is where rank 0 listens, and how the others reach it.
+// site is the address at which rank 0 listens, and the one at which the others reach it.
 type site struct {
 	listen string // host; empty stands for all addresses
 	reach  string // host
 	port   string
 }
 
-// choose makes a site of what Config.Address says, which may be nothing, where there is a store.
+// choose makes a site of Config.Address, which may be empty with a store.
 func choose(ctx context.Context, addr string, store Store) (site, error) {
 	host, port, err := splitAddress(addr)
 	if err != nil {
@@ -36,8 +36,8 @@ func choose(ctx context.Context, addr string, store Store) (site, error) {
 	return site{listen: listenHost(host), reach: host, port: port}, resolves(ctx, host)
 }
 
-// resolves says what is wrong with the name of a host, as far as this host can tell: one with a dot
-// may be known to the others before it is known here.
+// resolves returns an error if the name of a host is wrong, as far as this host can tell: a name
+// with a dot may be known to the others before it is known here.
 func resolves(ctx context.Context, host string) error {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return nil
@@ -67,8 +67,8 @@ func isName(host string) bool {
 	return true
 }
 
-// listenHost is at which host's address to listen for those who come to one: at all, but for the
-// loopback interface.
+// listenHost returns the host to listen at for processes that connect to host: all addresses (""),
+// or only the loopback interface if host names it.
 func listenHost(host string) string {
 	if ip, err := netip.ParseAddr(host); host == "localhost" || err == nil && ip.IsLoopback() {
 		return host
@@ -101,7 +101,7 @@ func sourceAddress(ctx context.Context, store Store) netip.Addr {
 			return ip
 		}
 	}
-	// Addresses that are for documentation: RFC 5737, RFC 3849.
+	// Addresses reserved for documentation: RFC 5737, RFC 3849.
 	for _, world := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
 		var d net.Dialer
 		c, err := d.DialContext(ctx, "udp", world)

@@ -63,10 +63,11 @@ const (
 	defaultMaxStore = 64 << 20
 )
 
-// maxSize is how many processes a job may have.
+// maxSize is the most processes of a job.
 const maxSize = 1 << 16
 
-// withDefaults returns c with zero fields replaced, or what is wrong with it.
+// withDefaults returns c with defaults in place of zero fields, or an error that names the wrong
+// field.
 func (c Config) withDefaults() (Config, error) {
 	switch {
 	case c.Size < 0 || c.Size > maxSize:
@@ -99,7 +100,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// checkAddress says what is wrong with an address.
+// checkAddress returns an error unless addr is a valid address of rank 0.
 func checkAddress(addr, from string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil && host != "" {
@@ -110,7 +111,8 @@ func checkAddress(addr, from string) error {
 	return invalid("%s %.200q: must be HOST:PORT, as the others reach rank 0", from, addr)
 }
 
-// checkStored says what is wrong with a place where there is a store.
+// checkStored returns an error if a place cannot be used with a store: it needs a name of the job,
+// and an address that may be partial.
 func checkStored(p *Place, from string) error {
 	if p.Job == "" {
 		return fmt.Errorf("job: %w: %s: the job has no name, by which its processes find each other in "+

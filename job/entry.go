@@ -15,9 +15,9 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// entry is what rank 0 leaves in a [Store]. One that an earlier run has left may be there still,
-// and somebody else may listen at its address by now. Incarnation tells them apart: it is part of
-// the greeting, and nobody but this rank 0 answers to it.
+// entry is rank 0's entry in a [Store]. An entry of an earlier run may still be there, and somebody
+// else may listen at its address by now. Incarnation tells them apart: it is part of the greeting,
+// and only this rank 0 answers to it.
 type entry struct {
 	Process
 
@@ -25,10 +25,10 @@ type entry struct {
 	Incarnation string `json:"incarnation"` // drawn at random
 }
 
-// maxPlain is how long the name of a job may be in a key.
+// maxPlain is the longest name of a job that a key contains as it is.
 const maxPlain = 40
 
-// entryKey is the key under which a job has its entry.
+// entryKey returns the key of a job's entry.
 func entryKey(job string) string {
 	plain := len(job) <= maxPlain
 	for _, b := range []byte(job) {
@@ -42,7 +42,7 @@ func entryKey(job string) string {
 	return "/ibverbx/job/" + job
 }
 
-// announce leaves rank 0's entry in the store.
+// announce puts rank 0's entry into the store.
 func announce(ctx context.Context, p *Place, store Store) error {
 	value, err := json.Marshal(entry{self(p.Rank), p.Address, p.incarnation})
 	if err != nil {
@@ -52,7 +52,7 @@ func announce(ctx context.Context, p *Place, store Store) error {
 	_, err = askStore(ctx, func() ([]byte, error) { return nil, store.Put(ctx, key, value) })
 	if err != nil {
 		var waited *waitedError
-		if ctx.Err() != nil && errors.As(err, &waited) { // for the store, and not for the processes
+		if ctx.Err() != nil && errors.As(err, &waited) { // it waited for the store, not for the processes
 			err = &said{fmt.Sprintf("the store has not taken it within %v%s", waited.d,
 				strings.TrimPrefix(err.Error(), waited.Error())), err}
 		}
@@ -81,10 +81,10 @@ func findEntry(ctx context.Context, p *Place, store Store) (*entry, error) {
 	return e, nil
 }
 
-// maxAddress is how many characters of an address are kept: a name of a host and a port.
+// maxAddress is the most characters kept of an address: a host's name and a port.
 const maxAddress = 260
 
-// missed says that rank 0 was not where the entry has it.
+// missed explains that rank 0 was not at the entry's address.
 func (e *entry) missed(err error) error {
 	hint := "perhaps in an earlier run"
 	addr, notIP := netip.ParseAddrPort(e.Address)
@@ -96,8 +96,8 @@ func (e *entry) missed(err error) error {
 		err)
 }
 
-// passing reports whether an error of who looks for rank 0 may be none a moment later: where it is
-// not there yet, or, by an entry of an earlier run, somebody else is.
+// passing reports whether an error of looking for rank 0 may go away by itself: rank 0 is not there
+// yet, or, by an entry of an earlier run, somebody else is.
 func passing(err error, stored bool, since time.Duration) bool {
 	var unreachable net.Error
 	var failed *storeError
@@ -127,7 +127,7 @@ func (s *server) watch() {
 		ctx, cancel := context.WithTimeout(s.meeting, patienceOfStores)
 		e, err := findEntry(ctx, s.place, s.cfg.Store)
 		if err != nil && ctx.Err() != nil && s.meeting.Err() == nil {
-			// What was put is there at once, of a store that answers.
+			// A store that answers returns at once what was put.
 			err = announce(s.meeting, s.place, s.cfg.Store)
 			if !lost && err == nil {
 				s.cfg.Logger.Warn("ibverbx: job: the store had lost rank 0's address, which is put again",
@@ -139,7 +139,7 @@ func (s *server) watch() {
 		if err != nil || e == nil || e.Incarnation == s.place.incarnation || s.meeting.Err() != nil {
 			continue
 		}
-		if time.Since(began) < patienceOfLogs { // rather a mistake than a later run: that one ends as well
+		if time.Since(began) < patienceOfLogs { // a mistake, no later run: the other one ends as well
 			s.tell(e)
 		}
 		s.fail(fmt.Errorf("%w: %v has taken rank 0's place in the store (%q): do all have rank 0, or was "+
@@ -156,14 +156,14 @@ func (s *server) unwatch() {
 	}
 }
 
-// patienceOfStores is for how long a store may look for a value that it has.
+// patienceOfStores is the time that a store may take to find a value that it has.
 const patienceOfStores = 3 * time.Second
 
-// tell tells the rank 0 of an entry of this one.
+// tell tells the rank 0 of another entry about this one.
 func (s *server) tell(e *entry) {
 	ctx, cancel := context.WithTimeout(s.meeting, lateness)
 	defer cancel()
 	other := *s.place
 	other.Address, other.incarnation = e.Address, e.Incarnation
-	_ = challenge(ctx, &other, &s.cfg) // if it is not there it need not know
+	_ = challenge(ctx, &other, &s.cfg) // if it is gone, it need not know
 }

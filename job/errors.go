@@ -90,7 +90,7 @@ type said struct {
 func (e *said) Error() string { return e.text }
 func (e *said) Unwrap() error { return e.is }
 
-// verdictOf is what tells the others of an error.
+// verdictOf returns the verdict that describes an error to the other processes.
 func verdictOf(err error) verdict {
 	v := verdict{Process: Process{Rank: -1}, Code: "failed", Text: err.Error()}
 	var of *RankError
@@ -105,7 +105,7 @@ func verdictOf(err error) verdict {
 	return v
 }
 
-// err is the error that a verdict tells of.
+// err returns the error that a verdict describes.
 func (v *verdict) err() error {
 	reason := &said{peertext.Clean(v.Text), codes()[v.Code]}
 	if reason.is == nil {
@@ -118,5 +118,5 @@ func (v *verdict) err() error {
 	return &RankError{v.Process, reason}
 }
 
-// maxHost is how many characters of a host's name are kept.
+// maxHost is the most characters kept of a host's name.
 const maxHost = 100

@@ -6,14 +6,14 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// guest is a process of the job, as rank 0 sees it. What is said to it waits in a queue: no process
-// that does not read holds up the others.
+// guest is a process of the job, as rank 0 sees it. Messages to it wait in a queue, so a process
+// that does not read holds up nobody.
 type guest struct {
 	Process
 
 	s    *server
 	conn *rendezvous.Conn
-	wake chan struct{} // something is in out
+	wake chan struct{} // out is not empty
 	told chan struct{} // closed once the end of the job was written
 
 	// Guarded by the server's mu.
@@ -28,17 +28,16 @@ type message struct {
 }
 
 const (
-	// maxQueue is how much may wait to be said to a process: what has come for it since it last
-	// read.
+	// maxQueue is the most messages queued for a process that does not read.
 	maxQueue = 4096
-	// maxWaiting is how many gets of a process may wait for their values.
+	// maxWaiting is the most gets of a process that may wait for their values.
 	maxWaiting = 1024
 )
 
 // send queues a message. The server's mu is held.
 func (g *guest) send(kind string, body any) {
 	if len(g.out) == maxQueue {
-		_ = g.conn.Close() // read learns of it
+		_ = g.conn.Close() // read notices
 		return
 	}
 	g.out = append(g.out, message{kind, body})
@@ -48,7 +47,7 @@ func (g *guest) send(kind string, body any) {
 	}
 }
 
-// write says what is queued.
+// write sends the queued messages.
 func (g *guest) write() {
 	for {
 		select {
@@ -62,7 +61,7 @@ func (g *guest) write() {
 		g.s.mu.Unlock()
 		for _, m := range batch {
 			if err := g.conn.Send(g.s.ctx, m.kind, m.body); err != nil {
-				_ = g.conn.Close() // read learns of it
+				_ = g.conn.Close() // read notices
 				g.lost(fmt.Errorf("%w: it does not take what it is told", ErrDied))
 				return
 			}

@@ -20,7 +20,7 @@ type Job struct {
 	server *server // rank 0's; nil elsewhere
 
 	collective chan struct{} // has a token while nobody is in a collective call
-	seq        uint64        // counts collective calls; whoever has the token
+	seq        uint64        // counts collective calls; guarded by the token
 
 	closing sync.Once
 }
@@ -58,7 +58,7 @@ func Join(ctx context.Context, cfg Config) (*Job, error) {
 func (j *Job) join(ctx context.Context, cfg *Config) (err error) {
 	meeting, met := context.WithTimeoutCause(ctx, cfg.Wait, errWaited(cfg.Wait))
 	defer met()
-	// Once rank 0 is there it is who says when the wait is over, and who is missing.
+	// Once rank 0 is there, it decides when the wait is over, and names those who are missing.
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Wait+lateness, errWaited(cfg.Wait+lateness))
 	defer cancel()
 	if j.place.Rank == 0 {
@@ -170,7 +170,7 @@ func (j *Job) check(ctx context.Context, value []byte) error {
 	return nil
 }
 
-// maxKey is how long a key may be in bytes.
+// maxKey is the longest key, in bytes.
 const maxKey = 256
 
 func checkKey(key string) error {

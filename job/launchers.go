@@ -13,10 +13,10 @@ type launcher struct {
 	rank, size string   // variables with the two numbers
 	more       []string // further variables that matter
 	hint       string   // what to do where size is missing
-	sizeShared bool     // size says nothing without rank
-	pmix       bool     // it may offer PMIx, where its processes have the same ranks
+	sizeShared bool     // size is meaningless without rank
+	pmix       bool     // it may offer PMIx, in which its processes have the same ranks
 	inherited  bool     // launchers that run inside pass its variables on
-	// where is what it says about the address of rank 0, and the name of the job.
+	// where returns the launcher's address of rank 0, and its name of the job.
 	where func(env environment, size int) (address, job string)
 }
 

@@ -47,8 +47,8 @@ func self(rank int) Process {
 	return Process{Rank: rank, Host: host, PID: os.Getpid()}
 }
 
-// dial meets rank 0, which may not be there yet: nobody listens, its name does not resolve, or the
-// store has what an earlier run has left.
+// dial connects to rank 0, which may not be there yet: nobody listens, its name does not resolve,
+// or the store has the entry of an earlier run.
 func dial(ctx context.Context, p *Place, cfg *Config) (*member, error) {
 	began, told, stored := time.Now(), false, cfg.Store != nil
 	var last error
@@ -120,10 +120,10 @@ func withoutAdvice(err error) error {
 	return err
 }
 
-// patienceOfLogs is after which time it is logged for whom Join waits.
+// patienceOfLogs is the time after which Join logs whom it waits for.
 const patienceOfLogs = 10 * time.Second
 
-// pause is how long to wait before rank 0 is looked for again.
+// pause returns the time until the next attempt to find rank 0.
 func pause(since time.Duration) time.Duration {
 	return min(max(since/8, 20*time.Millisecond), time.Second)
 }
@@ -154,21 +154,21 @@ func (m *member) ready(ctx context.Context) ([]Process, error) {
 	}
 }
 
-// beat tells rank 0 that this process is alive.
+// beat tells rank 0 regularly that this process is alive.
 func (m *member) beat() {
 	tick := time.NewTicker(m.cfg.Patience / 4)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			_ = m.conn.Send(context.Background(), kindAlive, nil) // listen learns why it fails
+			_ = m.conn.Send(context.Background(), kindAlive, nil) // listen learns why it failed
 		case <-m.conn.Done():
 			return
 		}
 	}
 }
 
-// listen handles what rank 0 says, until it says no more.
+// listen handles rank 0's messages until the conversation ends.
 func (m *member) listen() {
 	err := heed(m.conn, m.cfg.Patience, m.handle)
 	switch {
@@ -188,9 +188,9 @@ func (m *member) listen() {
 // errEnough ends heed.
 var errEnough = errors.New("nothing more to be said")
 
-// heed has each message handled, until one is an error, or nothing comes for too long. Silence is
-// counted in ticks of a quarter of that: when this process was stopped for a while there has been
-// one, and what has come meanwhile is read before the others.
+// heed passes each message to handle, until handle returns an error, or nothing comes for the time
+// of patience. Silence is counted in ticks of a quarter of that: if this process was stopped for a
+// while, only one tick has come, and messages that arrived meanwhile are read before the next.
 func heed(c *rendezvous.Conn, patience time.Duration, handle func(rendezvous.Message) error) error {
 	tick := time.NewTicker(max(patience/4, 1))
 	defer tick.Stop()
@@ -283,7 +283,7 @@ func (m *member) handle(msg rendezvous.Message) error {
 	return nil
 }
 
-// take keeps a part of what all have contributed to a collective call.
+// take stores a part of the contributions of all to a collective call.
 func (m *member) take(part *rows) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -299,8 +299,8 @@ func (m *member) take(part *rows) error {
 	return nil
 }
 
-// end ends all calls: because the job has failed, or without a reason because rank 0 or this
-// process has left it.
+// end ends all calls: with a reason if the job has failed, without one if rank 0 or this process
+// has left it.
 func (m *member) end(why error) {
 	m.ending.Do(func() {
 		if why != nil {
@@ -311,7 +311,7 @@ func (m *member) end(why error) {
 	})
 }
 
-// reason is why there is nobody to talk to.
+// reason returns the error of a call after the conversation has ended.
 func (m *member) reason() error {
 	select {
 	case <-m.failed:
@@ -324,7 +324,7 @@ func (m *member) reason() error {
 	return &RankError{m.rank0(), ErrLeft}
 }
 
-// rank0 is who rank 0 is, as far as it is known.
+// rank0 returns rank 0, as far as it is known.
 func (m *member) rank0() Process {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -26,11 +26,12 @@ type Place struct {
 	// knows, or PMIx.
 	Address string
 	Job     string // tells the job from others
-	Source  string // where this is from, with what was found there, for errors and logs
+	Source  string // the source of all this and what was found there, for errors and logs
 
-	// incarnation is with a Store which rank 0 is meant, of all that have left an address there.
+	// incarnation tells, with a Store, the rank 0 that is meant from others that have left an
+	// address there.
 	incarnation string
-	pmix        bool // PMIx knows this process: Join asks it for what is not decided otherwise
+	pmix        bool // PMIx knows this process: Join asks it for whatever is not decided otherwise
 }
 
 // Find returns what Join would take for this process's place in a job. An error says what was found

@@ -10,25 +10,25 @@ import (
 	"ibverbx/job/internal/pmix"
 )
 
-// What PMIx tells a process that it knows (PMIx Standard, PMIx_server_setup_fork).
+// Environment variables by which PMIx describes a process (PMIx Standard, PMIx_server_setup_fork).
 const (
 	envNamespace = "PMIX_NAMESPACE" // the job
 	envPMIxRank  = "PMIX_RANK"
 )
 
-// knownToPMIx reports whether PMIx knows this process, by its rank. It does not where a process
-// that PMIx knows has started others by other means.
+// knownToPMIx reports whether PMIx knows this process under this rank. It does not know processes
+// that one of its processes has started by other means.
 func (env environment) knownToPMIx(rank int) bool {
 	return env.value(envNamespace) != "" && env.value(envPMIxRank) == strconv.Itoa(rank)
 }
 
-// pmixOfSlurm reports whether srun is who offers PMIx (src/plugins/mpi/pmix/pmixp_info.c), and not
-// a launcher that runs in one of its jobs.
+// pmixOfSlurm reports whether srun itself offers PMIx (src/plugins/mpi/pmix/pmixp_info.c), and not
+// a launcher inside one of its jobs.
 func (env environment) pmixOfSlurm() bool {
 	return strings.HasPrefix(env.value(envNamespace), "slurm.")
 }
 
-// pmixAlone is the place of a process whose launcher tells it nothing but how to ask PMIx, such as
+// pmixAlone returns the place of a process whose launcher only tells it how to ask PMIx, such as
 // PRRTE's prterun.
 func (env environment) pmixAlone() (Place, bool) {
 	rank, err := strconv.Atoi(env.value(envPMIxRank))
@@ -39,9 +39,9 @@ func (env environment) pmixAlone() (Place, bool) {
 		Source: fmt.Sprintf("PMIx (%s)", env.found(envNamespace, envPMIxRank))}, true
 }
 
-// askPMIx has PMIx say how many processes the job has, and be the store by which they find rank 0,
-// as far as neither is decided. Where it cannot, what the launcher's variables say has to do. The
-// caller calls done once the processes have met.
+// askPMIx asks PMIx for the number of processes, and makes it the store by which they find rank 0,
+// as far as neither is decided. If PMIx cannot answer, the launcher's variables must do. The caller
+// calls done once the processes have met.
 func (p *Place) askPMIx(ctx context.Context, cfg *Config) (done func(), err error) {
 	if !p.pmix {
 		return func() {}, nil
@@ -51,7 +51,7 @@ func (p *Place) askPMIx(ctx context.Context, cfg *Config) (done func(), err erro
 	client, err := pmix.Open(limited)
 	if err == nil {
 		if err = p.adopt(client, cfg); err != nil {
-			_ = client.Close() // what is wrong is known
+			_ = client.Close() // err says what is wrong
 		}
 	}
 	switch {

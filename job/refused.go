@@ -10,18 +10,18 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// refused is what rank 0 knows of connections that brought no conversation. The server's mu guards
-// it.
+// refused counts and describes connections that did not become a process of the job. The server's
+// mu guards it.
 type refused struct {
-	count int    // since the last one was logged, and before
-	last  string // whom it turned away last, and why: a process that would not be of this job
+	count int    // all of them
+	last  string // who was turned away last, and why
 }
 
-// maxReason is how many characters of a reason are kept.
+// maxReason is the most characters kept of a reason.
 const maxReason = 300
 
-// turnAway notes that somebody has come and is no process of this job, and logs it: of many the
-// first, the second, the fourth and so on.
+// turnAway counts a connection of somebody who is no process of this job, and logs it: the first,
+// the second, the fourth and so on.
 func (s *server) turnAway(remote net.Addr, why error) {
 	if s.ctx.Err() != nil {
 		return
@@ -30,7 +30,7 @@ func (s *server) turnAway(remote net.Addr, why error) {
 	s.mu.Lock()
 	s.refused.count++
 	n := s.refused.count
-	if !errors.Is(why, rendezvous.ErrGone) { // who says nothing checks that somebody listens
+	if !errors.Is(why, rendezvous.ErrGone) { // a connection without a word only checks that somebody listens
 		s.refused.last = fmt.Sprintf("%v was turned away: %s", remote, reason)
 	}
 	s.mu.Unlock()
@@ -40,7 +40,7 @@ func (s *server) turnAway(remote net.Addr, why error) {
 	}
 }
 
-// lastRefused adds to who is missing whom rank 0 has turned away.
+// lastRefused adds the connection that was turned away last to a text about missing processes.
 func (s *server) lastRefused(missing string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

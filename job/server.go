@@ -16,8 +16,8 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// server is what rank 0 runs: it has a conversation with every process of the job, its own among
-// them, and knows which of them live.
+// server is rank 0's part of the job: it has a conversation with every process, its own among them,
+// and knows which ones are alive.
 type server struct {
 	place  *Place
 	cfg    Config
@@ -28,12 +28,12 @@ type server struct {
 
 	meeting context.Context // ends once all have come, or with the server
 	met     context.CancelFunc
-	watched chan struct{} // closed once watch uses the store no more; nil without it
+	watched chan struct{} // closed when watch has stopped using the store; nil without a store
 
 	mu     sync.Mutex
 	guests []*guest // by rank; nil where none has joined
 	joined int
-	came   map[int]bool  // ranks that have joined, or have been told why they cannot
+	came   map[int]bool  // ranks that have joined, or were told why they cannot
 	heard  chan struct{} // closed when came has all
 	over   bool          // the job has failed, or rank 0 has left
 	why    error         // of over
@@ -128,7 +128,7 @@ func (s *server) first(ctx context.Context) (*member, error) {
 	return talk(ctx, s.place, &s.cfg, c)
 }
 
-// accept greets whoever comes. Whoever is no process of this job does not get so far.
+// accept greets everyone who connects. A stranger does not get past the greeting.
 func (s *server) accept() {
 	places := make(chan struct{}, maxGreeted)
 	for {
@@ -236,7 +236,8 @@ func (s *server) admit(h *hello, c *rendezvous.Conn, own bool) error {
 	return nil
 }
 
-// attend tells all that rank 0 is alive, and ends the wait for those who do not come.
+// attend tells all processes regularly that rank 0 is alive, and ends the wait for those that do
+// not come.
 func (s *server) attend() {
 	tick := time.NewTicker(s.cfg.Patience / 4)
 	defer tick.Stop()

@@ -32,8 +32,8 @@ type storeError struct{ err error }
 func (e *storeError) Error() string { return e.err.Error() }
 func (e *storeError) Unwrap() error { return e.err }
 
-// lastWords is for how long a store may say why it has not done what it was asked to, after the
-// context has ended.
+// lastWords is the time that a store has, after the context has ended, to say why it has not
+// answered.
 const lastWords = 200 * time.Millisecond
 
 // askStore calls a store, and returns when ctx ends whether the store does or not. The error then

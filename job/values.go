@@ -2,8 +2,8 @@ package job
 
 import "fmt"
 
-// values is what the processes of a job have put, and who waits for what. The server's mu guards
-// it.
+// values holds the values that processes have put, and the gets that wait for others. The server's
+// mu guards it.
 type values struct {
 	byKey map[string][]byte
 	room  int // in bytes, for keys and values

@@ -10,20 +10,20 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// What the processes tell rank 0, and it them, over a conversation of package rendezvous.
+// Kinds of messages between the processes and rank 0, over a conversation of package rendezvous.
 const (
 	kindJoin   = "join"   // hello: this process has come
 	kindMet    = "met"    // Process: who rank 0 is
 	kindReady  = "ready"  // []Process: all have come
 	kindAlive  = "alive"  // nothing: still here
 	kindGather = "gather" // contribution to a collective call
-	kindRows   = "rows"   // part of what all have contributed
+	kindRows   = "rows"   // part of all contributions
 	kindPut    = "put"    // request
 	kindGet    = "get"    // request
-	kindForget = "forget" // request: a get whose answer is not awaited any more
+	kindForget = "forget" // request: a get whose answer is no longer awaited
 	kindAnswer = "answer" // to a request
 	kindLeave  = "leave"  // this process closes the job
-	kindBye    = "bye"    // it may go; or rank 0 goes itself
+	kindBye    = "bye"    // the process may go; or rank 0 leaves
 	kindEnd    = "end"    // verdict: the job has failed
 )
 
@@ -57,7 +57,7 @@ type answer struct {
 	Full string `json:"full,omitempty"` // why a value was not taken
 }
 
-// lateness is for how much longer than rank 0 the others wait: it names who is missing.
+// lateness is the time that the others wait longer than rank 0, which then names who is missing.
 const lateness = 2 * time.Second
 
 // waitedError says that Config.Wait is over.

@@ -51,5 +51,5 @@ const (
 	localSize = "pmix.local.size"  // uint32: processes of the job on this host
 	hostName  = "pmix.hname"       // string: of a process
 	timeout   = "pmix.timeout"     // int: seconds that a call may take
-	refresh   = "pmix.get.refresh" // bool: not what was got before
+	refresh   = "pmix.get.refresh" // bool: not a value that was cached
 )

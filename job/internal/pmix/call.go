@@ -32,7 +32,7 @@ type library struct {
 // maxText bounds what the library says, in bytes.
 const maxText = 200
 
-// check makes an error of what a call returned.
+// check returns the error of a call's return value.
 func (l *library) check(call string, returned uintptr) error {
 	status := int32(returned) // the upper half of the register is anything
 	if status == success {
@@ -42,7 +42,7 @@ func (l *library) check(call string, returned uintptr) error {
 	return &statusError{call, status, peertext.Line(said, maxText)}
 }
 
-// begin connects this process to the launcher, and returns which one of which job it is.
+// begin connects this process to the launcher, and returns its namespace and rank.
 func (l *library) begin() (proc, error) {
 	var pins runtime.Pinner
 	defer pins.Unpin()
@@ -74,9 +74,9 @@ func (l *library) publish(key string, content []byte) error {
 	return l.check("PMIx_Commit", l.call(l.commit))
 }
 
-// ask gets a value of a process, and waits a second for it: or longer, where a launcher does not
-// know the limit. Fresh asks the launcher for what the process has put last, of which there may be
-// nothing yet; else what was got before will do. The caller releases the answer.
+// ask gets a value of a process, and waits a second for it, or longer if the launcher ignores the
+// limit. With fresh it asks the launcher for the latest value, which may not be there yet;
+// otherwise a cached one will do. The caller releases the answer.
 func (l *library) ask(of *proc, key string, fresh bool) (*answer, error) {
 	var pins runtime.Pinner
 	defer pins.Unpin()
@@ -102,7 +102,7 @@ func (l *library) ask(of *proc, key string, fresh bool) (*answer, error) {
 	return &answer{l, key, *found, object[value](*found)}, nil
 }
 
-// set makes it say how something is to be done.
+// set stores a key and a number.
 func (i *info) set(key string, kind uint16, n uint64) {
 	copy(i.key[:], key)
 	i.value.kind, i.value.data[0] = kind, n

@@ -20,7 +20,7 @@ type Client struct {
 	mu      sync.Mutex
 	running int           // calls under way
 	closed  bool          // no further calls
-	ended   chan struct{} // closed when the library has been left, which is after the last call
+	ended   chan struct{} // closed after the last call into the library
 	failed  error         // what it said then
 }
 
@@ -237,7 +237,7 @@ func sourceAddress(host string) net.Addr {
 	return conn.LocalAddr()
 }
 
-// patience is how long a name may take to be looked up.
+// patience is the time that looking up a name may take.
 const patience = 2 * time.Second
 
 // Close disconnects from the launcher once no call is under way, and waits a second for that: the
