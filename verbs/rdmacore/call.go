@@ -52,8 +52,8 @@ func (l *library) pointer(fn uintptr, args ...uintptr) (uintptr, syscall.Errno) 
 	return 0, l.errno()
 }
 
-// errno is what the last call on this thread left. purego does not save it on Linux. A call that
-// failed without saying why counts as EIO.
+// errno returns the errno of the last call on this thread, which purego does not save on Linux. A
+// call that failed without an errno counts as EIO.
 func (l *library) errno() syscall.Errno {
 	if e := *object[int32](call(l.errnoLocation)); e != 0 {
 		return syscall.Errno(e)

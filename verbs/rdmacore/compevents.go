@@ -45,8 +45,8 @@ func (d *device) completionEvents(op string) (*compEvents, error) {
 	return e, nil
 }
 
-// read signals the CQ of every event that there is. c is where C says of which CQ one is; get and
-// ack are the arguments of the two calls.
+// read signals the CQ of every event that there is. C stores an event's CQ in c; get and ack are
+// the arguments of the two calls.
 func (e *compEvents) read(c *uintptr, get, ack []uintptr) (more bool) {
 	d := e.d
 	lib := d.p.lib

@@ -16,10 +16,10 @@ type Config struct {
 
 // Why there are no real NICs to work with. Both are [verbs.ErrNotSupported] to errors.Is.
 var (
-	// ErrNoLibrary: libibverbs is not installed, or what was loaded is something else.
+	// ErrNoLibrary: libibverbs is not installed, or the library that was loaded is not libibverbs.
 	ErrNoLibrary error = &unavailable{"no libibverbs"}
-	// ErrNoDevice: the kernel shows no RDMA device, or none that was asked for, or none that its
-	// library knows.
+	// ErrNoDevice: the kernel shows no RDMA device, none that Config.Devices asks for, or none that
+	// libibverbs knows.
 	ErrNoDevice error = &unavailable{"no RDMA device"}
 )
 

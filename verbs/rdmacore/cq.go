@@ -11,8 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// pollBatch is how many completions one crossing into C brings at most. Of a full batch the
-// crossing is a small part: the rest is the driver's work and the translation.
+// pollBatch is the most completions that one crossing into C brings. In a full batch the crossing
+// is a small part of the time; the rest is the driver's work and the translation.
 const pollBatch = 64
 
 // cq is a completion queue.
@@ -152,9 +152,9 @@ func (q *cq) convert(wcs []verbs.WC, cs []ibvWC) {
 	}
 }
 
-// pollErr is the error of a poll in which the driver failed. What it returned is no errno: mlx4 and
-// mlx5 return -2 for a completion that they cannot interpret. Those before it in the same call are
-// lost, so the queue cannot be trusted any more.
+// pollErr returns the error of a poll in which the driver failed. The returned number is no errno:
+// mlx4 and mlx5 return -2 for a completion that they cannot interpret. Earlier ones of the same
+// call are lost, so the queue cannot be trusted any more.
 func (q *cq) pollErr(got int) error {
 	err := fmt.Errorf("ibv_poll_cq: the driver returned %d", got)
 	if q.d.removed() {

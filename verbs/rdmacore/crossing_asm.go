@@ -4,7 +4,7 @@ package rdmacore
 
 import "unsafe"
 
-// crossAddr is where cross is, in crossing_*.s, which sets it.
+// crossAddr is the address of cross, set in crossing_*.s.
 var crossAddr uintptr //nolint:gochecknoglobals // of the assembly
 
 // cgocall is the runtime's way into C: what cgo's calls and purego's go through. The runtime names

@@ -47,7 +47,7 @@ type device struct {
 		gids map[int]gidTable // by port
 	}
 
-	mu         sync.Mutex // guards what follows, and who uses whom among the device's objects
+	mu         sync.Mutex // guards the following fields, and which of the device's objects use which
 	closed     bool
 	pds        map[*pd]struct{}
 	cqs        map[uintptr]*cq // by C's address
@@ -106,8 +106,8 @@ func (d *device) prepare(asyncFD int) (err error) {
 // openHint says what to do when a device cannot be opened.
 func openHint(errno syscall.Errno, name string, c *ibvDevice) string {
 	if errno == syscall.ENOENT {
-		// The last error of libibverbs is that its second way to the device does not exist: find
-		// out what is wrong with the first one.
+		// libibverbs reports only that its second way to the device does not exist: find out what
+		// is wrong with the first.
 		node, _, _ := bytes.Cut(c.devName[:], []byte{0})
 		f, err := os.OpenFile(filepath.Join("/dev/infiniband", string(node)), os.O_RDWR, 0)
 		if err == nil {

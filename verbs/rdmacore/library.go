@@ -33,7 +33,7 @@ type library struct {
 	getCQEvent, ackCQEvents                      uintptr
 	createQP, destroyQP, modifyQP, queryQP       uintptr
 
-	// What only newer versions have; 0 when missing.
+	// Functions of newer versions only; 0 if missing.
 	regMRIova2  uintptr // rdma-core 28
 	queryGIDEx  uintptr // rdma-core 32
 	regDMABufMR uintptr // rdma-core 34

@@ -35,10 +35,10 @@ func (m *mapping) unmap() error {
 	return err
 }
 
-// cacheLine keeps what is carved apart, so that two arrays share no line.
+// cacheLine is the alignment of carve, so that two arrays share no cache line.
 const cacheLine = 64
 
-// carved is how many bytes of a mapping carve uses for n values of T.
+// carved returns the bytes of a mapping that carve uses for n values of T.
 func carved[T any](n int) int {
 	var t T
 	return (n*int(unsafe.Sizeof(t)) + cacheLine - 1) &^ (cacheLine - 1)
@@ -52,7 +52,8 @@ func carve[T any](m *mapping, n int) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
 }
 
-// address is where a value lies. Use it for mapped memory, or for naming memory to the NIC.
+// address returns the address of a value. Use it for mapped memory, or for naming memory to the
+// NIC.
 func address[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }
 
 // object is a structure that C owns. addr came from C, so the garbage collector knows nothing of

@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Modify changes attributes and state. What a transition demands and allows is checked before the
-// kernel is asked, because its answer is EINVAL whatever is wrong.
+// Modify changes attributes and state. It checks which attributes the transition needs and allows
+// before it asks the kernel, which answers EINVAL to every mistake.
 func (q *qp) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	const op = "modify qp"
 	q.lock()
@@ -32,7 +32,7 @@ func (q *qp) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	return nil
 }
 
-// modify asks the kernel for what is in q.attr. Both locks are held.
+// modify asks the kernel to apply q.attr. Both locks are held.
 func (q *qp) modify(mask verbs.QPAttrMask) syscall.Errno {
 	return q.d.p.lib.status(q.d.p.lib.modifyQP, q.addr, address(q.attr), uintptr(mask))
 }
@@ -107,7 +107,7 @@ func (d *device) attrHint(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	return ""
 }
 
-// portHint says what is wrong with a port, if something is.
+// portHint explains what is wrong with a port, or returns "".
 func (d *device) portHint(port int) string {
 	p, err := d.QueryPort(port)
 	switch {
@@ -119,7 +119,7 @@ func (d *device) portHint(port int) string {
 	return ""
 }
 
-// pathHint says what is wrong with the port and the GIDs of a path, if something is.
+// pathHint explains what is wrong with the port and the GIDs of a path, or returns "".
 func (d *device) pathHint(attr *verbs.QPAttr) string {
 	port, index, global := int(attr.AH.Port), int(attr.AH.SGIDIndex), attr.AH.Global
 	if why := d.portHint(port); why != "" {
@@ -166,7 +166,7 @@ func (q *qp) current() verbs.QPState {
 		return state
 	}
 	if q.d.gone.Load() {
-		return verbs.StateErr // no kernel object is left to ask, and nothing will move
+		return verbs.StateErr // no kernel object is left to ask, and nothing moves any more
 	}
 	if errno := q.query(verbs.QPAttrState); errno != 0 {
 		return state
@@ -194,7 +194,7 @@ func (q *qp) query(mask verbs.QPAttrMask) syscall.Errno {
 	return q.d.p.lib.status(q.d.p.lib.queryQP, q.addr, address(q.attr), uintptr(mask), address(q.init))
 }
 
-// allAttrs is what Query asks for.
+// allAttrs are the attributes that Query asks for.
 const allAttrs = verbs.QPAttrState | verbs.QPAttrAccess | verbs.QPAttrPKeyIndex | verbs.QPAttrPort |
 	verbs.QPAttrAV | verbs.QPAttrPathMTU |
 	verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrRQPSN |

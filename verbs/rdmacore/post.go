@@ -136,7 +136,7 @@ func (q *qp) checkSend(wr *verbs.SendWR) error {
 	return q.refuseSend(wr)
 }
 
-// refuseSend says what is wrong with a request.
+// refuseSend returns the error of a request that must not reach the driver.
 func (q *qp) refuseSend(wr *verbs.SendWR) error {
 	var detail string
 	switch {

@@ -13,7 +13,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// sysClass is where the kernel shows its RDMA devices.
+// sysClass is the directory in which the kernel shows its RDMA devices.
 const sysClass = "/sys/class/infiniband"
 
 // Provider lists the host's NICs that libibverbs knows. It is a [verbs.Provider].
@@ -21,7 +21,7 @@ type Provider struct {
 	_       guard.NoCopy
 	lib     *library
 	devices []*device
-	// unopened is why devices that the filter chose, and did not name, are not among them.
+	// unopened says why devices that the filter selects, without naming them, are missing.
 	unopened error
 
 	mu     sync.Mutex
@@ -143,9 +143,9 @@ func named(filter string) bool {
 	return filter != "" && !strings.HasPrefix(filter, "^") && !strings.Contains(filter, "*")
 }
 
-// connectable leaves out what is no NIC of the InfiniBand transport, which RoCE is too: iWARP
-// connects through librdmacm only, and others (efa, usnic) have no reliable connections. One that
-// was asked for by name is refused.
+// connectable leaves out devices that are no NICs of InfiniBand or RoCE: iWARP connects through
+// librdmacm only, and others (efa, usnic) have no reliable connections. It refuses one that was
+// asked for by name.
 func (l *deviceList) connectable(chosen []verbs.Selection, named bool) (list []verbs.Selection, err error) {
 	for _, s := range chosen {
 		switch transport := object[ibvDevice](l.devices[s.Index]).transportType; {

@@ -8,13 +8,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// postBatch is how many requests one crossing into C hands over at most. As with pollBatch the
-// crossing is a small part of what a full batch takes.
+// postBatch is the most requests that one crossing into C hands over. As with pollBatch, the
+// crossing is a small part of a full batch.
 const postBatch = 64
 
-// stage is where requests of one direction are written for C to read: an array that is linked once
-// and for all, each request with a scatter list of its own. The driver copies what it needs during
-// the call.
+// stage is the array in which requests of one direction are written for C to read. It is linked
+// once, and each request has its own scatter list. The driver copies what it needs during the call.
 type stage[T any, P request[T]] struct {
 	wrs    []T
 	sges   []ibvSGE // maxSGE for each request, but one at least
@@ -82,9 +81,9 @@ func (s *stage[T, P]) handOver(n int) (accepted int, errno syscall.Errno) {
 	return indexOf(s.wrs[:n], *s.bad), errno
 }
 
-// indexOf is the place of the request that C refused; those before it were accepted. A driver that
-// fails without naming one (librxe, when the kernel refuses to look at the queue) has a queue pair
-// that is unusable: none of them will complete.
+// indexOf returns the index of the request that C refused; those before it were accepted. If a
+// driver fails without naming one (librxe, when the kernel refuses to look at the queue), the queue
+// pair is unusable, and none of them will complete.
 func indexOf[T any](wrs []T, bad uintptr) int {
 	if i := (bad - address(&wrs[0])) / uintptr(sizeOf[T]()); bad != 0 && i < uintptr(len(wrs)) {
 		return int(i)

@@ -10,8 +10,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// This file reads from /sys/class/infiniband what libibverbs does not report, or not in every
-// version. The paths are those of the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
+// This file reads attributes from /sys/class/infiniband that libibverbs does not report, or not in
+// every version. Their paths are documented in the kernel's
+// Documentation/ABI/stable/sysfs-class-infiniband.
 
 // gidAttr is a file of a port's GID table: "types", "ndevs". An empty entry has none.
 func gidAttr(sys fs.FS, device string, port, index int, attr string) (string, error) {

@@ -17,13 +17,13 @@ func Open(Config) (*Provider, error) {
 		Detail: "RDMA devices need Linux on amd64 or arm64, this is " + runtime.GOOS + "/" + runtime.GOARCH}
 }
 
-// Unopened is never reached, as there is no provider.
+// Unopened is never reached: there is no provider.
 func (*Provider) Unopened() error { return nil }
 
 // Arena is memory outside of the Go heap.
 type Arena struct{}
 
-// NewArena is never reached, as there is no provider.
+// NewArena is never reached: there is no provider.
 func (*Provider) NewArena(int) (*Arena, error) { return nil, ErrNoLibrary }
 
 // Bytes is the memory.
