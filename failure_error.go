@@ -11,82 +11,85 @@ import (
 	"ibverbx/verbs"
 )
 
-// FailedError says what stopped a virtual queue pair: the first error, not those that follow from
-// it. [VirtualQP.Err] returns it. It does not change afterwards.
+// FailedError describes what stopped a virtual queue pair: the first error, not the later ones that
+// follow from it. [VirtualQP.Err] returns it. It does not change afterwards.
 //
-// It is a [slog.LogValuer] and a [json.Marshaler], with a field for each fact.
+// It is a [slog.LogValuer] and a [json.Marshaler], with one field for each fact.
 //
-// Unknown facts are not guessed: a single queue pair tracks nothing, so of a failed completion it
-// knows only the ID, and neither the operation nor whether it was a receive.
+// Unknown facts are not guessed. A single queue pair tracks nothing, so it knows only the ID of a
+// failed completion: neither the operation nor whether it was a receive.
 type FailedError struct {
 	QPNum     uint32 // of the virtual queue pair
-	Rail      int    // which physical queue pair; the notify QP has the number after the last; -1 for none
-	Device    string // its device; with Rail -1 the device that failed, if one did
+	Rail      int    // index of the physical queue pair, the notify QP after the others; -1 for none
+	Device    string // its device; with Rail -1 the device that failed, if any
 	RailQPNum uint32 // its number on that device
 
-	Recv   bool           // the receive direction, not the send direction; false also when that is not known
-	HasID  bool           // a request of the user was concerned: ID, Opcode and the range are of that
-	ID     uint64         // the user's ID of it
-	Name   string         // what it is to a layer above, in words, in place of operation and ID in Error
-	Opcode verbs.WCOpcode // as in its completion; [verbs.WCUnknown] when that is not known
-	Part   FailedPart     // which part of it failed
+	Recv   bool           // the failure is in the receive direction; false also if unknown
+	HasID  bool           // a request of the program failed: ID, Opcode and the range are its own
+	ID     uint64         // its ID, as the program gave it
+	Name   string         // a layer's name for the request, which Error shows in place of operation and ID
+	Opcode verbs.WCOpcode // as in its completion; [verbs.WCUnknown] if unknown
+	Part   FailedPart     // the part of the request that failed
 
-	// Fragment is the failed fragment's position in the request, in order of address from 0 on, and
-	// Fragments how many fragments the request has. Error counts from 1, as people do. Fragment is
-	// -1 when it was not a fragment, or when its position is not known; Fragments is 0 when there
-	// are none, or when their number is not known.
+	// Fragment is the failed fragment's index in the request, in order of address, and Fragments
+	// the number of the request's fragments. Error shows them counted from 1. Fragment is -1 if the
+	// failed part is no fragment, or if its index is unknown; Fragments is 0 if there are none, or
+	// if their number is unknown.
 	Fragment, Fragments int
 
-	// LocalAddr, RemoteAddr and Length (bytes) are the range of what failed: of the fragment, or of
-	// the whole request if WholeRange. Length is 0 where no data was concerned, as with a
-	// notification. An inline payload has no LocalAddr, and a SEND or a receive no RemoteAddr.
+	// LocalAddr, RemoteAddr and Length (in bytes) are the range that failed: that of the fragment,
+	// or of the whole request if WholeRange is set. Length is 0 if the failed part carries no data,
+	// as a notification. An inline payload has no LocalAddr, and a SEND or a receive no RemoteAddr.
 	LocalAddr, RemoteAddr, Length uint64
-	// WholeRange says that the range is the whole request's: a scatter list has cut fragments
-	// short, and the range of the one that failed is not known.
+	// WholeRange reports that the range is that of the whole request: a scatter list has cut
+	// fragments short, and the range of the failed one is unknown.
 	WholeRange bool
-	// Scattered says that LocalAddr is where a scatter list begins: the rest may lie elsewhere.
+	// Scattered reports that LocalAddr is only the beginning of a scatter list: the rest may lie
+	// elsewhere.
 	Scattered bool
 
-	// AssumedScheme is the scheme of this end, where the peer's card named none and no notification
-	// had come through before the failure: the schemes of the two ends may differ. Otherwise empty.
+	// AssumedScheme is this end's scheme if the peer's card named none and no notification had
+	// arrived before the failure: the two ends may use different schemes. Otherwise it is empty.
 	AssumedScheme string
-	// MixedKinds says that SENDs and notifications may have met the receives of each other: in
-	// DQPLB they share queue pair 0 where the peer's card is of the C++ original's kind. See the
-	// package comment.
+	// MixedKinds reports that SENDs may have met receives for notifications, or the other way
+	// round: in DQPLB both use queue pair 0 if the peer's card is of the C++ original's kind. See
+	// the package comment.
 	MixedKinds bool
 
-	// Failover says, with Config.Failover, why nothing went on: in words, or empty where the
-	// failure is not one of a queue pair or a NIC.
+	// Failover explains, with Config.Failover, why no other queue pair could take over. It is empty
+	// if the failure is not one of a queue pair or a NIC.
 	Failover string
 
-	VendorErr uint32 // the NIC's own code; 0 if it gave none
+	VendorErr uint32 // the NIC's own error code; 0 if it gave none
 	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post or of a CQ
 }
 
-// FailedPart says which part of a request failed, or which work of the virtual queue pair's own.
+// FailedPart is the part of a request that failed, or the work of the virtual queue pair itself.
 type FailedPart uint8
 
 // The parts.
 const (
-	PartUnknown  FailedPart = iota // not known, or no request was concerned
+	PartUnknown  FailedPart = iota // unknown, or no request failed
 	PartFragment                   // a piece of the data of a read or write
-	// all of it, in one message: a SEND, an atomic, a receive; any request of a single queue pair
+	// the whole request, in one message: a SEND, an atomic, a receive; any request of a single
+	// queue pair
 	PartMessage
 	// the last step of a WRITE_WITH_IMM in Spray, after its data was acknowledged
 	PartNotification
-	// DQPLB: a message without data, ahead of the last fragment, that proves earlier writes
+	// DQPLB: a message without data, ahead of the last fragment, which proves that earlier writes
+	// have arrived
 	PartMarker
 	PartImmediate // DQPLB: the user's immediate, behind the last fragment
 	// DQPLB: a receive that the virtual queue pair keeps posted for messages of the peer
 	PartCredit
-	// Spray: a receive that no message takes, and whose flush shows that a queue pair has failed
+	// Spray: a receive that no message takes, whose flush shows that a queue pair has failed
 	PartWatch
 )
 
 var partNames = [...]string{"unknown", "fragment", "message", "notification", "marker", "immediate", "credit",
 	"watch"}
 
-// String names the part in one word.
+// String returns the part as one word.
 func (p FailedPart) String() string {
 	if int(p) < len(partNames) {
 		return partNames[p]
@@ -94,7 +97,7 @@ func (p FailedPart) String() string {
 	return fmt.Sprintf("part %d", uint8(p))
 }
 
-// partText says what failed where that is neither a fragment nor the whole.
+// partText describes a failed part that is neither a fragment nor the whole request.
 var partText = [...]string{
 	PartNotification: "notification behind its data",
 	PartMarker:       "marker ahead of its last fragment",
@@ -141,7 +144,7 @@ func (e *FailedError) Error() string {
 	return b.String()
 }
 
-// request names what the request was for.
+// request returns the operation in words.
 func (e *FailedError) request() string {
 	switch {
 	case e.Opcode != verbs.WCUnknown:
@@ -154,7 +157,7 @@ func (e *FailedError) request() string {
 	return "request"
 }
 
-// which says which part of the request failed, where that is not all of it.
+// which returns the part of the request that failed, if that is not the whole.
 func (e *FailedError) which() string {
 	switch {
 	case e.Part != PartFragment:
@@ -174,7 +177,7 @@ func (e *FailedError) which() string {
 	return fmt.Sprintf(", fragment %d of %d", e.Fragment+1, e.Fragments)
 }
 
-// memory says which memory was concerned.
+// memory returns the range of memory that failed.
 func (e *FailedError) memory() string {
 	if e.Length == 0 {
 		return ""
@@ -202,8 +205,8 @@ func (e *FailedError) memory() string {
 	return fmt.Sprintf(" (%s%d bytes%s)", whole, e.Length, where)
 }
 
-// Advice says what usually is the matter and what to check; empty where there is nothing to say
-// beyond the error itself.
+// Advice returns what is usually wrong in such a case and what to check. It is empty if there is
+// nothing to add to the error itself.
 func (e *FailedError) Advice() string {
 	advice := e.causeAdvice()
 	if e.MixedKinds {
@@ -217,7 +220,7 @@ func (e *FailedError) Advice() string {
 	return advice
 }
 
-// causeAdvice is the advice that follows from the cause.
+// causeAdvice returns the advice that follows from the cause.
 func (e *FailedError) causeAdvice() string {
 	var status verbs.Status
 	if errors.As(e.Err, &status) {
