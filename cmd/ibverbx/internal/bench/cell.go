@@ -36,7 +36,6 @@ type cell struct {
 	// by the other process, and computed after each round.
 	counters [2]uint64
 	before   [2]ibverbx.Stats // what the ends had counted when the cell began
-	lost     [2][]Loss        // what the column had lost when the cell began
 	closed   bool             // nothing more is measured: the result is complete
 	recorder *recorder        // nil where no time line is asked for
 }
@@ -44,7 +43,7 @@ type cell struct {
 func newCell(r *runner, column *pair, size int) *cell {
 	c := &cell{
 		runner: r, pair: column, shape: r.p.Shape(), size: size, directions: 1,
-		hist: newHistogram(), part: newHistogram(), before: column.count(), lost: column.lossesSoFar(),
+		hist: newHistogram(), part: newHistogram(), before: column.count(),
 	}
 	if r.p.Bidirectional || r.p.Answered() {
 		c.directions = 2
@@ -221,10 +220,10 @@ func (c *cell) close() {
 			*s = QPStats{c.pair.scheme, since(now[i], c.before[i])}
 		}
 	}
-	c.result.Losses = c.pair.lossesSince(c.lost)
+	c.result.Losses = c.pair.takeLosses()
 	c.result.Faults = c.pair.faults.report()
 	if c.recorder != nil {
-		c.result.Timeline = c.recorder.timeline(c.pair.faults.faults)
+		c.result.Timeline = c.recorder.timeline()
 	}
 }
 

@@ -240,12 +240,14 @@ func TestLosses(t *testing.T) {
 	}
 	lose(0, "nic0", "port down")
 	lose(1, "nic2", "peer")
-	before := c.lossesSoFar()
+	if before := c.takeLosses(); len(before) != 2 {
+		t.Errorf("before: %v", before)
+	}
 	lose(0, "nic0", "port down")
 	lose(0, "nic0", "port down")
 	lose(0, "nic1", "port down")
 	c.noteLoss(0, ibverbx.RailEvent{Device: "nic0"}) // it is back
-	got := c.lossesSince(before)
+	got := c.takeLosses()
 	want := []Loss{{"a", "nic0", "port down", 2}, {"a", "nic1", "port down", 1}}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -253,7 +255,7 @@ func TestLosses(t *testing.T) {
 	for i := range 2 * maxLosses {
 		lose(1, "nic2", fmt.Sprint(i))
 	}
-	if n := len(c.losses[1]); n != maxLosses {
+	if n := len(c.losses); n != maxLosses {
 		t.Errorf("%d causes are kept, want %d", n, maxLosses)
 	}
 }

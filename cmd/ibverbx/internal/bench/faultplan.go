@@ -19,7 +19,6 @@ type faultState struct {
 	*struck                // nil until it is due
 	at       time.Duration // when it was put in force, by the watch of the column
 	over     bool          // it was taken back
-	overAt   time.Duration // likewise
 	reported bool          // in a cell
 }
 
@@ -38,8 +37,8 @@ func newFaultPlan(c *pair, faults []Fault) *faultPlan {
 }
 
 // look puts the faults in force that are due when posted messages have been posted in the column,
-// and takes back those that have lasted long enough.
-func (fp *faultPlan) look(posted int) error {
+// and takes back those that have lasted long enough. It marks both on the time line.
+func (fp *faultPlan) look(posted int, line *recorder) error {
 	for _, s := range fp.faults {
 		now := fp.pair.watch.now()
 		switch {
@@ -47,9 +46,13 @@ func (fp *faultPlan) look(posted int) error {
 			if err := fp.strike(s); err != nil {
 				return fmt.Errorf("fault %s: %w", s.fault.text, err)
 			}
-			s.at = fp.pair.watch.now()
-		case s.struck != nil && s.fault.For > 0 && now-s.at >= s.fault.For:
-			s.end(now)
+			if s.at = fp.pair.watch.now(); !s.missed && !s.idle {
+				line.mark(FaultStruck, s.fault.text)
+			}
+		case s.struck != nil && !s.over && s.fault.For > 0 && now-s.at >= s.fault.For:
+			if s.end(); s.over && !s.idle {
+				line.mark(FaultEnded, s.fault.text)
+			}
 		}
 	}
 	return nil
@@ -74,17 +77,17 @@ func (fp *faultPlan) strike(s *faultState) (err error) {
 }
 
 // end takes the fault back, if that is possible and has not happened yet.
-func (s *faultState) end(now time.Duration) {
+func (s *faultState) end() {
 	if s.struck != nil && s.undo != nil && !s.over {
 		s.undo()
-		s.over, s.overAt = true, now
+		s.over = true
 	}
 }
 
 // end takes all faults back that can be.
 func (fp *faultPlan) end() {
 	for _, s := range fp.faults {
-		s.end(fp.pair.watch.now())
+		s.end()
 	}
 }
 
@@ -92,15 +95,15 @@ func (fp *faultPlan) end() {
 func (fp *faultPlan) report() (list []FaultReport) {
 	for _, s := range fp.faults {
 		switch {
-		case s.struck == nil && s.fault.At > 0:
-			list = append(list, FaultReport{Fault: s.fault, What: fmt.Sprintf("has not struck: the column "+
-				"was not measured for %v", s.fault.At)})
-		case s.struck == nil:
-			list = append(list, FaultReport{Fault: s.fault, What: fmt.Sprintf("has not struck: the column "+
-				"ended before message %d", s.fault.Message)})
-		case !s.reported:
+		case s.struck != nil && !s.reported:
 			s.reported = true
 			list = append(list, FaultReport{Fault: s.fault, Struck: !s.missed, What: s.what})
+		case s.struck == nil:
+			why := fmt.Sprintf("ended before message %d", s.fault.Message)
+			if s.fault.At > 0 {
+				why = fmt.Sprintf("was not measured for %v", s.fault.At)
+			}
+			list = append(list, FaultReport{Fault: s.fault, What: "has not struck: the column " + why})
 		}
 	}
 	return list

@@ -39,21 +39,22 @@ func (f *Fault) end() int {
 
 // killQP moves a rail to ERR, as its NIC does after a fatal error.
 func killQP(c *pair, f *Fault) (*struck, error) {
-	qp := c.rails[f.end()][f.Rail]
+	qp := c.ends[f.end()].QueuePair().VQP().QPs()[f.Rail]
+	nic := qp.Device().Name()
+	missed := func(why string, args ...any) (*struck, error) {
+		return &struck{what: fmt.Sprintf("did not strike: "+why+" (end %s)", append(args, f.End)...),
+			missed: true}, nil
+	}
 	if qp.State() == verbs.StateErr {
-		return &struck{what: fmt.Sprintf("did not strike: %s qp %d was in ERR already (end %s)",
-			qp.Device().Name(), qp.Num(), f.End), missed: true}, nil
+		return missed("%s qp %d was in ERR already", nic, qp.Num())
 	}
-	err := qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
-	if errors.Is(err, verbs.ErrDeviceGone) {
-		return &struck{what: fmt.Sprintf("did not strike: %s was gone already (end %s)", qp.Device().Name(),
-			f.End), missed: true}, nil
-	}
-	if err != nil {
+	switch err := qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); {
+	case errors.Is(err, verbs.ErrDeviceGone):
+		return missed("%s was gone already", nic)
+	case err != nil:
 		return nil, err
 	}
-	return &struck{what: fmt.Sprintf("%s qp %d went to ERR (end %s)", qp.Device().Name(), qp.Num(), f.End)},
-		nil
+	return &struck{what: fmt.Sprintf("%s qp %d went to ERR (end %s)", nic, qp.Num(), f.End)}, nil
 }
 
 // softNIC returns the NIC that a fault names.
@@ -82,30 +83,25 @@ func (c *pair) nicStruck(f *Fault, d *soft.Device, what string, undo func()) *st
 }
 
 func nicDown(c *pair, f *Fault) (*struck, error) {
-	d, err := softNIC(c, f)
-	if err != nil {
-		return nil, err
-	}
-	d.Kill()
-	var undo func()
-	if f.For > 0 {
-		undo = d.Restore
-	}
-	return c.nicStruck(f, d, "%s failed %s", undo), nil
+	return strikeNIC(c, f, "%s failed %s", (*soft.Device).Kill, (*soft.Device).Restore)
 }
 
-// linkDown takes a link down, for good where the fault lasts for no time.
 func linkDown(c *pair, f *Fault) (*struck, error) {
+	return strikeNIC(c, f, "link of %s went down %s", func(d *soft.Device) { d.SetLink(false) },
+		func(d *soft.Device) { d.SetLink(true) })
+}
+
+// strikeNIC strikes a NIC, for good where the fault lasts for no time.
+func strikeNIC(c *pair, f *Fault, what string, strike, undo func(*soft.Device)) (*struck, error) {
 	d, err := softNIC(c, f)
 	if err != nil {
 		return nil, err
 	}
-	d.SetLink(false)
-	var undo func()
-	if f.For > 0 {
-		undo = func() { d.SetLink(true) }
+	strike(d)
+	if f.For == 0 {
+		return c.nicStruck(f, d, what, nil), nil
 	}
-	return c.nicStruck(f, d, "link of %s went down %s", undo), nil
+	return c.nicStruck(f, d, what, func() { undo(d) }), nil
 }
 
 // slowNIC slows a NIC down, and the one at the other end of its link, where the data of reads takes
@@ -134,33 +130,4 @@ func slowNIC(c *pair, f *Fault) (*struck, error) {
 	set(uint64(slow))
 	return c.nicStruck(f, nics[0], fmt.Sprintf("%%s slowed down %%s to %.3g GB/s, %d times less than %s",
 		float64(slow)/1e9, f.By, from), func() { set(usual) }), nil
-}
-
-// tap is a device that notes the queue pairs made on it, so that a fault can strike one of them.
-type tap struct {
-	verbs.Device
-	made *[]verbs.QP
-}
-
-// AllocPD makes a protection domain that notes its queue pairs.
-func (t tap) AllocPD() (verbs.PD, error) {
-	pd, err := t.Device.AllocPD()
-	if err != nil {
-		return nil, err
-	}
-	return tapPD{pd, t.made}, nil
-}
-
-type tapPD struct {
-	verbs.PD
-	made *[]verbs.QP
-}
-
-// CreateQP makes a queue pair and notes it.
-func (t tapPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
-	qp, err := t.PD.CreateQP(cfg)
-	if err == nil {
-		*t.made = append(*t.made, qp)
-	}
-	return qp, err
 }

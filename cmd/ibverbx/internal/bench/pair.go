@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"ibverbx"
@@ -29,14 +30,12 @@ type pair struct {
 	// Only of virtual queue pairs, to make them fail:
 
 	nics   [2][]verbs.Device // that the queue pairs are on
-	rails  [2][]verbs.QP     // an end's queue pairs in the order of the rails; the notify QP comes last
 	faults *faultPlan
 	// sent is how many timed messages end a has posted in the column in earlier rounds, over all
 	// sizes. Faults strike by it.
-	sent  int
-	watch stopwatch // of the timed rounds, over all sizes
-	// losses are why the ends have lost queue pairs, over all sizes.
-	losses [2][]Loss
+	sent   int
+	watch  stopwatch // of the timed rounds, over all sizes
+	losses []Loss    // why the ends have lost queue pairs, since a cell has reported that
 	// carried is how many bytes a second went in each direction when it was measured last; 0
 	// before.
 	carried float64
@@ -137,21 +136,13 @@ func pick[T any](list []T, i int) (v T) {
 	return list[i]
 }
 
-// config says what an end on these devices is made of. Its queue pairs are recorded where faults
-// can strike.
+// config says what an end on these devices is made of.
 func (c *pair) config(end int, devices []verbs.Device) layers.Config {
 	p, m := c.p, c.mem
 	if c.scheme == Single {
 		devices = devices[:1]
 	}
-	c.nics[end], c.rails[end] = devices, nil
-	if !p.Layered() {
-		tapped := make([]verbs.Device, len(devices))
-		for i, d := range devices {
-			tapped[i] = tap{d, &c.rails[end]}
-		}
-		devices = tapped
-	}
+	c.nics[end] = devices
 	qp := p.config(c.scheme)
 	qp.OnRail = func(e ibverbx.RailEvent) { c.noteLoss(end, e) }
 	cfg := layers.Config{Name: endName(end), Shape: p.Shape(), Window: p.TxDepth, Inline: p.Inline, QP: qp,
@@ -223,6 +214,33 @@ func (c *pair) close() error {
 		errs = append(errs, c.provider.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// maxLosses bounds the causes that are told apart. Further ones are left out.
+const maxLosses = 64
+
+// noteLoss notes that an end has lost a queue pair, for [ibverbx.Config].OnRail.
+func (c *pair) noteLoss(end int, e ibverbx.RailEvent) {
+	if !e.Down {
+		return
+	}
+	l := Loss{End: endName(end), Device: e.Device, Cause: e.Cause.Error(), Times: 1}
+	at := slices.IndexFunc(c.losses, func(of Loss) bool {
+		return of.End == l.End && of.Device == l.Device && of.Cause == l.Cause
+	})
+	switch {
+	case at >= 0:
+		c.losses[at].Times++
+	case len(c.losses) < maxLosses:
+		c.losses = append(c.losses, l)
+	}
+}
+
+// takeLosses returns what was lost since it was called last.
+func (c *pair) takeLosses() []Loss {
+	list := c.losses
+	c.losses = nil
+	return list
 }
 
 // count returns what the virtual queue pairs of the ends here have counted.

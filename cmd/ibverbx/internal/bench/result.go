@@ -74,6 +74,14 @@ type Result struct {
 	samples series
 }
 
+// Loss says why queue pairs of a NIC were taken out of service, and how many times.
+type Loss struct {
+	End    string `json:"end"` // "a" or "b"; those of another process are not among them
+	Device string `json:"device"`
+	Cause  string `json:"cause"`
+	Times  int    `json:"times"`
+}
+
 // EndStats is what the virtual queue pairs of both ends counted in a cell.
 type EndStats struct {
 	A QPStats `json:"a"`

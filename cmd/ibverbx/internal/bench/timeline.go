@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"slices"
 	"strconv"
 	"time"
 
@@ -130,7 +129,7 @@ func newRecorder(c *cell) *recorder {
 		if c.pace > 0 {
 			least := time.Duration(min(autoMessages/c.pace, 3600) * float64(time.Second))
 			for r.interval < least {
-				r.interval = longer(r.interval)
+				r.interval *= 2
 			}
 		}
 	}
@@ -142,20 +141,14 @@ func newRecorder(c *cell) *recorder {
 	return r
 }
 
-// longer is the next of 10, 20, 50, 100 and so on.
-func longer(d time.Duration) time.Duration {
-	if strconv.FormatInt(int64(d), 10)[0] == '2' {
-		return d / 2 * 5
-	}
-	return 2 * d
-}
-
 // now is the time since the beginning.
 func (r *recorder) now() time.Duration { return r.watch.now() - r.begun }
 
-// mark records an event.
+// mark records an event. Without a recorder nobody looks.
 func (r *recorder) mark(kind MarkKind, text string) {
-	r.marks = append(r.marks, Mark{Seconds(r.now()), kind, text})
+	if r != nil {
+		r.marks = append(r.marks, Mark{Seconds(r.now()), kind, text})
+	}
 }
 
 // look does what is due after posted messages of the round: it reads the counters, and puts faults
@@ -164,7 +157,7 @@ func (c *cell) look(posted int) error {
 	if r := c.recorder; r != nil && r.now() >= r.due {
 		c.read()
 	}
-	return c.pair.faults.look(c.pair.sent + posted)
+	return c.pair.faults.look(c.pair.sent+posted, c.recorder)
 }
 
 // read reads the counters.
@@ -260,13 +253,13 @@ func (t *Timeline) bandwidths(c *curve) []float64 {
 	return list
 }
 
-// timeline is what was recorded, with the faults of the column that were in force.
-func (r *recorder) timeline(faults []*faultState) *Timeline {
+// timeline is what was recorded.
+func (r *recorder) timeline() *Timeline {
 	length := r.now()
 	if length <= 0 {
 		return nil
 	}
-	t := &Timeline{Interval: Seconds(r.interval), Length: Seconds(length), Marks: slices.Clone(r.marks)}
+	t := &Timeline{Interval: Seconds(r.interval), Length: Seconds(length), Marks: r.marks}
 	t.Total = make([]float64, max(1, (length+r.interval/2)/r.interval))
 	t.Total = t.bandwidths(&r.total)
 	for i := range r.rails {
@@ -275,21 +268,6 @@ func (r *recorder) timeline(faults []*faultState) *Timeline {
 				Total: t.bandwidths(&line.curve)})
 		}
 	}
-	add := func(at time.Duration, kind MarkKind, f *Fault) {
-		if at -= r.begun; at >= 0 && at <= length {
-			t.Marks = append(t.Marks, Mark{Seconds(at), kind, f.text})
-		}
-	}
-	for _, s := range faults {
-		if s.struck == nil || s.missed || s.idle {
-			continue
-		}
-		add(s.at, FaultStruck, &s.fault)
-		if s.over {
-			add(s.overAt, FaultEnded, &s.fault)
-		}
-	}
-	slices.SortStableFunc(t.Marks, func(a, b Mark) int { return int(a.At - b.At) })
 	t.findDips()
 	return t
 }
