@@ -32,9 +32,6 @@ type cell struct {
 	part    *hdrhistogram.Histogram // what hist got in this turn
 	times   []int64                 // room for those of a series, in nanoseconds
 
-	// counters is what the counter of atomics at each end holds: as read when a sample begins, told
-	// by the other process, and computed after each round.
-	counters [2]uint64
 	before   [2]ibverbx.Stats // what the ends had counted when the cell began
 	closed   bool             // nothing more is measured: the result is complete
 	recorder *recorder        // nil where no time line is asked for
@@ -55,7 +52,6 @@ func newCell(r *runner, column *pair, size int) *cell {
 	if r.p.Mode.Series() {
 		c.result.Outstanding = 1
 	}
-	c.readCounters()
 	return c
 }
 
@@ -84,15 +80,6 @@ func (c *cell) longest() int {
 		return c.mem.slots(c.size)
 	}
 	return c.mem.longest(c.p, c.size)
-}
-
-// readCounters reads the counters of atomics at the ends that are here.
-func (c *cell) readCounters() {
-	for i, e := range c.pair.ends {
-		if e != nil && c.p.Op.Atomic() {
-			c.counters[i] = e.Counter()
-		}
-	}
 }
 
 // measure takes a sample.

@@ -402,7 +402,6 @@ func vanish(t *testing.T, conn *rendezvous.Conn, devices []verbs.Device, nc net.
 		}
 	}
 	must(conn.Receive(t.Context(), kindCell, nil))
-	must(conn.Send(t.Context(), kindCell, cellBody{}))
 	must(conn.Receive(t.Context(), kindRound, nil))
 	must(run.close())
 	must(conn.Send(t.Context(), kindReady, nil)) // a lie: nobody is there any more

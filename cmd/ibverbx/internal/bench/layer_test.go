@@ -171,10 +171,7 @@ func TestLayerVerifyFinds(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s.Op.Atomic() {
-			c.tasks[0].Counter++
-			if err := column.ends[0].Begin(c.tasks[0]); err != nil {
-				t.Fatal(err)
-			}
+			c.tasks[0].Round.Number++
 		} else {
 			column.ends[c.compares(0)].Target()[c.size+7] ^= 1
 		}

@@ -15,7 +15,7 @@ import (
 
 // Protocol names the messages below and their version. Ends of different versions refuse each
 // other. A golden file holds the messages as they are on the wire.
-const Protocol = "ibverbx perf/12"
+const Protocol = "ibverbx perf/13"
 
 // The messages between the two processes of a run. End a leads, end b follows:
 //
@@ -31,7 +31,7 @@ const Protocol = "ibverbx perf/12"
 //
 // then for each size, in turns, and scheme:
 //
-//	cell      <->       what the counters of atomics hold; a says whether it is measured
+//	cell      ->        whether it is measured
 //	  round   ->        receives are posted at a, and b may post its own
 //	    ready <-        they are; the round begins
 //	  done    <->       from each end that sends, as soon as all is reported
@@ -174,8 +174,7 @@ func checkCard(card *layers.Card, p *Params, window, end int) error {
 }
 
 type cellBody struct {
-	Counter uint64 `json:"counter,string"` // of atomics, at the end that sends the message
-	Stop    bool   `json:"stop,omitempty"` // nothing more is measured
+	Stop bool `json:"stop,omitempty"` // nothing more is measured
 }
 
 type roundBody struct {
@@ -184,9 +183,8 @@ type roundBody struct {
 }
 
 type verdictBody struct {
-	Verified int    `json:"verified"`
-	Counter  uint64 `json:"counter,string"`
-	Took     int64  `json:"took_ns"` // until what the end sends was reported
+	Verified int   `json:"verified"`
+	Took     int64 `json:"took_ns"` // until what the end sends was reported
 }
 
 // statsBody is what the queue pairs of the following end have counted in the cells of a size.

@@ -140,32 +140,13 @@ func (p *peer) part(why error) error {
 
 // The steps of a cell.
 
-// open settles that a sample of the cell is taken, and with which counters of atomics: other
-// columns have changed them. goesOn is false when the run has to end.
+// open settles that a sample of the cell is taken. It is false when the run has to end.
 func (c *cell) open() (goesOn bool, err error) {
-	c.readCounters()
-	if c.peer == nil {
-		return !c.interrupted(), nil
+	body := cellBody{Stop: c.interrupted()}
+	if c.peer != nil {
+		err = c.peer.decide(kindCell, &body)
 	}
-	mine := cellBody{Counter: c.counter(), Stop: c.interrupted()}
-	theirs, err := swap(c.peer, kindCell, mine)
-	if err != nil {
-		return false, err
-	}
-	_, at := c.pair.here()
-	c.counters[1-at] = theirs.Counter
-	if c.peer.leads {
-		return !mine.Stop, nil
-	}
-	return !theirs.Stop, nil
-}
-
-// counter is what the counter of atomics at this end holds.
-func (c *cell) counter() uint64 {
-	if end, _ := c.pair.here(); c.p.Op.Atomic() {
-		return end.Counter()
-	}
-	return 0
+	return !body.Stop, err
 }
 
 // follow plays the rounds of a sample that the leading end asks for.
@@ -205,17 +186,11 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 	if c.peer == nil {
 		return 0, nil
 	}
-	mine := verdictBody{Verified: verified, Counter: c.counter(), Took: int64(took)}
-	v, err := swap(c.peer, kindVerdict, mine)
+	v, err := swap(c.peer, kindVerdict, verdictBody{Verified: verified, Took: int64(took)})
 	if err != nil {
 		return 0, err
 	}
 	_, at := c.pair.here()
-	if c.p.Op.Atomic() && c.sends(at) {
-		if err := c.checkCounter(1-at, v.Counter); err != nil {
-			return 0, err
-		}
-	}
 	want := 0
 	for end := range c.tasks {
 		if c.p.Verify && c.sends(end) && c.compares(end) != at {

@@ -22,7 +22,7 @@ type round struct {
 
 // task is an end's part in a round of n messages a direction.
 func (c *cell) task(ctx context.Context, end, n int, warmup bool) layers.Task {
-	t := layers.Task{Ctx: ctx, Round: c.mem.round(c.number, c.size), Counter: c.counters[1-end],
+	t := layers.Task{Ctx: ctx, Round: c.mem.round(c.number, c.size),
 		Slots: c.mem.slots(c.size), Window: c.outstanding()}
 	if c.sends(end) {
 		t.Send = n

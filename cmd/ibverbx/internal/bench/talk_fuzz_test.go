@@ -264,7 +264,7 @@ func FuzzFollow(f *testing.F) {
 	add(0, "! 7fffffff")
 	add(0, "bye")
 	add(0, "task\ncolumn\nconnected\nrow {\"results\":[]}")
-	add(0, "task\ncolumn\nconnected\ncell {\"counter\":\"18446744073709551615\",\"size_bytes\":128}")
+	add(0, "task\ncolumn\nconnected\ncell {\"stop\":true}")
 	f.Fuzz(func(t *testing.T, how byte, script string) {
 		talk(t, "a", how, script, func(_ *Params, h *Half) (*Report, error) {
 			return Follow(t.Context(), h, observer{})
@@ -274,7 +274,7 @@ func FuzzFollow(f *testing.F) {
 
 // FuzzLead is a connecting end whose peer is not a listening end.
 func FuzzLead(f *testing.F) {
-	opening := "offer\naccept\ncolumn\nconnected\ncell\n"
+	opening := "offer\naccept\ncolumn\nconnected\n"
 	rounds := strings.Repeat("ready\nverdict\n", 6)
 	add := func(how byte, script string) { f.Add(how, script) }
 	for _, how := range []byte{0, 1, 2, 3, 8, 16, 17, 32, 33, 35, 64, 65, 66, 67, 128, 129, 131, 130, 4 | 32,
@@ -298,7 +298,7 @@ func FuzzLead(f *testing.F) {
 		`{"scheme":"spray"}`,
 		`{"card":{"rdAtomic":255,"mtu":256}}`, `{"dst":{"rkeys":{"0":1}}}`,
 	} {
-		add(32, "offer\naccept\ncolumn "+lie+"\nconnected\ncell\n"+rounds+"stats\nbye")
+		add(32, "offer\naccept\ncolumn "+lie+"\nconnected\n"+rounds+"stats\nbye")
 	}
 	for _, lie := range []string{``, `{"ahead":0}`, `{"ahead":-1}`, `{"ahead":9223372036854775807}`, `null`} {
 		add(0, "offer\n"+strings.Repeat("wait\n", 3)+"wait "+lie+"\n"+

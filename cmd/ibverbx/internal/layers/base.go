@@ -37,7 +37,11 @@ func (b *base) arrived() (int, error)         { return b.seen, b.broken }
 // next prepares for a round.
 func (b *base) next(t *Task) {
 	b.task, b.seen = *t, 0
-	if b.Shape.Op.Atomic() && len(b.olds) < t.Send {
+	if !b.Shape.Op.Atomic() {
+		return
+	}
+	binary.NativeEndian.PutUint64(b.Dst[b.Tail:], t.Round.Counter(0))
+	if len(b.olds) < t.Send {
 		b.olds = make([]uint64, t.Send)
 	}
 }
@@ -48,7 +52,7 @@ func (b *base) places(i int) (from, to, size int) {
 }
 
 // add is what atomic i adds.
-func (b *base) add(i int) uint64 { return b.task.expected(i+1) - b.task.expected(i) }
+func (b *base) add(i int) uint64 { return b.task.Round.Counter(i+1) - b.task.Round.Counter(i) }
 
 // unknown is the error of an operation that the layer does not post.
 func (b *base) unknown() error {

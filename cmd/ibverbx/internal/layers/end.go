@@ -36,20 +36,12 @@ type Task struct {
 	Times   []int64 // where not nil it sends one at a time, and notes how many nanoseconds each took
 	Slots   int     // message i is in slot i modulo Slots; the layers have one for each message
 	Window  int     // messages outstanding at most
-	Counter uint64  // what the peer's counter of atomics holds before the round
 
 	// Check looks at message i of the peer as soon as this end has seen it; nil for no check.
 	Check func(i int) error
 	// Look is called again and again with the messages posted; its error ends the round. Nil for
 	// nothing.
 	Look func(posted int) error
-}
-
-// expected is what the peer's counter must hold before atomic i: each adds two more than the one
-// before it.
-func (t *Task) expected(i int) uint64 {
-	n := uint64(i)
-	return t.Counter + 2*t.Round.Number*n + n*n
 }
 
 // Card is what two ends exchange to connect: of the cards the one of their layer. It travels as
@@ -82,7 +74,7 @@ type traffic interface {
 	Card() (Card, error)
 	Connect(peer *Card) error
 	// Target is the memory that messages land in, Counter the number there that the peer's atomics
-	// work on, and Old what atomic i of the round brought.
+	// work on, and Old what atomic i of the round brought. See Round.Counter for what they hold.
 	Target() []byte
 	Counter() uint64
 	Old(i int) uint64
@@ -181,10 +173,6 @@ func (e *End) QueuePair() *QueuePair {
 	q, _ := e.traffic.(*QueuePair)
 	return q
 }
-
-// Expected is what the peer's counter must hold before atomic i of the round, and behind the one
-// before it.
-func (e *End) Expected(i int) uint64 { return e.task.expected(i) }
 
 // Posted is how many messages of the round the end has started.
 func (e *End) Posted() int { return e.posted }

@@ -325,9 +325,14 @@ func makePEs(ctx context.Context, cfgs *[2]Config, pes *[2]*shmemEnd, doms ...*i
 func (e *shmemEnd) Target() []byte      { return e.to.Local(e.pe) }
 func (e *shmemEnd) Counter() uint64     { return shmem.Load(e.pe, e.count) }
 func (e *shmemEnd) progress() int       { return e.pe.Progress() }
-func (e *shmemEnd) begin(t *Task) error { e.next(t); return nil }
 func (e *shmemEnd) Card() (Card, error) { return Card{}, nil }
 func (e *shmemEnd) Connect(*Card) error { return nil }
+
+func (e *shmemEnd) begin(t *Task) error {
+	e.next(t)
+	e.count.Local(e.pe)[0] = t.Round.Counter(0)
+	return nil
+}
 
 func (e *shmemEnd) post(i, _ int) (int, error) { return one(e.start(i)) }
 

@@ -96,7 +96,8 @@ func (q *QueuePair) Connect(peer *Card) error {
 }
 
 func (q *QueuePair) begin(t *Task) error {
-	q.task, q.broken, q.qpRound = *t, nil, qpRound{}
+	q.next(t)
+	q.broken, q.qpRound = nil, qpRound{}
 	return q.postReceives()
 }
 
@@ -195,7 +196,7 @@ func (q *QueuePair) fill(wr *ibverbx.SendWR, i int) {
 	case FetchAdd, CmpSwap:
 		wr.Local = q.dst.Slice(q.at(i), size)
 		wr.Remote = q.remote.dst.Slice(uint64(q.Tail), size)
-		held, then := q.task.expected(i), q.task.expected(i+1)
+		held, then := q.task.Round.Counter(i), q.task.Round.Counter(i+1)
 		if wr.CompareAdd = then - held; q.Shape.Op == CmpSwap {
 			wr.CompareAdd, wr.Swap = held, then
 		}

@@ -123,5 +123,12 @@ func (r Round) Source(slot int) int {
 	return slot*r.Size + int(shift)*ShiftStep
 }
 
+// Counter is what the counter of atomics holds once n have worked on it: the ends set it before the
+// round, and each adds two more than the one before it.
+func (r Round) Counter(n int) uint64 {
+	i := uint64(n)
+	return r.Number<<32 + 2*r.Number*i + i*i
+}
+
 // Target is where in the target the message of a slot goes.
 func (r Round) Target(slot int) int { return slot * r.Size }
