@@ -244,7 +244,7 @@ func (c *cell) explain(err error) error {
 		if q == nil {
 			continue
 		}
-		if why := q.VQP().Err(); why != nil {
+		if why := q.VQP.Err(); why != nil {
 			errs = append(errs, fmt.Errorf("end %s: %w", q.Name, why))
 		}
 	}
@@ -274,7 +274,7 @@ func (c *cell) settle() {
 			if moved {
 				last = time.Now()
 			}
-			known = known && q.VQP().Err() != nil
+			known = known && q.VQP.Err() != nil
 		}
 		if known {
 			return

@@ -39,7 +39,7 @@ func (f *Fault) end() int {
 
 // killQP moves a rail to ERR, as its NIC does after a fatal error.
 func killQP(c *pair, f *Fault) (*struck, error) {
-	qp := c.ends[f.end()].QueuePair().VQP().QPs()[f.Rail]
+	qp := c.ends[f.end()].QueuePair().VQP.QPs()[f.Rail]
 	nic := qp.Device().Name()
 	missed := func(why string, args ...any) (*struck, error) {
 		return &struck{what: fmt.Sprintf("did not strike: "+why+" (end %s)", append(args, f.End)...),

@@ -188,7 +188,7 @@ func (c *pair) queuePairs() (qps [2]*layers.QueuePair) {
 // dataRails is how many queue pairs carry the messages of a connection.
 func (c *pair) dataRails() int {
 	if e, _ := c.here(); e.QueuePair() != nil {
-		return e.QueuePair().VQP().DataRails()
+		return e.QueuePair().VQP.DataRails()
 	}
 	if c.scheme == Single {
 		return 1
@@ -247,7 +247,7 @@ func (c *pair) takeLosses() []Loss {
 func (c *pair) count() (n [2]ibverbx.Stats) {
 	for i, q := range c.queuePairs() {
 		if q != nil {
-			n[i] = q.VQP().Stats()
+			n[i] = q.VQP.Stats()
 		}
 	}
 	return n

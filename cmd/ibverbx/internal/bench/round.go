@@ -122,7 +122,7 @@ func (c *cell) countPosted(warmup bool) {
 	for i, e := range c.pair.ends {
 		c.posted[i] = c.tasks[i].Send
 		if e != nil {
-			c.posted[i] = e.Posted()
+			c.posted[i] = e.Posted
 		}
 	}
 	if !warmup {
@@ -143,10 +143,10 @@ func (c *cell) add(messages int, took time.Duration, warmup bool) {
 // partial counts the messages of a series that failed with err that came through before.
 func (c *cell) partial(warmup bool, err error) error {
 	a := c.pair.ends[0]
-	if !c.p.Mode.Series() || a == nil || a.Timed() == 0 {
+	if !c.p.Mode.Series() || a == nil || a.Timed == 0 {
 		return err
 	}
-	n := a.Timed()
+	n := a.Timed
 	for end := range c.tasks {
 		if at := c.compares(end); c.p.Verify && c.sends(end) && c.pair.ends[at] != nil {
 			if wrong := c.compare(end, n); wrong != nil {
@@ -178,7 +178,7 @@ func (c *cell) record(n int) (all time.Duration) {
 func (c *cell) elapsed(start time.Time) (longest time.Duration) {
 	for i, e := range c.pair.ends {
 		if t := &c.tasks[i]; e != nil && (t.Send > 0 || t.Take > 0 && c.peer == nil) {
-			longest = max(longest, e.EndedAt().Sub(start))
+			longest = max(longest, e.EndedAt.Sub(start))
 		}
 	}
 	return longest
@@ -186,14 +186,12 @@ func (c *cell) elapsed(start time.Time) (longest time.Duration) {
 
 // deadline is a context that ends when a round has to end: soon after the user has asked for it, or
 // when the other process has gone.
-func (c *cell) deadline() (context.Context, context.CancelFunc) {
+func (c *cell) deadline() (context.Context, func()) {
 	if c.peer != nil {
 		_, at := c.pair.here()
 		return c.peer.watch(c.sends(at))
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	stop := context.AfterFunc(c.ctx, func() { time.AfterFunc(lastRound, cancel) })
-	return ctx, func() { stop(); cancel() }
+	return stepsOf(c.ctx, lastRound)
 }
 
 // patience is how long nothing may move in a round of n messages.

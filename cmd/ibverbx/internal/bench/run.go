@@ -124,7 +124,7 @@ func (r *runner) end(err error) (*Report, error) {
 		if err == nil {
 			err = errServedLong
 		}
-	case report.Interrupted && (err == nil || errors.Is(err, context.Canceled)):
+	case report.Interrupted && (err == nil || errors.Is(err, ErrInterrupted)):
 		err = ErrInterrupted
 	}
 	report.Seconds = time.Since(r.start).Seconds()

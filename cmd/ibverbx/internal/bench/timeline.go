@@ -278,8 +278,8 @@ func (c *cell) tallied() (n tallied) {
 		if q == nil || !c.sends(i) {
 			continue
 		}
-		n.total += q.Succeeded() * uint64(c.size)
-		stats := q.VQP().Stats()
+		n.total += q.Succeeded * uint64(c.size)
+		stats := q.VQP.Stats()
 		n.lost, n.back = max(n.lost, stats.RailsLost), max(n.back, stats.RailsBack)
 		single := len(stats.Rails) == 1 // its rail tracks nothing
 		for k := range stats.Rails {
@@ -290,7 +290,7 @@ func (c *cell) tallied() (n tallied) {
 			if !single {
 				n.rails[k].bytes += c.completed(rail)
 			}
-			n.rails[k].frozen = n.rails[k].frozen || rail.Down || q.VQP().Err() != nil
+			n.rails[k].frozen = n.rails[k].frozen || rail.Down || q.VQP.Err() != nil
 		}
 	}
 	return n

@@ -26,14 +26,11 @@ func patience(p *Params, idle time.Duration, size int) time.Duration {
 	for _, s := range p.Speeds {
 		if s > 0 {
 			// The messages of a slow NIC queue up behind those of the others.
-			d = max(d, idle+4*transfer(2*size*maxRails(p), float64(s)))
+			d = max(d, idle+4*transfer(2*size*p.rails(), float64(s)))
 		}
 	}
 	return d
 }
-
-// maxRails is how many queue pairs of a column share the NICs.
-func maxRails(p *Params) int { return max(p.rails(), 1) }
 
 // passivePatience is how long a round of n messages may take for an end that only serves. Nothing
 // completes there, so it follows from the rate of the rounds before, in messages a second; 0 if

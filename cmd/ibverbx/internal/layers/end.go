@@ -97,20 +97,21 @@ var (
 
 // End is one end of a connection.
 //
-// Invariant: timed <= posted <= task.Send, came <= task.Take. over implies that all messages have
+// Invariant: Timed <= Posted <= task.Send, came <= task.Take. over implies that all messages have
 // completed and come.
 type End struct {
 	traffic
 
+	Posted  int       // messages of the round that this end has started
+	Timed   int       // of them, those whose time is noted
+	EndedAt time.Time // when the last message of the round had completed or come
+
 	task    Task
-	posted  int // messages of the round that this end has started
 	came    int // messages of the peer that it has seen
-	timed   int // messages whose time is noted
 	started time.Time
 	flushed bool // the one message of a series is being flushed
 	stage   stage
-	over    bool      // its part is played
-	endedAt time.Time // when the last message had completed or come
+	over    bool // its part is played
 }
 
 // stage is how far an end has come with the messages that it sends in a round.
@@ -174,20 +175,8 @@ func (e *End) QueuePair() *QueuePair {
 	return q
 }
 
-// Posted is how many messages of the round the end has started.
-func (e *End) Posted() int { return e.posted }
-
-// Came is how many messages of the peer the end has seen in the round.
-func (e *End) Came() int { return e.came }
-
-// Timed is how many times of single messages are noted.
-func (e *End) Timed() int { return e.timed }
-
 // Sent reports whether all messages of this end have completed, and are visible to the peer.
 func (e *End) Sent() bool { return e.stage == sent }
-
-// EndedAt is when the last message of the round had completed or come.
-func (e *End) EndedAt() time.Time { return e.endedAt }
 
 // Begin prepares for a round. The peer may send when it returns.
 func (e *End) Begin(t Task) error {
@@ -220,11 +209,11 @@ func Run(ctx context.Context, pace Pace, until func() bool, ends ...*End) error 
 		moved, over := 0, true
 		for _, e := range ends {
 			n := e.progress()
-			before := e.posted + e.came + e.timed
+			before := e.Posted + e.came + e.Timed
 			if err := e.step(); err != nil {
 				return err
 			}
-			fresh = fresh || e.posted+e.came+e.timed != before || n > 0 && e.QueuePair() != nil
+			fresh = fresh || e.Posted+e.came+e.Timed != before || n > 0 && e.QueuePair() != nil
 			over = over && e.over
 			moved += n
 		}
@@ -251,7 +240,7 @@ func Run(ctx context.Context, pace Pace, until func() bool, ends ...*End) error 
 		if now.Sub(last) > pace.Stall {
 			return fmt.Errorf("%w within %v", ErrStalled, pace.Stall.Round(time.Millisecond))
 		}
-		if q := ends[0].QueuePair(); q != nil && len(ends) == 1 && q.vqp.Err() != nil {
+		if q := ends[0].QueuePair(); q != nil && len(ends) == 1 && q.VQP.Err() != nil {
 			q.failed = true // also where no request of this end reports it
 		}
 		if now.Sub(idleSince) < pace.Spin {
@@ -300,7 +289,7 @@ func sleep(ctx context.Context, ends []*End) error {
 // step does what can be done now.
 func (e *End) step() error {
 	if e.task.Look != nil {
-		if err := e.task.Look(e.posted); err != nil {
+		if err := e.task.Look(e.Posted); err != nil {
 			return err
 		}
 	}
@@ -318,7 +307,7 @@ func (e *End) play() error {
 	if err := e.send(); err != nil {
 		return later(err)
 	}
-	if e.posted < e.task.Send || e.task.Times != nil && e.timed < e.task.Send {
+	if e.Posted < e.task.Send || e.task.Times != nil && e.Timed < e.task.Send {
 		return nil
 	}
 	if err := e.conclude(); err != nil {
@@ -346,7 +335,7 @@ func (e *End) take() error {
 	}
 	e.came = came
 	if e.stage >= ended && came >= e.task.Take {
-		e.endedAt = time.Now()
+		e.EndedAt = time.Now()
 	}
 	return nil
 }
@@ -355,18 +344,18 @@ func (e *End) take() error {
 // one before is over: answered where the peer answers, else completed.
 func (e *End) send() error {
 	for {
-		if e.timed < e.posted && e.task.Times != nil {
+		if e.Timed < e.Posted && e.task.Times != nil {
 			over, err := e.single()
 			if !over || err != nil {
 				return err
 			}
-			e.task.Times[e.timed] = int64(time.Since(e.started))
-			e.timed++
+			e.task.Times[e.Timed] = int64(time.Since(e.started))
+			e.Timed++
 			e.started, e.flushed = time.Time{}, false
 		}
-		n := e.task.Send - e.posted
+		n := e.task.Send - e.Posted
 		if e.task.Answers {
-			n = min(n, e.came-e.posted)
+			n = min(n, e.came-e.Posted)
 		}
 		if n <= 0 {
 			return nil
@@ -377,8 +366,8 @@ func (e *End) send() error {
 				e.started = time.Now()
 			}
 		}
-		k, err := e.post(e.posted, n)
-		if e.posted += k; k == 0 || err != nil {
+		k, err := e.post(e.Posted, n)
+		if e.Posted += k; k == 0 || err != nil {
 			return err
 		}
 	}
@@ -387,7 +376,7 @@ func (e *End) send() error {
 // single reports whether the one message under way is over.
 func (e *End) single() (bool, error) {
 	if e.task.Take > 0 {
-		return e.came > e.timed, nil
+		return e.came > e.Timed, nil
 	}
 	if !e.flushed {
 		if err := e.flush(false); err != nil {
@@ -409,7 +398,7 @@ func (e *End) conclude() error {
 			err = e.flush(false)
 		case settling:
 			if on, err = e.completed(); on {
-				e.endedAt = time.Now()
+				e.EndedAt = time.Now()
 			}
 		case ended:
 			err = e.flush(true)

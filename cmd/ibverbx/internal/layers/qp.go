@@ -17,11 +17,12 @@ const recvBit = 1 << 63
 // QueuePair is an end of one virtual queue pair, with no layer above it.
 type QueuePair struct {
 	base
-	vqp       *ibverbx.VirtualQP
-	cq        *ibverbx.VirtualCQ
-	recvMax   int // receives outstanding at most
-	closed    bool
-	succeeded uint64 // sends, in all rounds
+	VQP       *ibverbx.VirtualQP
+	Succeeded uint64 // sends, in all rounds
+
+	cq      *ibverbx.VirtualCQ
+	recvMax int // receives outstanding at most
+	closed  bool
 
 	sends []ibverbx.SendWR // posts are made of it
 	recvs []ibverbx.RecvWR
@@ -62,7 +63,7 @@ func newQueuePair(cfg *Config) (*QueuePair, error) {
 		return nil, err
 	}
 	q := &QueuePair{
-		base: base{Config: cfg}, vqp: vqp, cq: vqp.CQ(), recvMax: 2 * cfg.Window,
+		base: base{Config: cfg}, VQP: vqp, cq: vqp.CQ(), recvMax: 2 * cfg.Window,
 		sends: make([]ibverbx.SendWR, qpBatch), recvs: make([]ibverbx.RecvWR, qpBatch),
 		wcs: make([]ibverbx.WC, qpPolled),
 	}
@@ -75,24 +76,18 @@ func newQueuePair(cfg *Config) (*QueuePair, error) {
 	return q, nil
 }
 
-// VQP is the virtual queue pair.
-func (q *QueuePair) VQP() *ibverbx.VirtualQP { return q.vqp }
-
-// Succeeded is how many sends have succeeded in all rounds.
-func (q *QueuePair) Succeeded() uint64 { return q.succeeded }
-
 func (q *QueuePair) Old(i int) uint64              { return binary.NativeEndian.Uint64(q.Dst[q.at(i):]) }
 func (q *QueuePair) arm() (<-chan struct{}, error) { return q.cq.Events(), q.cq.Arm() }
 
 func (q *QueuePair) Card() (c Card, err error) {
 	c = q.memoryCard()
-	c.QP, err = q.vqp.Card()
+	c.QP, err = q.VQP.Card()
 	return c, err
 }
 
 func (q *QueuePair) Connect(peer *Card) error {
 	q.remote.src, q.remote.dst = peer.Src, peer.Dst
-	return q.vqp.Connect(peer.QP)
+	return q.VQP.Connect(peer.QP)
 }
 
 func (q *QueuePair) begin(t *Task) error {
@@ -115,7 +110,7 @@ func (q *QueuePair) postReceives() error {
 			}
 			q.recvs[i] = wr
 		}
-		k, err := q.vqp.PostRecv(q.recvs[:n]...)
+		k, err := q.VQP.PostRecv(q.recvs[:n]...)
 		q.expected += k
 		if errors.Is(err, ibverbx.ErrFailed) {
 			q.failed = true
@@ -167,7 +162,7 @@ func (q *QueuePair) post(i, n int) (int, error) {
 	for k := range batch {
 		q.fill(&batch[k], i+k)
 	}
-	k, err := q.vqp.PostSend(batch...)
+	k, err := q.VQP.PostSend(batch...)
 	q.posted += k
 	if k == n {
 		return k, err
@@ -227,7 +222,7 @@ func (q *QueuePair) sent(wc *ibverbx.WC) error {
 	}
 	q.done++
 	q.acked++
-	q.succeeded++
+	q.Succeeded++
 	return nil
 }
 
@@ -318,7 +313,7 @@ func (q *QueuePair) Close(ctx context.Context) error {
 		return nil
 	}
 	q.closed = true
-	closing := q.vqp.Close()
+	closing := q.VQP.Close()
 	_, _ = q.Drain()
 	closing = errors.Join(closing, q.base.Close(ctx))
 	if q.done != q.posted || q.received != q.expected {
