@@ -1,8 +1,6 @@
 package ibverbx
 
 import (
-	"errors"
-	"strings"
 	"testing"
 
 	"ibverbx/internal/dqplb"
@@ -70,46 +68,6 @@ func TestUsedCreditsArePostedAgain(t *testing.T) {
 		if id != wrid.New(wrid.Credit, 0, 0, uint64(i)) {
 			t.Fatalf("credit %d has id %#x", i, id)
 		}
-	}
-}
-
-func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		edit func(*verbs.WC)
-		want error
-		says string
-	}{
-		{"flushed", func(wc *verbs.WC) { wc.Status, wc.Opcode = verbs.StatusWRFlushErr, 99 },
-			verbs.StatusWRFlushErr, "WR_FLUSH_ERR"},
-		{"a message where only notifications come", func(wc *verbs.WC) { wc.Opcode = verbs.WCRecv },
-			ErrProtocol, "RECV on a data"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r := newRecorded(t, 1, 2, Config{})
-			if _, err := r.PostRecv(RecvWR{ID: 1}, RecvWR{ID: 2}); err != nil {
-				t.Fatal(err)
-			}
-			wc := r.credit(1, 0, dqplb.Swap(0|dqplb.Last))
-			c.edit(&wc)
-			got := r.CQ().ProcessCompletions(nil, 0, wc)
-			flushed := func(wc WC) bool {
-				return wc.Status == verbs.StatusWRFlushErr && wc.Opcode == verbs.WCRecvRDMAWithImm
-			}
-			if len(got) != 2 || !flushed(got[0]) || !flushed(got[1]) {
-				t.Errorf("reported %+v", got)
-			}
-			var fe *FailedError
-			if err := r.Err(); !errors.Is(err, c.want) || !errors.As(err, &fe) || !fe.Recv || fe.Rail != 1 ||
-				fe.HasID || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("Err: %v", err)
-			}
-			for i, qp := range []verbs.QP{r.qps[0], r.qps[1], r.notify} {
-				if s := qp.State(); s != verbs.StateErr {
-					t.Errorf("rail %d is in %v", i, s)
-				}
-			}
-		})
 	}
 }
 

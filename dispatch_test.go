@@ -83,40 +83,6 @@ func TestNumbersOnTheWay(t *testing.T) {
 	}
 }
 
-// Of a solicited notification the last message is solicited, which is what the peer waits for; in
-// Spray that is the notification itself. An unsolicited one has none.
-func TestTheLastMessageIsSolicited(t *testing.T) {
-	for _, scheme := range []Scheme{DQPLB, Spray} {
-		for _, solicited := range []bool{false, true} {
-			r := newRecorded(t, 1, 2, Config{Scheme: scheme, FragmentSize: 10})
-			wr := rawWrite(1, 35)
-			if wr.Opcode = verbs.OpRDMAWriteWithImm; solicited {
-				wr.Flags |= verbs.SendSolicited
-			}
-			if _, err := r.PostSend(rawWrite(0, 20), wr); err != nil {
-				t.Fatal(err)
-			}
-			r.finish(t)
-			last := 0
-			for _, qp := range append(r.qps, r.notify) {
-				for _, p := range qp.posts {
-					is := p.Opcode == verbs.OpRDMAWriteWithImm &&
-						(scheme == Spray || dqplb.Swap(p.Imm)&dqplb.Last != 0)
-					if is {
-						last++
-					}
-					if got := p.Flags&verbs.SendSolicited != 0; got != (is && solicited) {
-						t.Errorf("%v, solicited %v: %+v", scheme, solicited, p)
-					}
-				}
-			}
-			if last != 1 {
-				t.Errorf("%v: %d last messages", scheme, last)
-			}
-		}
-	}
-}
-
 // A request whose post is refused permanently ends with a status that says what kind of refusal it
 // was.
 func TestStatusOfARefusedPost(t *testing.T) {

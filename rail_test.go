@@ -27,29 +27,6 @@ func (r *recorded) reconnect(t *testing.T) {
 	}
 }
 
-// Packets of the last connection may still be on their way. Those of the next one have numbers far
-// from theirs, even if the virtual queue pair was reset more than once in between.
-func TestPacketNumbersFarFromTheLast(t *testing.T) {
-	r := newRecorded(t, 1, 2, Config{})
-	for range 100 {
-		var last []uint32
-		for _, rl := range r.send.rails.all {
-			last = append(last, rl.psn)
-		}
-		for range 3 {
-			if err := r.Reset(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		r.reconnect(t)
-		for i, rl := range r.send.rails.all {
-			if ahead := (rl.psn - last[i]) % (1 << 24); ahead < 1<<22 || ahead > 1<<23 || rl.psn >= 1<<24 {
-				t.Fatalf("rail %d begins with %#x after %#x", i, rl.psn, last[i])
-			}
-		}
-	}
-}
-
 // What a NIC has refused for now is staged and not on the NIC: a completion of it is spurious.
 func TestStagedIsNotOnTheNIC(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{})
@@ -136,36 +113,6 @@ func TestALostDeviceLeavesEmptyBatches(t *testing.T) {
 	}
 }
 
-// Credits have no memory, whatever was posted with the batch before: a SEND that meets one must not
-// find any.
-func TestCreditsHaveNoMemory(t *testing.T) {
-	r := newRecorded(t, 1, 2, Config{})
-	keys := NewKeys(map[verbs.DeviceID]uint32{0: 1})
-	for id := range uint64(3) {
-		wr := RecvWR{ID: id, Local: Segment{Addr: 1 << 40, Length: 64, Keys: keys}}
-		if _, err := r.PostRecv(wr); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n := len(r.notify.sgls); n != 3 || len(r.notify.sgls[2]) != 1 {
-		t.Fatalf("%d receives with memory", n)
-	}
-	for _, qp := range r.qps {
-		qp.sgls = nil
-	}
-	r.reconnect(t)
-	for i, qp := range r.qps {
-		for _, sgl := range qp.sgls {
-			if len(sgl) != 0 {
-				t.Fatalf("a credit of rail %d has the memory %v", i, sgl)
-			}
-		}
-		if len(qp.sgls) == 0 {
-			t.Errorf("rail %d has no credits", i)
-		}
-	}
-}
-
 // A queue pair in RESET has nothing to flush, one in ERR does so already, and one that is closed
 // takes no Modify: none of them is asked to move to ERR.
 func TestNoNeedlessMoveToErr(t *testing.T) {
@@ -230,30 +177,6 @@ func TestNotifiedOnceTheFirstNotificationHasArrived(t *testing.T) {
 		r.reconnect(t)
 		if r.send.notified() {
 			t.Errorf("%v: notified on a new connection", scheme)
-		}
-	}
-}
-
-// A notification follows markers on the rails that carried plain writes, and on these only: a read
-// over every rail leaves nothing there, a write does.
-func TestMarkersFollowWritesOnly(t *testing.T) {
-	for _, c := range []struct {
-		op      verbs.Opcode
-		markers uint64
-	}{{verbs.OpRDMARead, 0}, {verbs.OpRDMAWrite, 2}} {
-		r := newRecorded(t, 1, 3, Config{})
-		every := rawWrite(1, 24)
-		every.Opcode, every.EveryRail = c.op, true
-		imm := rawWrite(2, 8)
-		imm.Opcode = verbs.OpRDMAWriteWithImm
-		for range 2 {
-			if n, err := r.PostSend(every, imm); n != 2 || err != nil {
-				t.Fatal(n, err)
-			}
-			r.finish(t)
-		}
-		if got := r.Stats().Markers; got != 2*c.markers {
-			t.Errorf("%v over every rail and a notification: %d markers, want %d", c.op, got, 2*c.markers)
 		}
 	}
 }

@@ -40,17 +40,14 @@ func NewQP(tb testing.TB, pd verbs.PD, cq verbs.CQ) verbs.QP {
 }
 
 // OpenSoft opens a virtual queue pair on the one NIC of a fabric of its own.
-func OpenSoft(tb testing.TB, cfg ibverbx.Config) (*soft.Fabric, *ibverbx.VirtualQP) {
+func OpenSoft(tb testing.TB, cfg ibverbx.Config) *ibverbx.VirtualQP {
 	tb.Helper()
-	fabric, err := soft.New(soft.Config{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	fabric := NewFabric(tb, soft.Config{})
 	q, err := ibverbx.Open([]verbs.Device{fabric.Device(0)}, cfg)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return fabric, q
+	return q
 }
 
 // Another makes a second pair of virtual queue pairs on the CQs of a link, and connects it.

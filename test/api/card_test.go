@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -174,127 +175,8 @@ func TestLargestBusinessCard(t *testing.T) {
 	}
 }
 
-// The card of the C++ original holds only queue pair numbers. The GIDs come from the configuration,
-// the peer's devices are assumed to be numbered like the local ones, sequence numbers start at 0,
-// and the user's immediate is not transferred.
-func TestBareCardConnects(t *testing.T) {
-	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-		t.Run(scheme.String(), func(t *testing.T) {
-			fabric, err := soft.New(soft.Config{Devices: 4})
-			if err != nil {
-				t.Fatal(err)
-			}
-			var doms [2]*ibverbx.Domain
-			var gids [2][]verbs.GID
-			cfg := ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, FragmentSize: 1000}
-			for i := range doms {
-				if doms[i], err = ibverbx.NewDomain(fabric.Device(2*i), fabric.Device(2*i+1)); err != nil {
-					t.Fatal(err)
-				}
-				// An operator would look up the GIDs of each end's rails.
-				probe, err := doms[i].NewQP(nil, cfg)
-				if err != nil {
-					t.Fatal(err)
-				}
-				card, err := probe.Card()
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, r := range card.Rails {
-					gids[i] = append(gids[i], r.GID)
-				}
-				if err := probe.Close(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			var qps [2]*ibverbx.VirtualQP
-			var mrs [2]*ibverbx.MR
-			var cards [2]ibverbx.BusinessCard
-			for i := range qps {
-				cfg.Conn.PeerGIDs = gids[1-i]
-				if qps[i], err = doms[i].NewQP(nil, cfg); err != nil {
-					t.Fatal(err)
-				}
-				if mrs[i], err = doms[i].Register(make([]byte, 1<<16), verbs.AccessAll); err != nil {
-					t.Fatal(err)
-				}
-				full, err := qps[i].Card()
-				if err != nil {
-					t.Fatal(err)
-				}
-				data := `{"qpNums":[`
-				for j, num := range full.QPNums {
-					data += strings.Repeat(",", min(j, 1)) + fmt.Sprintf(`"%010d"`, num)
-				}
-				data += fmt.Sprintf(`],"notifyQpNum":"%010d"}`, full.NotifyQPNum)
-				if err := json.Unmarshal([]byte(data), &cards[i]); err != nil {
-					t.Fatalf("%s: %v", data, err)
-				}
-			}
-			if err := errors.Join(qps[0].Connect(cards[1]), qps[1].Connect(cards[0])); err != nil {
-				t.Fatal(err)
-			}
-			keys := map[verbs.DeviceID]uint32{}
-			for local, peer := range []verbs.DeviceID{2, 3} {
-				keys[verbs.DeviceID(local)], _ = mrs[1].Remote().At(0).Keys.Key(peer)
-			}
-			vqptest.FillRandom(mrs[0].Bytes(), 1)
-			if _, err := qps[1].PostRecv(ibverbx.RecvWR{ID: 5}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := qps[0].PostSend(ibverbx.SendWR{
-				ID: 6, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Imm: 77,
-				Local: mrs[0].All(),
-				Remote: ibverbx.RemoteSegment{Addr: mrs[1].Addr(), Length: 1 << 16,
-					Keys: ibverbx.NewKeys(keys)},
-			}); err != nil {
-				t.Fatal(err)
-			}
-			wc := pollBoth(t, qps[1], qps[0])
-			if imm := map[ibverbx.Scheme]uint32{ibverbx.Spray: 77}[scheme]; wc.ID != 5 || wc.Status != 0 ||
-				wc.Imm != imm {
-				t.Errorf("%+v", wc)
-			}
-			vqptest.MustEqual(t, "data", mrs[1].Bytes(), mrs[0].Bytes())
-			if wc := pollBoth(t, qps[0], qps[1]); wc.ID != 6 || wc.Status != 0 {
-				t.Errorf("%+v", wc)
-			}
-			for i := range qps {
-				if err := errors.Join(qps[i].Close(), mrs[i].Close(), doms[i].Close()); err != nil {
-					t.Error(err)
-				}
-			}
-			if err := fabric.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
-// pollBoth returns the next completion of q and keeps its peer going meanwhile.
-func pollBoth(tb testing.TB, q, peer *ibverbx.VirtualQP) ibverbx.WC {
-	tb.Helper()
-	for range 10_000_000 {
-		wc, ok, err := q.CQ().PollOne()
-		if err != nil {
-			tb.Fatal(err)
-		}
-		if ok {
-			return wc
-		}
-		if _, err := peer.CQ().Poll(nil); err != nil {
-			tb.Fatal(err)
-		}
-	}
-	tb.Fatalf("nothing completes: %v, %v", q.Err(), peer.Err())
-	return ibverbx.WC{}
-}
-
 func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
-	fabric, err := soft.New(soft.Config{Devices: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
 	multi := ibverbx.Config{QPsPerDevice: 2}
 	for _, c := range []struct {
 		name string
@@ -323,11 +205,24 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 				c.NotifyQPNum, c.Rails = 99, append(c.Rails, ibverbx.RailCard{})
 			}, "notify QP"},
 		{"empty", multi, func(c *ibverbx.BusinessCard) { *c = ibverbx.BusinessCard{} }, "0 queue pairs"},
-		{"numbers", multi, func(c *ibverbx.BusinessCard) { c.QPNums[1] = 1 << 24 }, "2^24"},
+		{"numbers", multi, func(c *ibverbx.BusinessCard) { c.QPNums[1] = 1 << 24 },
+			"queue pair 1 has number 16777216"},
 		{"number 0", multi, func(c *ibverbx.BusinessCard) { c.QPNums[1] = 0 }, "number 0"},
+		{"number of the notify QP", multi, func(c *ibverbx.BusinessCard) { c.NotifyQPNum = 1 << 24 },
+			"notify QP has number 16777216"},
+		{"largest number of the notify QP", multi,
+			func(c *ibverbx.BusinessCard) { c.NotifyQPNum = math.MaxUint32 }, "notify QP has number"},
+		{"first number", multi, func(c *ibverbx.BusinessCard) { c.FirstNumber = 1<<24 - 1 },
+			"first number 16777215"},
 		{"mtu", multi, func(c *ibverbx.BusinessCard) { c.MTU = 6 }, "mtu code 6"},
-		{"psn", multi, func(c *ibverbx.BusinessCard) { c.Rails[0].PSN = 1 << 24 }, "psn"},
-		{"device", multi, func(c *ibverbx.BusinessCard) { c.Rails[2].Device = 64 }, "device 64"},
+		{"credits", multi, func(c *ibverbx.BusinessCard) { c.Credits = -1 }, "credits -1"},
+		{"psn", multi, func(c *ibverbx.BusinessCard) { c.Rails[2].PSN = 1 << 24 }, "rail 2 has psn 16777216"},
+		{"device", multi, func(c *ibverbx.BusinessCard) { c.Rails[1].Device = verbs.MaxDevices },
+			"rail 1 is on device 64"},
+		{"the largest values", multi, func(c *ibverbx.BusinessCard) {
+			c.QPNums[1], c.NotifyQPNum, c.FirstNumber = 1<<24-1, 1<<24-2, 1<<24-2
+			c.Rails[1].PSN, c.Rails[1].Device, c.MTU = 1<<24-1, verbs.MaxDevices-1, verbs.MTU4096
+		}, ""},
 		{"rails", multi, func(c *ibverbx.BusinessCard) { c.Rails = c.Rails[:1] }, "1 rails"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -339,11 +234,14 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			card, err := b.Card()
-			if err != nil {
-				t.Fatal(err)
-			}
+			card := cardOf(t, b)
 			c.edit(&card)
+			if c.says == "" {
+				if err := errors.Join(a.Connect(card), a.Close(), b.Close()); err != nil {
+					t.Error(err)
+				}
+				return
+			}
 			if err := a.Connect(card); !errors.Is(err, verbs.ErrInvalid) ||
 				!strings.Contains(err.Error(), c.says) {
 				t.Errorf("error %v: want one that says %q", err, c.says)
@@ -355,9 +253,7 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 			if err := a.Connect(card); err == nil {
 				t.Error("a connected one connects again")
 			}
-			if card, err = b.Card(); err != nil {
-				t.Fatal(err)
-			}
+			card = cardOf(t, b)
 			if err := a.Connect(card); !errors.Is(err, verbs.ErrState) ||
 				!strings.Contains(err.Error(), "reset it first") {
 				t.Errorf("connecting a connected one: %v", err)
@@ -369,9 +265,6 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 				t.Errorf("connecting a closed one: %v", err)
 			}
 		})
-	}
-	if err := fabric.Close(); err != nil {
-		t.Errorf("leak: %v", err)
 	}
 }
 

@@ -3,6 +3,8 @@ package api_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -16,16 +18,108 @@ import (
 // pollClosed returns the completions that a closed virtual CQ still holds.
 func pollClosed(e *vqptest.End, tb testing.TB) []ibverbx.WC {
 	tb.Helper()
-	for {
-		wc, ok, err := e.CQ().PollOne()
-		if ok {
-			e.Backlog = append(e.Backlog, wc)
-			continue
+	if err := pollRest(e); !errors.Is(err, ibverbx.ErrClosed) {
+		tb.Fatalf("a closed CQ with nothing left: %v", err)
+	}
+	return e.Backlog
+}
+
+// pollRest adds to the backlog what a virtual CQ holds now, and returns its error.
+func pollRest(e *vqptest.End) error {
+	for wc, err := range e.CQ().Completions() {
+		if err != nil {
+			return err
 		}
-		if !errors.Is(err, ibverbx.ErrClosed) {
-			tb.Fatalf("a closed CQ with nothing left: %v", err)
+		e.Backlog = append(e.Backlog, wc)
+	}
+	return nil
+}
+
+// endings are the ways to end a virtual queue pair at once, whatever is outstanding.
+var endings = map[string]func(e *vqptest.End) error{
+	"reset":        func(e *vqptest.End) error { return e.Reset() },
+	"close":        func(e *vqptest.End) error { return e.Close() },
+	"close the cq": func(e *vqptest.End) error { return e.CQ().Close() },
+	"shutdown": func(e *vqptest.End) error {
+		err := e.Shutdown(endedContext()) // its error is the context's, and no other
+		if !errors.Is(err, context.Canceled) || errors.Is(err, ibverbx.ErrClosed) {
+			return fmt.Errorf("shutdown: %w", err)
 		}
-		return e.Backlog
+		return nil
+	},
+}
+
+// flushed checks that so many sends and receives are reported, each once, and that all were
+// flushed.
+func flushed(t *testing.T, e *vqptest.End, sends, recvs int) {
+	t.Helper()
+	_ = pollRest(e) // the CQ may be closed
+	gotSends, gotRecvs := directions(t, e.Backlog)
+	if !slices.Equal(gotSends, repeated(verbs.StatusWRFlushErr, sends)) ||
+		!slices.Equal(gotRecvs, repeated(verbs.StatusWRFlushErr, recvs)) {
+		t.Errorf("sends %v, receives %v", gotSends, gotRecvs)
+	}
+}
+
+// Whatever ends a virtual queue pair flushes each request once, and that is no failure, in Err or
+// in Stats; a drain that was cut short before changes nothing, and its own requests are not
+// reported.
+// The NIC is stalled for good, so an ending that waited for it would never return.
+func TestEndingsFlushWhatIsOutstanding(t *testing.T) {
+	for how, end := range endings {
+		for _, drains := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, drains %v", how, drains), func(t *testing.T) {
+				vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
+					defer l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1}).Remove()
+					fill(l.A, t, 7, 3)
+					if drains {
+						if err := l.A.Drain(endedContext()); !errors.Is(err, context.Canceled) ||
+							l.A.State() != verbs.StateSQD {
+							t.Fatalf("%v, %v", err, l.A.State())
+						}
+					}
+					if err := end(l.A); err != nil {
+						t.Error(err)
+					}
+					if how == "shutdown" {
+						if err := l.A.Close(); !errors.Is(err, ibverbx.ErrClosed) {
+							t.Errorf("it is not closed: %v", err)
+						}
+					}
+					if err := l.A.Err(); err != nil {
+						t.Error(err)
+					}
+					for i, r := range l.A.Stats().Rails {
+						if r.Errors != 0 || r.Refused != 0 {
+							t.Errorf("rail %d: %+v", i, r)
+						}
+					}
+					flushed(t, l.A, 7, 3)
+					if err := l.A.MR.Close(); err != nil {
+						t.Errorf("a region is still held: %v", err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A queue full of unsignaled requests frees no slot in ERR, so no request can confirm its flush.
+// The wait is short nevertheless, and no longer for several queue pairs.
+func TestEndingAFullQueueIsQuick(t *testing.T) {
+	for how, end := range endings {
+		t.Run(how, func(t *testing.T) {
+			quickly(t, func() func() error {
+				l := vqptest.NewLink(t, vqptest.LinkConfig{CQDepth: 4096,
+					QP: ibverbx.Config{MaxMsgCntPerQP: 4}})
+				fillUnsignaled(t, l.A, l.A.VirtualQP)
+				for i := 0; how == "close the cq" && i < 80; i++ {
+					a, _ := l.Another(t)
+					fillUnsignaled(t, l.A, a)
+				}
+				return func() error { return end(l.A) }
+			})
+		})
 	}
 }
 

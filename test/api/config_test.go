@@ -76,10 +76,8 @@ func TestNoLimitOfMessages(t *testing.T) {
 		for i, want := range c.want {
 			qps := i + 1
 			t.Run(fmt.Sprintf("%s, %d", c.name, qps), func(t *testing.T) {
-				fabric, err := soft.New(soft.Config{Device: soft.DeviceConfig{MaxQPWR: depth, MaxCQE: c.cqe}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				fabric := vqptest.NewFabric(t, soft.Config{
+					Device: soft.DeviceConfig{MaxQPWR: depth, MaxCQE: c.cqe}})
 				dom, err := ibverbx.NewDomain(fabric.Device(0))
 				if err != nil {
 					t.Fatal(err)
@@ -111,7 +109,7 @@ func TestNoLimitOfMessages(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+				if err := errors.Join(dom.Close()); err != nil {
 					t.Error(err)
 				}
 			})
@@ -121,10 +119,7 @@ func TestNoLimitOfMessages(t *testing.T) {
 
 // What the configuration leaves out has the documented default, and a given value is kept.
 func TestDefaultsOfTheConfiguration(t *testing.T) {
-	fabric, err := soft.New(soft.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fabric := vqptest.NewFabric(t, soft.Config{})
 	dom, err := ibverbx.NewDomain(fabric.Device(0))
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +155,7 @@ func TestDefaultsOfTheConfiguration(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+	if err := errors.Join(dom.Close()); err != nil {
 		t.Error(err)
 	}
 }
@@ -170,9 +165,7 @@ func TestNICsBelowTheDefaults(t *testing.T) {
 	dev := soft.DeviceConfig{MaxQPWR: 16, MaxSGE: 1, MaxInline: 4, MaxMsgSize: 1000, MaxRDAtomic: 2}
 	for _, m := range vqptest.Modes {
 		t.Run(m.Name, func(t *testing.T) {
-			l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs,
-				QP:     ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs},
-				Fabric: soft.Config{Device: dev}})
+			l := m.Link(t, vqptest.LinkConfig{Fabric: soft.Config{Device: dev}})
 			cfg := l.A.Config()
 			if cfg.MaxMsgCntPerQP != 16 || cfg.Credits != 16 && l.A.DataRails() > 1 ||
 				cfg.FragmentSize != 1000 {
@@ -203,48 +196,6 @@ func TestNICsBelowTheDefaults(t *testing.T) {
 	}
 }
 
-// A card says no more than fits the fields of a connection.
-func TestRangesOfACard(t *testing.T) {
-	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2}})
-	if err := l.A.Reset(); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		edit func(*ibverbx.BusinessCard)
-		says string
-	}{
-		{func(c *ibverbx.BusinessCard) { c.NotifyQPNum = 1 << 24 }, "notify QP has number 16777216"},
-		{func(c *ibverbx.BusinessCard) { c.NotifyQPNum = math.MaxUint32 }, "notify QP has number"},
-		{func(c *ibverbx.BusinessCard) { c.QPNums[1] = 1 << 24 }, "queue pair 1 has number 16777216"},
-		{func(c *ibverbx.BusinessCard) { c.FirstNumber = 1<<24 - 1 }, "first number 16777215"},
-		{func(c *ibverbx.BusinessCard) { c.MTU = 6 }, "mtu code 6"},
-		{func(c *ibverbx.BusinessCard) { c.Credits = -1 }, "credits -1"},
-		{func(c *ibverbx.BusinessCard) { c.Rails[2].PSN = 1 << 24 }, "rail 2 has psn 16777216"},
-		{func(c *ibverbx.BusinessCard) { c.Rails[1].Device = verbs.MaxDevices }, "rail 1 is on device 64"},
-		{func(c *ibverbx.BusinessCard) {
-			c.QPNums[1], c.NotifyQPNum, c.FirstNumber = 1<<24-1, 1<<24-2, 1<<24-2
-			c.Rails[1].PSN, c.Rails[1].Device, c.MTU = 1<<24-1, verbs.MaxDevices-1, verbs.MTU4096
-		}, ""},
-	} {
-		card, err := l.B.Card()
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.edit(&card)
-		err = l.A.Connect(card)
-		if c.says == "" {
-			if err != nil {
-				t.Errorf("the largest values: %v", err)
-			}
-			continue
-		}
-		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), c.says) ||
-			l.A.State() != verbs.StateReset {
-			t.Errorf("error %v, in %v: want one that says %q", err, l.A.State(), c.says)
-		}
-	}
-}
-
 // What receives are posted on has room for as many of them as there may be messages: in Spray the
 // first queue pair, which takes SENDs, and the notify QP; a single one in either scheme. The others
 // hold what the scheme keeps posted.
@@ -259,10 +210,7 @@ func TestRoomForReceives(t *testing.T) {
 		{ibverbx.DQPLB, []int{credits, credits, credits, messages}},
 		{ibverbx.Spray, []int{messages, 1, 1, messages}},
 	} {
-		fabric, err := soft.New(soft.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		fabric := vqptest.NewFabric(t, soft.Config{})
 		q, err := ibverbx.Open([]verbs.Device{fabric.Device(0)}, ibverbx.Config{Scheme: c.scheme,
 			QPsPerDevice: max(1, len(c.want)-1), MaxMsgCntPerQP: messages, Credits: credits})
 		if err != nil {
@@ -275,7 +223,7 @@ func TestRoomForReceives(t *testing.T) {
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%v: room for %v receives, want %v", c.scheme, got, c.want)
 		}
-		if err := errors.Join(q.Close(), fabric.Close()); err != nil {
+		if err := errors.Join(q.Close()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -28,7 +28,9 @@ func rawEnds(t *testing.T, dev soft.DeviceConfig, conns ...ibverbx.ConnConfig) (
 }
 
 // cardOf is the card of a virtual queue pair.
-func cardOf(tb testing.TB, q *ibverbx.VirtualQP) ibverbx.BusinessCard {
+func cardOf(tb testing.TB, q interface {
+	Card() (ibverbx.BusinessCard, error)
+}) ibverbx.BusinessCard {
 	tb.Helper()
 	card, err := q.Card()
 	if err != nil {
@@ -74,7 +76,7 @@ func TestConnConfigReachesTheQueuePairs(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			a, b := rawEnds(t, c.dev, c.conn, c.peer)
 			vqptest.ConnectBoth(t, a.VirtualQP, b.VirtualQP)
-			card, peer := cardOf(t, a.VirtualQP), cardOf(t, b.VirtualQP)
+			card, peer := cardOf(t, a), cardOf(t, b)
 			if card.RDAtomic != c.want.MaxDestRDAtomic || peer.RDAtomic != c.peerReads {
 				t.Errorf("cards say %d and %d reads", card.RDAtomic, peer.RDAtomic)
 			}
@@ -111,7 +113,7 @@ func TestPeerGIDs(t *testing.T) {
 			c.QP.Conn.PeerGIDs = append(c.QP.Conn.PeerGIDs, entry.GID)
 		}
 		a := vqptest.NewPhysical(t, fabric.Device(0), c)
-		card := cardOf(t, b.VirtualQP)
+		card := cardOf(t, b)
 		card.Rails = nil
 		err := a.Connect(card)
 		if given < 3 {
@@ -139,10 +141,7 @@ func TestCreditsArePostedInRTR(t *testing.T) {
 	if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
 		t.Fatal(err)
 	}
-	peer, err := l.B.Card()
-	if err != nil {
-		t.Fatal(err)
-	}
+	peer := cardOf(t, l.B)
 	credits := func() string {
 		r := l.A.Stats().Rails
 		return fmt.Sprint(r[0].Recvs, r[1].Recvs, r[2].Recvs)
@@ -179,7 +178,7 @@ func TestModifyWithoutAState(t *testing.T) {
 // A card without addresses is refused by the step that needs them, which changes nothing.
 func TestModifyNeedsThePeersAddress(t *testing.T) {
 	a, b := rawEnds(t, soft.DeviceConfig{})
-	peer := cardOf(t, b.VirtualQP)
+	peer := cardOf(t, b)
 	peer.Rails = nil
 	if err := vqptest.ToInit.Take(a.VirtualQP, &peer); err != nil {
 		t.Fatal(err)
@@ -213,11 +212,8 @@ func TestConnectWhereCreditsAreRefused(t *testing.T) {
 		}
 		l.Fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.A.NICs[0], QPNum: l.A.RailQPs[1],
 			Err: verbs.ErrNotSupported})
-		peer, err := l.B.Card()
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = l.A.Connect(peer)
+		peer := cardOf(t, l.B)
+		err := l.A.Connect(peer)
 		var failed *ibverbx.FailedError
 		if !errors.Is(err, verbs.ErrNotSupported) || !errors.As(err, &failed) || failed.Rail != 1 ||
 			!failed.Recv || l.A.State() != verbs.StateErr {
@@ -245,10 +241,7 @@ func TestConnectRefusesItsOwnCard(t *testing.T) {
 					t.Errorf("left in %v, %v", q.State(), q.Err())
 				}
 			}
-			card, err := l.A.Card()
-			if err != nil {
-				t.Fatal(err)
-			}
+			card := cardOf(t, l.A)
 			refused(l.A.VirtualQP, vqptest.ThroughJSON(t, card))
 			if n := len(card.QPNums); m.NICs == 1 && n > 1 {
 				// Its queue pairs in another order are still its own.
@@ -257,10 +250,7 @@ func TestConnectRefusesItsOwnCard(t *testing.T) {
 			}
 
 			// A bare card has no GIDs; the configuration has them.
-			card, err = l.A.Card()
-			if err != nil {
-				t.Fatal(err)
-			}
+			card = cardOf(t, l.A)
 			for _, r := range card.Rails {
 				cfg.Conn.PeerGIDs = append(cfg.Conn.PeerGIDs, r.GID)
 			}
@@ -268,9 +258,7 @@ func TestConnectRefusesItsOwnCard(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if card, err = bare.Card(); err != nil {
-				t.Fatal(err)
-			}
+			card = cardOf(t, bare)
 			refused(bare, ibverbx.BusinessCard{QPNums: card.QPNums, NotifyQPNum: card.NotifyQPNum})
 			if err := bare.Close(); err != nil {
 				t.Error(err)
@@ -295,10 +283,7 @@ func TestConnectRefusesAnotherFabric(t *testing.T) {
 		defer ends[i].Close()
 	}
 	for i, q := range ends {
-		card, err := ends[1-i].Card()
-		if err != nil {
-			t.Fatal(err)
-		}
+		card := cardOf(t, ends[1-i])
 		if err := q.Connect(vqptest.ThroughJSON(t, card)); !errors.Is(err, verbs.ErrUnreachable) ||
 			!strings.Contains(err.Error(), card.Rails[0].GID.String()) ||
 			!strings.Contains(err.Error(), "rail 0") {
@@ -313,36 +298,22 @@ func TestConnectRefusesAnotherFabric(t *testing.T) {
 // A program may connect step by step: each Modify moves all rails and the notify QP, and the card
 // supplies what differs between them.
 func TestModifyStepByStep(t *testing.T) {
-	for _, m := range vqptest.Modes {
-		t.Run(m.Name, func(t *testing.T) {
-			l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs,
-				QP: ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs,
-					FragmentSize: 1000}})
-			if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
-				t.Fatal(err)
-			}
-			cards := map[*vqptest.End]ibverbx.BusinessCard{}
-			for _, e := range []*vqptest.End{l.A, l.B} {
-				card, err := e.Card()
-				if err != nil {
-					t.Fatal(err)
-				}
-				cards[e] = card
-			}
-			for _, e := range []*vqptest.End{l.A, l.B} {
-				peer := cards[e.Other]
-				stepUp(t, e.VirtualQP, &peer)
-			}
-			l.B.ExpectRecv(t, 1)
-			vqptest.FillRandom(l.A.Buf[:5000], 1)
-			l.A.Send(t, l.A.Write(verbs.OpRDMAWriteWithImm, 2, 0, 5000))
-			if wc := l.B.Wait(t, 1)[0]; wc.Imm != 2 || wc.Status != 0 {
-				t.Fatalf("%+v", wc)
-			}
-			vqptest.MustEqual(t, "data", l.B.Buf[:5000], l.A.Buf[:5000])
-			vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
-		})
-	}
+	vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
+		if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
+			t.Fatal(err)
+		}
+		cardA, cardB := cardOf(t, l.A), cardOf(t, l.B)
+		stepUp(t, l.A.VirtualQP, &cardB)
+		stepUp(t, l.B.VirtualQP, &cardA)
+		l.B.ExpectRecv(t, 1)
+		vqptest.FillRandom(l.A.Buf[:5000], 1)
+		l.A.Send(t, l.A.Write(verbs.OpRDMAWriteWithImm, 2, 0, 5000))
+		if wc := l.B.Wait(t, 1)[0]; wc.Imm != 2 || wc.Status != 0 {
+			t.Fatalf("%+v", wc)
+		}
+		vqptest.MustEqual(t, "data", l.B.Buf[:5000], l.A.Buf[:5000])
+		vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
+	})
 }
 
 // stepUp takes a virtual queue pair through INIT, RTR and RTS, and checks at each step what is

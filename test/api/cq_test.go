@@ -18,62 +18,39 @@ import (
 // A physical CQ belongs to one virtual CQ. Another one is refused it without effect, and can have
 // it when the first is closed.
 func TestPhysicalCQBelongsToOneVirtualCQ(t *testing.T) {
-	fabric, err := soft.New(soft.Config{Devices: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cqs := make([]verbs.CQ, 2)
-	for i := range cqs {
-		if cqs[i], err = fabric.Device(i).CreateCQ(verbs.CQConfig{}); err != nil {
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
+	cqs := []verbs.CQ{vqptest.NewCQ(t, fabric.Device(0), 16), vqptest.NewCQ(t, fabric.Device(1), 16)}
+	own := func(cqs ...verbs.CQ) *ibverbx.VirtualCQ {
+		t.Helper()
+		c, err := ibverbx.NewVirtualCQ(cqs...)
+		if err != nil {
 			t.Fatal(err)
 		}
+		return c
 	}
-	first, err := ibverbx.NewVirtualCQ(cqs[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = ibverbx.NewVirtualCQ(cqs...)
+	first := own(cqs[1])
+	_, err := ibverbx.NewVirtualCQ(cqs...)
 	says := fmt.Sprintf("the CQ of soft1 belongs to virtual CQ %d already: close that first, or create "+
 		"another CQ", first.Num())
 	if !errors.Is(err, verbs.ErrBusy) || !strings.Contains(err.Error(), says) {
 		t.Errorf("%v; want one that says %q", err, says)
 	}
-	// The refusal has not taken the other one.
-	second, err := ibverbx.NewVirtualCQ(cqs[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := own(cqs[0]) // the refusal has not taken it
 	// One that the provider does not close stays, and is free.
-	pd, err := fabric.Device(1).AllocPD()
-	if err != nil {
-		t.Fatal(err)
-	}
-	qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cqs[1], RecvCQ: cqs[1]})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pd := vqptest.NewPD(t, fabric.Device(1))
+	qp := vqptest.NewQP(t, pd, cqs[1])
 	if err := first.Close(); !errors.Is(err, verbs.ErrBusy) {
 		t.Errorf("the CQ of an open queue pair: %v", err)
 	}
-	third, err := ibverbx.NewVirtualCQ(cqs[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(qp.Close(), pd.Close(), third.Close(), second.Close(), fabric.Close()); err != nil {
+	third := own(cqs[1])
+	if err := errors.Join(qp.Close(), pd.Close(), third.Close(), second.Close()); err != nil {
 		t.Error(err)
 	}
 }
 
 // Of several goroutines that want one CQ, one gets it.
 func TestOneOfManyGetsThePhysicalCQ(t *testing.T) {
-	fabric, err := soft.New(soft.Config{Devices: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cq, err := fabric.Device(0).CreateCQ(verbs.CQConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cq := vqptest.NewCQ(t, vqptest.NewFabric(t, soft.Config{}).Device(0), 16)
 	got := make(chan *ibverbx.VirtualCQ)
 	for range 8 {
 		go func() {
@@ -93,14 +70,14 @@ func TestOneOfManyGetsThePhysicalCQ(t *testing.T) {
 	if owner == nil {
 		t.Fatal("nobody has it")
 	}
-	if err := errors.Join(owner.Close(), fabric.Close()); err != nil {
+	if err := owner.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
 // Errors of a virtual CQ say which.
 func TestErrorsNameTheVirtualCQ(t *testing.T) {
-	fabric, f, devs := unreliableNICs(t)
+	_, f, devs := unreliableNICs(t)
 	q, err := ibverbx.Open(devs, ibverbx.Config{QPsPerDevice: 2})
 	if err != nil {
 		t.Fatal(err)
@@ -131,9 +108,6 @@ func TestErrorsNameTheVirtualCQ(t *testing.T) {
 	check("closed", "arm", cq.Arm())
 	check("closed", "wait for", cq.Wait(t.Context()))
 	check("closed", "close", cq.Close())
-	if err := fabric.Close(); err != nil {
-		t.Error(err)
-	}
 
 	pcq, err := verbstest.NewNull(1).Device(0).CreateCQ(verbs.CQConfig{})
 	if err != nil {
@@ -167,24 +141,13 @@ func (c *failingCQ) Poll(wcs []verbs.WC) (int, error) {
 
 // A CQ's failure is reported once, also where a completions loop ends before it reaches the error.
 func TestCompletionsLoopThatEndsEarlyReportsTheErrorLater(t *testing.T) {
-	dev := verbstest.NewNull(1).Device(0)
-	pd := vqptest.NewPD(t, dev)
-	inner := vqptest.NewCQ(t, dev, 4096)
-	var qps []verbs.QP
-	for range 3 {
-		qp := vqptest.NewQP(t, pd, inner)
-		qps = append(qps, qp)
-	}
-	cq := &failingCQ{CQ: inner}
-	vcq, err := ibverbx.NewVirtualCQ(cq)
-	if err != nil {
-		t.Fatal(err)
-	}
-	q, err := ibverbx.NewVirtualQP(vcq, qps[:2], qps[2], ibverbx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	connectElsewhere(t, q)
+	var cq *failingCQ
+	q := vqptest.NewPhysical(t, verbstest.NewNull(1).Device(0), vqptest.PhysicalConfig{Data: 2, Notify: true,
+		WrapCQ: func(inner verbs.CQ) verbs.CQ {
+			cq = &failingCQ{CQ: inner}
+			return cq
+		}})
+	connectElsewhere(t, q.VirtualQP)
 	for id := range uint64(3) {
 		if _, err := q.PostRecv(ibverbx.RecvWR{ID: id}); err != nil {
 			t.Fatal(err)
@@ -193,7 +156,7 @@ func TestCompletionsLoopThatEndsEarlyReportsTheErrorLater(t *testing.T) {
 	cq.err = verbs.ErrDeviceGone
 	next, failures := uint64(0), 0
 	for range 10 {
-		for wc, err := range vcq.Completions() {
+		for wc, err := range q.CQ().Completions() {
 			if err != nil {
 				if failures++; !errors.Is(err, verbs.ErrDeviceGone) {
 					t.Error(err)
@@ -228,43 +191,18 @@ func (c flushlessCQ) Poll(wcs []verbs.WC) (int, error) {
 // What has failed is drained when the user has all completions: the receives of the rails, of which
 // nothing can come any more, are not waited for.
 func TestDrainOfWhatHasFailedWaitsForNoCredits(t *testing.T) {
-	fabric, err := soft.New(soft.Config{Devices: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	dev := fabric.Device(0)
-	pd, inner := vqptest.NewPD(t, dev), vqptest.NewCQ(t, dev, 4096)
-	qps := []verbs.QP{vqptest.NewQP(t, pd, inner), vqptest.NewQP(t, pd, inner), vqptest.NewQP(t, pd, inner)}
-	vcq, err := ibverbx.NewVirtualCQ(flushlessCQ{inner})
-	if err != nil {
-		t.Fatal(err)
-	}
-	q, err := ibverbx.NewVirtualQP(vcq, qps[:2], qps[2], ibverbx.Config{Linger: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	peer, err := ibverbx.Open([]verbs.Device{fabric.Device(1)}, ibverbx.Config{QPsPerDevice: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	card, err := peer.Card()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := q.Connect(card); err != nil {
-		t.Fatal(err)
-	}
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
+	c := vqptest.PhysicalConfig{Data: 2, Notify: true, QP: ibverbx.Config{Linger: -1},
+		WrapCQ: func(cq verbs.CQ) verbs.CQ { return flushlessCQ{cq} }}
+	q, peer := vqptest.NewPhysical(t, fabric.Device(0), c), vqptest.NewPhysical(t, fabric.Device(1), c)
+	vqptest.ConnectBoth(t, q.VirtualQP, peer.VirtualQP)
 	if _, err := q.PostRecv(ibverbx.RecvWR{ID: 1}); err != nil { // a notification: on no NIC
 		t.Fatal(err)
 	}
-	fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: dev, Count: -1})
-	mr, err := pd.RegisterMR(make([]byte, 8), verbs.AccessAll)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := q.PostSend(ibverbx.SendWR{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
-		Local: ibverbx.Segment{Addr: mr.Addr(), Length: 8, Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{
-			dev.ID(): mr.LKey()})}}); err != nil {
+	fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: fabric.Device(0), Count: -1})
+	send := ibverbx.SendWR{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled}
+	send.Local, _ = q.Memory(t, 8)
+	if _, err := q.PostSend(send); err != nil {
 		t.Fatal(err)
 	}
 	if err := q.Drain(patience(t)); err == nil || !errors.Is(err, q.Err()) ||
@@ -272,7 +210,7 @@ func TestDrainOfWhatHasFailedWaitsForNoCredits(t *testing.T) {
 		t.Errorf("drain: %v, after %v", err, q.Err())
 	}
 	wcs := make([]ibverbx.WC, 4)
-	if n, err := vcq.Poll(wcs); n != 2 || err != nil {
+	if n, err := q.CQ().Poll(wcs); n != 2 || err != nil {
 		t.Errorf("completions: %s, %v", vqptest.FormatWCs(wcs[:n]), err)
 	}
 }

@@ -208,10 +208,7 @@ func TestRoomInTheCQ(t *testing.T) {
 			[2]int{8 + 8 + 8 + 1 + 8 + 8, 2 * (8 + 1)}},
 	} {
 		c.cfg.MaxMsgCntPerQP, c.cfg.Credits = 8, 4
-		fabric, err := soft.New(soft.Config{Devices: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
 		dom, err := ibverbx.NewDomain(fabric.Device(0), fabric.Device(1))
 		if err != nil {
 			t.Fatal(err)
@@ -256,7 +253,7 @@ func TestRoomInTheCQ(t *testing.T) {
 					c.need[dev])
 			}
 		}
-		if err := errors.Join(q.Close(), dom.Close(), fabric.Close()); err != nil {
+		if err := errors.Join(q.Close(), dom.Close()); err != nil {
 			t.Error(err)
 		}
 	}
@@ -306,10 +303,7 @@ func TestNICsThatDoNotSayTheirLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	card, err := q.Card()
-	if err != nil {
-		t.Fatal(err)
-	}
+	card := cardOf(t, q)
 	got := q.Config()
 	if got.MaxMsgCntPerQP != 128 || got.Credits != 256 || got.FragmentSize != 512<<10 || card.RDAtomic != 16 {
 		t.Errorf("%d requests, %d credits, %d bytes, %d reads", got.MaxMsgCntPerQP, got.Credits,
@@ -349,7 +343,7 @@ func TestCreditsOfThePeerBoundTheMessages(t *testing.T) {
 // A port that cannot be asked for its address stops the step that needs the address, and changes
 // nothing.
 func TestModifyWithoutTheOwnAddress(t *testing.T) {
-	fabric, f, devs := unreliableNICs(t)
+	_, f, devs := unreliableNICs(t)
 	var ends [2]*ibverbx.VirtualQP
 	for i := range ends {
 		var err error
@@ -357,10 +351,7 @@ func TestModifyWithoutTheOwnAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	peer, err := ends[1].Card()
-	if err != nil {
-		t.Fatal(err)
-	}
+	peer := cardOf(t, ends[1])
 	toInit, toRTR := vqptest.ToInit, vqptest.ToRTR
 	toInit.Attr.Port, toRTR.Attr.AH.Port, toRTR.Attr.PathMTU = 0, 0, verbs.MTU1024
 	if err := toInit.Take(ends[0], &peer); err != nil {
@@ -377,7 +368,7 @@ func TestModifyWithoutTheOwnAddress(t *testing.T) {
 	if err := toRTR.Take(ends[0], &peer); err != nil || ends[0].State() != verbs.StateRTR {
 		t.Errorf("again: %v", err)
 	}
-	if err := errors.Join(ends[0].Close(), ends[1].Close(), fabric.Close()); err != nil {
+	if err := errors.Join(ends[0].Close(), ends[1].Close()); err != nil {
 		t.Error(err)
 	}
 }
@@ -385,7 +376,7 @@ func TestModifyWithoutTheOwnAddress(t *testing.T) {
 // Completions of queue pairs that the virtual CQ does not know, and of devices that it has no CQ
 // of, are dropped; the former are counted.
 func TestCompletionsOfUnknownQueuePairsAreCounted(t *testing.T) {
-	fabric, q := vqptest.OpenSoft(t, ibverbx.Config{QPsPerDevice: 2})
+	q := vqptest.OpenSoft(t, ibverbx.Config{QPsPerDevice: 2})
 	unknown := verbs.WC{QPNum: 0xffffff}
 	for dev, want := range map[verbs.DeviceID]uint64{0: 2, 1: 0, verbs.MaxDevices: 0} {
 		before := q.CQ().Stats().StaleEvents
@@ -396,7 +387,7 @@ func TestCompletionsOfUnknownQueuePairsAreCounted(t *testing.T) {
 			t.Errorf("device %d: %d are counted, want %d", dev, got, want)
 		}
 	}
-	if err := errors.Join(q.Close(), fabric.Close()); err != nil {
+	if err := errors.Join(q.Close()); err != nil {
 		t.Error(err)
 	}
 }

@@ -35,41 +35,33 @@ func memoryFile(t *testing.T, n int64) *os.File {
 // To work requests a dma-buf is memory like any other, over every NIC of the domain.
 func TestDMABufOverAllNICs(t *testing.T) {
 	const offset, length = 4096, 8192
-	for _, m := range vqptest.Modes {
-		t.Run(m.Name, func(t *testing.T) {
-			l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs,
-				QP: ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs,
-					FragmentSize: 1000}})
-			f := memoryFile(t, offset+length)
-			mr, err := l.B.Domain().RegisterDMABuf(int(f.Fd()), offset, length, 0x1000, verbs.AccessAll)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if mr.Bytes() != nil || mr.Len() != length || mr.Addr() != 0x1000 {
-				t.Errorf("%d bytes at %#x, of which %d can be seen", mr.Len(), mr.Addr(), len(mr.Bytes()))
-			}
-			vqptest.FillRandom(l.A.Buf[:800], 5)
-			wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 800)
-			wr.Remote = vqptest.ThroughJSON(t, mr.Remote()).Slice(100, 800)
-			l.A.Send(t, wr)
-			vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
-			got := make([]byte, 800)
-			if _, err := f.ReadAt(got, offset+100); err != nil || !bytes.Equal(got, l.A.Buf[:800]) {
-				t.Errorf("the file has other bytes, %v", err)
-			}
-			if err := mr.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
+	vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
+		f := memoryFile(t, offset+length)
+		mr, err := l.B.Domain().RegisterDMABuf(int(f.Fd()), offset, length, 0x1000, verbs.AccessAll)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mr.Bytes() != nil || mr.Len() != length || mr.Addr() != 0x1000 {
+			t.Errorf("%d bytes at %#x, of which %d can be seen", mr.Len(), mr.Addr(), len(mr.Bytes()))
+		}
+		vqptest.FillRandom(l.A.Buf[:800], 5)
+		wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 800)
+		wr.Remote = vqptest.ThroughJSON(t, mr.Remote()).Slice(100, 800)
+		l.A.Send(t, wr)
+		vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
+		got := make([]byte, 800)
+		if _, err := f.ReadAt(got, offset+100); err != nil || !bytes.Equal(got, l.A.Buf[:800]) {
+			t.Errorf("the file has other bytes, %v", err)
+		}
+		if err := mr.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Impossible descriptions of dma-bufs are refused, and leave nothing behind.
 func TestImpossibleDMABufs(t *testing.T) {
-	fabric, err := soft.New(soft.Config{Devices: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
 	dom, err := ibverbx.NewDomain(fabric.Device(0), fabric.Device(1))
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +96,7 @@ func TestImpossibleDMABufs(t *testing.T) {
 	if _, err := dom.RegisterDMABuf(0, 0, 4096, 0, verbs.AccessRemoteWrite); err == nil {
 		t.Error("remote write without local write")
 	}
-	if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+	if err := errors.Join(dom.Close()); err != nil {
 		t.Error(err)
 	}
 	f := &unreliable.Calls{At: -1}

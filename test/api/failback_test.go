@@ -3,7 +3,6 @@ package api_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -12,35 +11,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// failbackLink is a link over two NICs an end, whose rails come back after a second of its own
-// clock.
-type failbackLink struct {
-	*vqptest.Link
-	now time.Time
-}
-
-func newFailbackLink(t *testing.T, scheme ibverbx.Scheme) *failbackLink {
-	t.Helper()
-	l := &failbackLink{now: time.Unix(0, 0)}
-	cfg := ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, FragmentSize: 512, Failover: true,
-		Failback: time.Second,
-		Testing:  ibverbx.Testing{Clock: func() time.Time { return l.now }}}
-	peer := cfg
-	l.Link = vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: cfg, PeerQP: &peer})
-	return l
-}
-
-// after lets time pass, and both ends poll. Nothing is sent.
-func (l *failbackLink) after(d time.Duration) {
-	l.now = l.now.Add(d)
-	for range 20 {
-		l.A.Pump(l.TB)
-		l.B.Pump(l.TB)
-	}
+// backAfterASecond is the configuration of rails that come back after a second.
+func backAfterASecond(scheme ibverbx.Scheme) ibverbx.Config {
+	return ibverbx.Config{Scheme: scheme, Failback: time.Second}
 }
 
 // expect checks how many rails both ends have lost, and how many are back.
-func (l *failbackLink) expect(t *testing.T, lost, back uint64) {
+func (l *timedLink) expect(t *testing.T, lost, back uint64) {
 	t.Helper()
 	for _, e := range []*vqptest.End{l.A, l.B} {
 		if s := e.Stats(); s.RailsLost != lost || s.RailsBack != back || e.Err() != nil {
@@ -50,27 +27,11 @@ func (l *failbackLink) expect(t *testing.T, lost, back uint64) {
 	}
 }
 
-// bothEnds plays a test with either scheme, and with what goes wrong at either end: one leads.
-func bothEnds(t *testing.T, play func(t *testing.T, l *failbackLink, at *vqptest.End)) {
-	t.Helper()
-	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-		for _, who := range []string{"leader", "follower"} {
-			t.Run(fmt.Sprintf("%v/%s", scheme, who), func(t *testing.T) {
-				l := newFailbackLink(t, scheme)
-				at := l.A // whose address is the lower one
-				if who == "follower" {
-					at = l.B
-				}
-				play(t, l, at)
-			})
-		}
-	}
-}
-
 // To poll is enough for rails to come back: no request needs to move, at neither end.
 func TestRailsComeBackWithoutTraffic(t *testing.T) {
-	bothEnds(t, func(t *testing.T, l *failbackLink, at *vqptest.End) {
-		killQP(at, t, 0)
+	eitherEnd(t, func(t *testing.T, scheme ibverbx.Scheme, at func(*vqptest.Link) *vqptest.End) {
+		l := newTimedLink(t, backAfterASecond(scheme))
+		killQP(at(l.Link), t, 0)
 		l.after(0)
 		l.after(999 * time.Millisecond)
 		l.expect(t, 1, 0)
@@ -82,7 +43,9 @@ func TestRailsComeBackWithoutTraffic(t *testing.T) {
 // A NIC that was gone while memory was registered is not given requests for it when it is back: it
 // stays out of service until the memory is deregistered.
 func TestANICThatLacksMemoryStaysAway(t *testing.T) {
-	bothEnds(t, func(t *testing.T, l *failbackLink, at *vqptest.End) {
+	eitherEnd(t, func(t *testing.T, scheme ibverbx.Scheme, of func(*vqptest.Link) *vqptest.End) {
+		l := newTimedLink(t, backAfterASecond(scheme))
+		at := of(l.Link)
 		at.NICs[0].Kill()
 		l.after(0)
 		mr, err := at.Domain().Register(make([]byte, 1<<16), verbs.AccessAll)

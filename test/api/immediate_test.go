@@ -15,8 +15,8 @@ import (
 func TestLittleEndianImmediatesBetweenTwoEnds(t *testing.T) {
 	for _, m := range vqptest.Modes {
 		t.Run(m.Name, func(t *testing.T) {
-			l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs, QP: ibverbx.Config{Scheme: m.Scheme,
-				QPsPerDevice: m.QPs, FragmentSize: 8, Conn: ibverbx.ConnConfig{ImmLittleEndian: true}}})
+			l := m.Link(t, vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: 8,
+				Conn: ibverbx.ConnConfig{ImmLittleEndian: true}}})
 			for _, op := range []verbs.Opcode{verbs.OpRDMAWriteWithImm, verbs.OpSendWithImm} {
 				wr := ibverbx.RecvWR{ID: 1}
 				if op.IsSend() {
@@ -97,16 +97,12 @@ func payloads(e *vqptest.End, op verbs.Opcode) map[string]ibverbx.SendWR {
 // Two ends of this package that order immediates differently are not connected.
 func TestByteOrdersThatDiffer(t *testing.T) {
 	for _, m := range vqptest.Modes[:5] {
-		l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs, QP: ibverbx.Config{Scheme: m.Scheme,
-			QPsPerDevice: m.QPs,
-			Conn:         ibverbx.ConnConfig{ImmLittleEndian: true}}})
+		l := m.Link(t, vqptest.LinkConfig{QP: ibverbx.Config{
+			Conn: ibverbx.ConnConfig{ImmLittleEndian: true}}})
 		if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
 			t.Fatal(err)
 		}
-		card, err := l.B.Card()
-		if err != nil {
-			t.Fatal(err)
-		}
+		card := cardOf(t, l.B)
 		if !card.ImmLittleEndian {
 			t.Errorf("%s: the card does not say how immediates travel", m.Name)
 		}

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"ibverbx"
 	"ibverbx/internal/vqptest"
@@ -43,25 +43,15 @@ func stubbornLink(t *testing.T, cfg ibverbx.Config, refusals int, err error) *vq
 // A queue pair that refuses the move to ERR once is asked again: whatever ends the virtual queue
 // pair, everything that was accepted is reported soon.
 func TestRefusedMoveToErrIsTriedAgain(t *testing.T) {
+	again := maps.Clone(endings)
+	again["drain"] = func(e *vqptest.End) error {
+		if err := e.Drain(endedContext()); !errors.Is(err, context.Canceled) { // the sends are stalled
+			return fmt.Errorf("drain: %w", err)
+		}
+		return e.Reset()
+	}
 	for _, qps := range []int{1, 2} {
-		for name, end := range map[string]func(e *vqptest.End) error{
-			"reset":        func(e *vqptest.End) error { return e.Reset() },
-			"close":        func(e *vqptest.End) error { return e.Close() },
-			"close the cq": func(e *vqptest.End) error { return e.CQ().Close() },
-			"drain": func(e *vqptest.End) error {
-				err := e.Drain(endedContext()) // the sends are stalled
-				if !errors.Is(err, context.Canceled) {
-					return fmt.Errorf("drain: %w", err)
-				}
-				return e.Reset()
-			},
-			"shutdown": func(e *vqptest.End) error {
-				if err := e.Shutdown(endedContext()); !errors.Is(err, context.Canceled) {
-					return fmt.Errorf("shutdown: %w", err)
-				}
-				return nil
-			},
-		} {
+		for name, end := range again {
 			t.Run(fmt.Sprintf("%d qps, %s", qps, name), func(t *testing.T) {
 				var l *vqptest.Link
 				quickly(t, func() func() error {
@@ -70,14 +60,7 @@ func TestRefusedMoveToErrIsTriedAgain(t *testing.T) {
 					fill(l.A, t, 5, 4)
 					return func() error { return end(l.A) }
 				})
-				for wc, ok, _ := l.A.CQ().PollOne(); ok; wc, ok, _ = l.A.CQ().PollOne() {
-					l.A.Backlog = append(l.A.Backlog, wc)
-				}
-				sends, recvs := directions(t, l.A.Backlog)
-				if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 5)) ||
-					!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) {
-					t.Errorf("sends %v, receives %v", sends, recvs)
-				}
+				flushed(t, l.A, 5, 4)
 			})
 		}
 	}
@@ -140,14 +123,10 @@ func TestDrainPastARefusedMoveToErr(t *testing.T) {
 	for _, qps := range []int{1, 2} {
 		l := stubbornLink(t, ibverbx.Config{QPsPerDevice: qps}, 7, verbs.ErrNoMemory)
 		fill(l.A, t, 0, 3)
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		if err := l.A.Drain(ctx); err != nil {
+		if err := l.A.Drain(patience(t)); err != nil {
 			t.Errorf("%d queue pairs: %v", qps, err)
 		}
-		if _, recvs := directions(t, l.A.Poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
-			t.Errorf("%d queue pairs: receives %v", qps, recvs)
-		}
+		flushed(t, l.A, 0, 3)
 	}
 }
 

@@ -9,39 +9,18 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
-// newSoftDomain makes a domain over every device of a software fabric of its own.
-func newSoftDomain(tb testing.TB, devices int) *ibverbx.Domain {
-	tb.Helper()
-	fabric, err := soft.New(soft.Config{Devices: devices})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	list, err := fabric.Devices()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	dom, err := ibverbx.NewDomain(list...)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := dom.Close(); err != nil {
-			tb.Error(err)
-		}
-		if err := fabric.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return dom
-}
-
 // A goroutine that reads a region while another closes it sees all of it, or nothing.
 func TestMRIsReadWhileItCloses(t *testing.T) {
-	dom := newSoftDomain(t, 2)
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
+	dom, err := ibverbx.NewDomain(fabric.Device(0), fabric.Device(1))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for range 50 {
 		mr, err := dom.Register(make([]byte, 64), verbs.AccessAll)
 		if err != nil {
@@ -80,6 +59,9 @@ func TestMRIsReadWhileItCloses(t *testing.T) {
 		if mr.Bytes() != nil || mr.Remote().Len() != 0 {
 			t.Errorf("a closed region has %d bytes and describes %d", len(mr.Bytes()), mr.Remote().Len())
 		}
+	}
+	if err := dom.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -41,43 +42,27 @@ const originalCredits = 100
 
 func newOriginal(tb testing.TB, dev verbs.Device) *original {
 	tb.Helper()
-	o := &original{tb: tb, buf: make([]byte, 1<<16)}
+	o := &original{tb: tb, buf: make([]byte, 1<<16), pd: vqptest.NewPD(tb, dev),
+		cq: vqptest.NewCQ(tb, dev, 4096)}
 	var err error
-	check := func() {
+	if o.mr, err = o.pd.RegisterMR(o.buf, verbs.AccessAll); err != nil {
+		tb.Fatal(err)
+	}
+	for range 3 {
+		qp, err := o.pd.CreateQP(verbs.QPConfig{SendCQ: o.cq, RecvCQ: o.cq,
+			Cap: verbs.QPCap{MaxSendWR: 256, MaxRecvWR: 256}})
 		if err != nil {
-			tb.Helper()
 			tb.Fatal(err)
 		}
-	}
-	o.pd, err = dev.AllocPD()
-	check()
-	o.cq, err = dev.CreateCQ(verbs.CQConfig{Depth: 4096})
-	check()
-	o.mr, err = o.pd.RegisterMR(o.buf, verbs.AccessAll)
-	check()
-	for range 3 {
-		qp, err2 := o.pd.CreateQP(verbs.QPConfig{SendCQ: o.cq, RecvCQ: o.cq,
-			Cap: verbs.QPCap{MaxSendWR: 256, MaxRecvWR: 256}})
-		err = err2
-		check()
 		o.data = append(o.data, qp)
 	}
 	o.data, o.notify = o.data[:2], o.data[2]
 	return o
 }
 
-func (o *original) close() {
-	o.tb.Helper()
-	for _, qp := range append(slices.Clone(o.data), o.notify) {
-		if err := qp.Close(); err != nil {
-			o.tb.Error(err)
-		}
-	}
-	for _, c := range []interface{ Close() error }{o.mr, o.cq, o.pd} {
-		if err := c.Close(); err != nil {
-			o.tb.Error(err)
-		}
-	}
+func (o *original) close() error {
+	return errors.Join(o.data[0].Close(), o.data[1].Close(), o.notify.Close(), o.mr.Close(), o.cq.Close(),
+		o.pd.Close())
 }
 
 // card is what it sends: the keys in its order.
@@ -107,18 +92,9 @@ func (o *original) connect(card []byte, gid verbs.GID) {
 		if _, err := fmt.Sscanf(s, "%d", &attr.DestQPNum); err != nil {
 			o.tb.Fatal(err)
 		}
-		for _, step := range []struct {
-			state verbs.QPState
-			mask  verbs.QPAttrMask
-		}{
-			{verbs.StateInit, verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
-			{verbs.StateRTR, verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
-				verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
-			{verbs.StateRTS, verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
-				verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic},
-		} {
-			attr.State = step.state
-			if err := qp.Modify(&attr, step.mask|verbs.QPAttrState); err != nil {
+		for _, step := range []vqptest.Step{vqptest.ToInit, vqptest.ToRTR, vqptest.ToRTS} {
+			attr.State = step.Attr.State
+			if err := qp.Modify(&attr, step.Mask); err != nil {
 				o.tb.Fatal(err)
 			}
 		}
@@ -179,10 +155,7 @@ type originalLink struct {
 
 func newOriginalLink(t *testing.T, cfg ibverbx.Config) *originalLink {
 	t.Helper()
-	fabric, err := soft.New(soft.Config{Devices: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
 	dev, peerDev := fabric.Device(0), fabric.Device(1)
 	gid := func(d verbs.Device) verbs.GID {
 		e, err := d.QueryGID(1, 0)
@@ -194,6 +167,7 @@ func newOriginalLink(t *testing.T, cfg ibverbx.Config) *originalLink {
 	cfg.QPsPerDevice, cfg.Conn.MinRNRTimer = 2, 1
 	cfg.Conn.PeerGIDs = slices.Repeat([]verbs.GID{gid(peerDev)}, 3)
 	l := &originalLink{peer: newOriginal(t, peerDev)}
+	var err error
 	if l.VirtualQP, err = ibverbx.Open([]verbs.Device{dev}, cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -203,17 +177,10 @@ func newOriginalLink(t *testing.T, cfg ibverbx.Config) *originalLink {
 	l.remote = ibverbx.RemoteSegment{Addr: l.peer.mr.Addr(), Length: 1 << 16,
 		Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: l.peer.mr.RKey()})}
 	t.Cleanup(func() {
-		l.peer.close()
-		_ = l.Close()
-		for {
-			if _, ok, err := l.CQ().PollOne(); !ok || err != nil {
-				break
-			}
+		_ = l.Close() // it may have failed
+		for range l.CQ().Completions() {
 		}
-		if err := l.mr.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := fabric.Close(); err != nil {
+		if err := errors.Join(l.peer.close(), l.mr.Close()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -224,11 +191,7 @@ func newOriginalLink(t *testing.T, cfg ibverbx.Config) *originalLink {
 // connect exchanges cards: this package's as it is made, the original's in its own form.
 func (l *originalLink) connect(t *testing.T, gid verbs.GID) {
 	t.Helper()
-	card, err := l.Card()
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := json.Marshal(card)
+	text, err := json.Marshal(cardOf(t, l.VirtualQP))
 	if err != nil {
 		t.Fatal(err)
 	}

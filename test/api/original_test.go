@@ -235,10 +235,7 @@ func TestPlainPeersNeedWhatTheOriginalDoes(t *testing.T) {
 	send(2) // the notify QP
 	reset()
 
-	card, err := l.B.Card()
-	if err != nil {
-		t.Fatal(err)
-	}
+	card := cardOf(t, l.B)
 	plain(&card)
 	if err := vqptest.ToInit.Take(l.A.VirtualQP, nil); err != nil {
 		t.Fatal(err)
@@ -258,9 +255,7 @@ func TestPlainPeersNeedWhatTheOriginalDoes(t *testing.T) {
 	if err := errors.Join(few.A.Reset(), few.B.Reset()); err != nil {
 		t.Fatal(err)
 	}
-	if card, err = few.B.Card(); err != nil {
-		t.Fatal(err)
-	}
+	card = cardOf(t, few.B)
 	plain(&card)
 	if err := few.A.Connect(card); !errors.Is(err, verbs.ErrInvalid) ||
 		!strings.Contains(err.Error(), "Credits of 2 at least") {

@@ -3,7 +3,6 @@ package api_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -15,65 +14,34 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// portLink is a link over two NICs an end, with retries that take minutes: what fails fast does so
-// by the NICs' reports. Its clock is the test's own.
-type portLink struct {
-	*vqptest.Link
-	now    time.Time
-	events []ibverbx.RailEvent // of end a
-}
-
-func newPortLink(t *testing.T, cfg ibverbx.Config) *portLink {
+// newPortLink makes a link with retries that take minutes: what fails fast does so by the NICs'
+// reports.
+func newPortLink(t *testing.T, cfg ibverbx.Config) *timedLink {
 	t.Helper()
-	l := &portLink{now: time.Unix(0, 0)}
-	cfg.QPsPerDevice, cfg.FragmentSize, cfg.Failover, cfg.Failback = 2, 512, true, -1
-	cfg.Conn = ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}
-	cfg.Testing.Clock = func() time.Time { return l.now }
-	peer := cfg
-	cfg.OnRail = func(e ibverbx.RailEvent) { l.events = append(l.events, e) }
-	l.Link = vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: cfg, PeerQP: &peer})
-	return l
-}
-
-// after lets time pass, and both ends poll.
-func (l *portLink) after(d time.Duration) {
-	l.now = l.now.Add(d)
-	for range 4 {
-		l.A.Pump(l.TB)
-		l.B.Pump(l.TB)
-	}
+	cfg.Failback, cfg.Conn = -1, ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}
+	return newTimedLink(t, cfg)
 }
 
 // A NIC that reports its port down loses its rails long before the retries are up, at either end.
 func TestPortThatIsDownLosesItsRails(t *testing.T) {
-	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-		for _, at := range []string{"sender", "receiver"} {
-			t.Run(fmt.Sprintf("%v/%s", scheme, at), func(t *testing.T) {
-				l := newPortLink(t, ibverbx.Config{Scheme: scheme})
-				nic := l.A.NICs[1]
-				if at == "receiver" {
-					nic = l.B.NICs[1]
-				}
-				nic.SetLink(false)
-				l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, receivesAt, 64<<10))
-				l.after(0)
-				l.after(49 * time.Millisecond)
-				if n := l.A.Stats().RailsLost + l.B.Stats().RailsLost; n != 0 {
-					t.Errorf("%d rails were lost before their time", n)
-				}
-				l.after(time.Millisecond)
-				l.A.Wait(t, 1)
-				for _, r := range l.A.Stats().Rails {
-					if on := r.Device == l.A.NICs[1].Name(); r.Down != on {
-						t.Errorf("rail of %s: down %v", r.Device, r.Down)
-					}
-				}
-				if at == "sender" && !strings.Contains(l.events[0].String(), nic.Name()+" port 1 is down") {
-					t.Errorf("says %v", l.events[0])
-				}
-			})
+	eitherEnd(t, func(t *testing.T, scheme ibverbx.Scheme, at func(*vqptest.Link) *vqptest.End) {
+		l := newPortLink(t, ibverbx.Config{Scheme: scheme})
+		end := at(l.Link)
+		nic := end.NICs[1]
+		nic.SetLink(false)
+		l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, receivesAt, 64<<10))
+		l.after(0)
+		l.after(49 * time.Millisecond)
+		if n := l.A.Stats().RailsLost + l.B.Stats().RailsLost; n != 0 {
+			t.Errorf("%d rails were lost before their time", n)
 		}
-	}
+		l.after(time.Millisecond)
+		l.A.Wait(t, 1)
+		l.downAre(t, l.A.NICs[1])
+		if end == l.A && !strings.Contains(l.events[0].String(), nic.Name()+" port 1 is down") {
+			t.Errorf("says %v", l.events[0])
+		}
+	})
 }
 
 // A link that is back in time costs nothing, however often it flaps.
@@ -137,7 +105,7 @@ func TestPortEventsThatAreLostOfANICThatIsWell(t *testing.T) {
 }
 
 // downAre checks of which NICs of end a the rails are out of service.
-func (l *portLink) downAre(t *testing.T, nics ...*soft.Device) {
+func (l *timedLink) downAre(t *testing.T, nics ...*soft.Device) {
 	t.Helper()
 	for _, r := range l.A.Stats().Rails {
 		want := slices.ContainsFunc(nics, func(nic *soft.Device) bool { return nic.Name() == r.Device })

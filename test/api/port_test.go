@@ -89,10 +89,7 @@ func TestDefaultPort(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.modify {
-				card, err := q.Card()
-				if err != nil {
-					t.Fatal(err)
-				}
+				card := cardOf(t, q)
 				for _, step := range []vqptest.Step{vqptest.ToInit, vqptest.ToRTR} {
 					step.Attr.Port, step.Attr.AH.Port = 0, 0 // as the configuration says
 					if err := step.Take(q, &card); err != nil {

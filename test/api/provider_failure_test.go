@@ -18,10 +18,7 @@ import (
 // unreliableNICs are two NICs of a fabric.
 func unreliableNICs(t *testing.T) (*soft.Fabric, *unreliable.Calls, []verbs.Device) {
 	t.Helper()
-	fabric, err := soft.New(soft.Config{Devices: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
 	f := &unreliable.Calls{At: -1}
 	return fabric, f, []verbs.Device{unreliable.New(fabric.Device(0), f), unreliable.New(fabric.Device(1), f)}
 }
@@ -96,10 +93,7 @@ func TestFailedConnectCanBeTriedAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			card, err := b.Card()
-			if err != nil {
-				t.Fatal(err)
-			}
+			card := cardOf(t, b)
 			f.N, f.At = 0, at
 			err = a.Connect(card)
 			f.At = -1
@@ -244,7 +238,7 @@ func TestWaitOnCQsThatHaveDied(t *testing.T) {
 
 // A domain refuses an impossible list of NICs, and a virtual CQ one of CQs; they make nothing then.
 func TestImpossibleDomains(t *testing.T) {
-	fabric, _, devs := unreliableNICs(t)
+	_, _, devs := unreliableNICs(t)
 	for _, c := range []struct {
 		devs []verbs.Device
 		says string
@@ -273,7 +267,7 @@ func TestImpossibleDomains(t *testing.T) {
 			t.Errorf("%v; want one that says %q", err, c.says)
 		}
 	}
-	if err := errors.Join(cq.Close(), fabric.Close()); err != nil {
+	if err := cq.Close(); err != nil {
 		t.Error(err)
 	}
 }
@@ -302,10 +296,7 @@ func (d oneCQNIC) CreateCQ(cfg verbs.CQConfig) (cq verbs.CQ, err error) {
 
 // A CQ that a provider hands out twice is refused the second time, in an error.
 func TestProviderThatHandsOutOneCQTwice(t *testing.T) {
-	fabric, err := soft.New(soft.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fabric := vqptest.NewFabric(t, soft.Config{})
 	dom, err := ibverbx.NewDomain(oneCQNIC{fabric.Device(0), new(verbs.CQ)})
 	if err != nil {
 		t.Fatal(err)
@@ -318,7 +309,7 @@ func TestProviderThatHandsOutOneCQTwice(t *testing.T) {
 		t.Errorf("a second virtual CQ of one physical CQ: %v", err)
 	}
 	_ = first.Close() // its CQ was closed with the second
-	if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+	if err := dom.Close(); err != nil {
 		t.Error(err)
 	}
 }

@@ -90,9 +90,7 @@ func TestBadRequestIsRefusedBeforeTheNICIsAsked(t *testing.T) {
 // A message of 2 GiB is the longest that a request or a receive may name.
 func TestLongestMessage(t *testing.T) {
 	for _, m := range vqptest.Modes {
-		l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs, QP: ibverbx.Config{Scheme: m.Scheme,
-			QPsPerDevice: m.QPs},
-			Fabric: soft.Config{Stepped: true}})
+		l := m.Link(t, vqptest.LinkConfig{Fabric: soft.Config{Stepped: true}})
 		keys := map[verbs.DeviceID]uint32{}
 		for dev := range verbs.DeviceID(8) {
 			keys[dev] = 1
@@ -125,8 +123,7 @@ func TestMessagesBeyondThePortAreRefused(t *testing.T) {
 	for _, m := range vqptest.Modes {
 		for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMARead, verbs.OpSend} {
 			t.Run(fmt.Sprintf("%s/%v", m.Name, op), func(t *testing.T) {
-				l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs, Fabric: fabric,
-					QP: ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs}})
+				l := m.Link(t, vqptest.LinkConfig{Fabric: fabric})
 				if op.IsSend() {
 					if _, err := l.B.PostRecv(ibverbx.RecvWR{Local: l.B.MR.Slice(0, 2*longest)}); err != nil {
 						t.Fatal(err)
@@ -152,7 +149,7 @@ func TestMessagesBeyondThePortAreRefused(t *testing.T) {
 
 func TestPostsOutsideOfRTSAreRefused(t *testing.T) {
 	for _, qps := range []int{1, 2} {
-		fabric, q := vqptest.OpenSoft(t, ibverbx.Config{QPsPerDevice: qps})
+		q := vqptest.OpenSoft(t, ibverbx.Config{QPsPerDevice: qps})
 		_, err := q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled})
 		if !errors.Is(err, ibverbx.ErrNotConnected) || !strings.Contains(err.Error(), "Connect") {
 			t.Errorf("send in RESET: %v", err)
@@ -175,9 +172,6 @@ func TestPostsOutsideOfRTSAreRefused(t *testing.T) {
 		}
 		if n, err := q.CQ().Poll(make([]ibverbx.WC, 1)); n != 0 || !errors.Is(err, ibverbx.ErrClosed) {
 			t.Errorf("poll of a closed CQ: %d, %v", n, err)
-		}
-		if err := fabric.Close(); err != nil {
-			t.Error(err)
 		}
 	}
 }
@@ -207,10 +201,7 @@ func TestNilArguments(t *testing.T) {
 // A virtual queue pair that needs more completions than a CQ of the NIC holds is refused with
 // advice; a depth that the program chose itself is refused without.
 func TestCQTooDeep(t *testing.T) {
-	fabric, err := soft.New(soft.Config{Devices: 1, Device: soft.DeviceConfig{MaxCQE: 64}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 1, Device: soft.DeviceConfig{MaxCQE: 64}})
 	dom, err := ibverbx.NewDomain(fabric.Device(0))
 	if err != nil {
 		t.Fatal(err)
@@ -223,7 +214,7 @@ func TestCQTooDeep(t *testing.T) {
 	if _, err := dom.NewCQ(65); !errors.Is(err, verbs.ErrInvalid) || strings.Contains(err.Error(), advice) {
 		t.Errorf("a virtual CQ: %v", err)
 	}
-	if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+	if err := errors.Join(dom.Close()); err != nil {
 		t.Errorf("something is left: %v", err)
 	}
 }

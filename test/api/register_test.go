@@ -19,10 +19,7 @@ import (
 func newTappedDomain(t *testing.T, nics int,
 	register, deregister func(verbs.DeviceID) error) (*ibverbx.Domain, *soft.Fabric) {
 	t.Helper()
-	fabric, err := soft.New(soft.Config{Devices: nics})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: nics})
 	var list []verbs.Device
 	for i := range nics {
 		list = append(list, &vqptest.Tap{Device: fabric.Device(i), Register: register,
@@ -38,9 +35,6 @@ func newTappedDomain(t *testing.T, nics int,
 		}
 		if o := fabric.Objects(); o != (soft.Objects{}) {
 			t.Errorf("left open: %v", o)
-		}
-		if err := fabric.Close(); err != nil {
-			t.Error(err)
 		}
 	})
 	return dom, fabric
@@ -192,10 +186,7 @@ func (m movedMR) Addr() uint64 { return m.MR.Addr() + 1 }
 
 // Memory that two NICs know by different addresses has no address in work requests: refused.
 func TestRegisterAtDifferentAddresses(t *testing.T) {
-	fabric, err := soft.New(soft.Config{Devices: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fabric := vqptest.NewFabric(t, soft.Config{Devices: 2})
 	dom, err := ibverbx.NewDomain(fabric.Device(0), &vqptest.Tap{Device: fabric.Device(1),
 		MR: func(mr verbs.MR) verbs.MR { return movedMR{mr} }})
 	if err != nil {
@@ -206,9 +197,6 @@ func TestRegisterAtDifferentAddresses(t *testing.T) {
 		t.Errorf("register: %v", err)
 	}
 	if err := dom.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := fabric.Close(); err != nil {
 		t.Error(err)
 	}
 }

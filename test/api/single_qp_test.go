@@ -116,57 +116,30 @@ func TestDrainWhoseWriteIsRefused(t *testing.T) {
 				l.A.State() != verbs.StateErr {
 				t.Errorf("%v; Err %v, %v", err, l.A.Err(), l.A.State())
 			}
-			if how == "drain" {
-				l.A.Pump(t)
-			} else {
-				pollClosed(l.A, t)
-			}
-			sends, recvs := directions(t, l.A.Backlog)
-			if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 3)) ||
-				!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 2)) {
-				t.Errorf("sends %v, receives %v", sends, recvs)
-			}
+			flushed(t, l.A, 3, 2)
 		})
 	}
 }
 
-// A NIC that refuses Drain's own write for the moment completes nothing that would wake Drain. It
-// tries again by itself.
-func TestDrainWhoseWriteIsRefusedForNow(t *testing.T) {
-	l := vqptest.NewLink(t, vqptest.LinkConfig{})
-	wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 8)
-	wr.Flags = 0
-	if _, err := l.A.PostSend(wr); err != nil {
-		t.Fatal(err)
-	}
-	l.Fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.A.NICs[0], Count: 5})
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	if err := l.A.Drain(ctx); err != nil || l.A.Err() != nil {
-		t.Errorf("Drain: %v; Err: %v", err, l.A.Err())
-	}
-}
-
-// Neither does a NIC that refuses Drain's own receive, once everything else was flushed.
-func TestDrainWhoseReceiveIsRefusedForNow(t *testing.T) {
-	l := vqptest.NewLink(t, vqptest.LinkConfig{})
-	wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 8)
-	wr.Flags = 0 // so that nobody knows what is outstanding
-	if _, err := l.A.PostSend(wr); err != nil {
-		t.Fatal(err)
-	}
-	fill(l.A, t, 0, 2)
-	fault := l.Fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.A.NICs[0], Count: 20})
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	if err := l.A.Drain(ctx); err != nil || l.A.Err() != nil {
-		t.Errorf("Drain: %v; Err: %v", err, l.A.Err())
-	}
-	if fault.Hits() != 20 {
-		t.Errorf("%d receives were refused, want 20", fault.Hits())
-	}
-	if _, recvs := directions(t, l.A.Poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 2)) {
-		t.Errorf("receives %v", recvs)
+// A NIC that refuses Drain's own write for the moment, or its receive once everything else was
+// flushed, completes nothing that would wake Drain. It tries again by itself.
+func TestDrainWhoseRequestsAreRefusedForNow(t *testing.T) {
+	for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
+		l := vqptest.NewLink(t, vqptest.LinkConfig{})
+		wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 8)
+		wr.Flags = 0 // so that nobody knows what is outstanding
+		if _, err := l.A.PostSend(wr); err != nil {
+			t.Fatal(err)
+		}
+		fill(l.A, t, 0, 2)
+		fault := l.Fabric.Inject(soft.Fault{Kind: kind, Device: l.A.NICs[0], Count: 20})
+		if err := l.A.Drain(patience(t)); err != nil || l.A.Err() != nil {
+			t.Errorf("%v: Drain: %v; Err: %v", kind, err, l.A.Err())
+		}
+		if fault.Hits() != 20 {
+			t.Errorf("%v: %d times, want 20", kind, fault.Hits())
+		}
+		flushed(t, l.A, 0, 2)
 	}
 }
 
@@ -233,38 +206,6 @@ func TestDrainWhoseFlushCannotBeConfirmed(t *testing.T) {
 	}
 }
 
-// A queue full of unsignaled requests frees no slot in ERR, so no request can confirm its flush.
-// The wait is short nevertheless, and no longer for several queue pairs.
-func TestEndingAFullQueueIsQuick(t *testing.T) {
-	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
-		t.Run(how, func(t *testing.T) {
-			quickly(t, func() (end func() error) {
-				l := vqptest.NewLink(t, vqptest.LinkConfig{CQDepth: 4096,
-					QP: ibverbx.Config{MaxMsgCntPerQP: 4}})
-				fillUnsignaled(t, l.A, l.A.VirtualQP)
-				switch how {
-				case "close":
-					return l.A.Close
-				case "shutdown":
-					return func() error { // the context's error is the only one
-						if err := l.A.Shutdown(endedContext()); !errors.Is(err, context.Canceled) {
-							return errors.Join(errors.New("the context's error is missing"), err)
-						}
-						return nil
-					}
-				case "close the cq":
-					for range 80 {
-						a, _ := l.Another(t)
-						fillUnsignaled(t, l.A, a)
-					}
-					return l.A.CQ().Close
-				}
-				return l.A.Reset
-			})
-		})
-	}
-}
-
 // quickly fails the test unless something that prepare returns is done at once, and without an
 // error. A library that waits in vain for a NIC does so for a second, each time; a busy machine is
 // that slow once.
@@ -311,41 +252,6 @@ func TestSilentNICIsAwaitedOnce(t *testing.T) {
 	}
 }
 
-// Requests that Close and Reset flush are no failures, in Err or in Stats.
-func TestFlushOfCloseAndResetIsNoFailure(t *testing.T) {
-	for _, how := range []string{"close", "reset"} {
-		vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
-			stall := l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
-			defer stall.Remove()
-			fill(l.A, t, 9, 5)
-			end := l.A.Close
-			if how == "reset" {
-				end = l.A.Reset
-			}
-			if err := errors.Join(end(), l.A.Err()); err != nil {
-				t.Errorf("%s: %v", how, err)
-			}
-			for i, r := range l.A.Stats().Rails {
-				if r.Errors != 0 || r.Refused != 0 {
-					t.Errorf("%s: rail %d: %+v", how, i, r)
-				}
-			}
-			if how == "reset" {
-				l.A.Pump(t)
-			} else {
-				l.A.Backlog = nil
-				var wcs [64]ibverbx.WC
-				n, _ := l.A.CQ().Poll(wcs[:])
-				l.A.Backlog = wcs[:n]
-			}
-			sends, recvs := directions(t, l.A.Backlog)
-			if len(sends) != 9 || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 5)) {
-				t.Errorf("%s: sends %v, receives %v", how, sends, recvs)
-			}
-		})
-	}
-}
-
 // When a reset is the first thing that fails, Err returns its error.
 func TestFailedResetSaysWhy(t *testing.T) {
 	vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
@@ -357,9 +263,11 @@ func TestFailedResetSaysWhy(t *testing.T) {
 		if err := l.A.Err(); !errors.Is(err, verbs.ErrDeviceGone) || errors.Is(err, verbs.StatusWRFlushErr) {
 			t.Errorf("Err: %v", err)
 		}
-		if _, recvs := directions(t, l.A.Poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) {
-			t.Errorf("receives %v", recvs)
+		var failed *ibverbx.FailedError
+		if !errors.As(l.A.Err(), &failed) || failed.Device != l.A.NICs[len(l.A.NICs)-1].Name() {
+			t.Errorf("Err does not name the NIC: %v", l.A.Err())
 		}
+		flushed(t, l.A, 0, 4)
 	})
 }
 

@@ -187,3 +187,45 @@ func (s *traffic) checkRecv(t *testing.T, wc *ibverbx.WC) {
 	}
 	s.received++
 }
+
+// timedLink is a link with failover over two NICs an end, whose clock is the test's own.
+type timedLink struct {
+	*vqptest.Link
+	now    time.Time
+	events []ibverbx.RailEvent // of end a
+}
+
+func newTimedLink(t *testing.T, cfg ibverbx.Config) *timedLink {
+	t.Helper()
+	l := &timedLink{now: time.Unix(0, 0)}
+	cfg.QPsPerDevice, cfg.FragmentSize, cfg.Failover = 2, 512, true
+	cfg.Testing.Clock = func() time.Time { return l.now }
+	peer := cfg
+	cfg.OnRail = func(e ibverbx.RailEvent) { l.events = append(l.events, e) }
+	l.Link = vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: cfg, PeerQP: &peer})
+	return l
+}
+
+// after lets time pass, and both ends poll. Nothing is sent.
+func (l *timedLink) after(d time.Duration) {
+	l.now = l.now.Add(d)
+	for range 20 {
+		l.A.Pump(l.TB)
+		l.B.Pump(l.TB)
+	}
+}
+
+// eitherEnd plays a test in both schemes, with what goes wrong at either end of a link: the first
+// one leads, and sends.
+func eitherEnd(t *testing.T,
+	play func(t *testing.T, scheme ibverbx.Scheme, at func(*vqptest.Link) *vqptest.End)) {
+	t.Helper()
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for who, at := range map[string]func(*vqptest.Link) *vqptest.End{
+			"first":  func(l *vqptest.Link) *vqptest.End { return l.A },
+			"second": func(l *vqptest.Link) *vqptest.End { return l.B },
+		} {
+			t.Run(fmt.Sprintf("%v/%s", scheme, who), func(t *testing.T) { play(t, scheme, at) })
+		}
+	}
+}
