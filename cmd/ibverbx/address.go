@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,10 +8,54 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"ibverbx/cmd/ibverbx/internal/units"
 )
 
 // defaultPort is where a listening end is found, as in perftest.
 const defaultPort = "18515"
+
+// meetFlags say where two processes meet.
+type meetFlags struct {
+	Listen  listenFlag  `group:"apart" placeholder:"[ADDR]"`
+	Connect connectFlag `group:"apart" placeholder:"HOST[:PORT]"`
+	Port    int         `group:"apart" short:"p" range:"1..65535"`
+	Timeout units.Span  `group:"apart" default:"30s"`
+}
+
+// meet settles where the two processes meet: host, if it was given, is another way to say
+// --connect, and --port completes an address.
+func (f *meetFlags) meet(host connectFlag) error {
+	switch {
+	case f.Timeout <= 0:
+		return usage("--timeout 0: the other process needs some time for a step, such as 30s")
+	case f.Listen.given && (f.Connect != "" || host != ""):
+		return usage("--listen and --connect, or HOST, exclude each other: one end listens, the other " +
+			"connects to it")
+	case f.Connect != "" && host != "":
+		return usage("%s and --connect %s: that names the listening end twice", host, f.Connect)
+	case host != "":
+		f.Connect = host
+	}
+	if f.Port == 0 {
+		return nil
+	}
+	port := strconv.Itoa(f.Port)
+	for _, address := range []*string{&f.Listen.address, (*string)(&f.Connect)} {
+		if *address == "" {
+			continue
+		}
+		host, named, err := net.SplitHostPort(*address)
+		switch {
+		case err != nil:
+			return err
+		case named != defaultPort && named != port:
+			return usage("--port %s with address %s: that names the port twice", port, *address)
+		}
+		*address = net.JoinHostPort(host, port)
+	}
+	return nil
+}
 
 // listenFlag is a flag that may be followed by an address, or by nothing.
 type listenFlag struct {
@@ -50,59 +93,22 @@ func (f *connectFlag) UnmarshalText(text []byte) error {
 }
 
 // parseAddress reads HOST, HOST:PORT, :PORT or nothing. What is left out is every address, and
-// perftest's port.
+// perftest's port. An IPv6 address has brackets before a port.
 func parseAddress(text string) (string, error) {
 	if _, err := strconv.ParseUint(text, 10, 64); err == nil {
 		return "", fmt.Errorf("address %q: a port has a colon before it, as in --listen=:%s", text, text)
 	}
-	host, port := text, defaultPort
-	bare := text
-	if strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]") {
-		bare = text[1 : len(text)-1]
-	}
-	if _, err := netip.ParseAddr(bare); err == nil {
-		host = bare
-	} else if meant := withBrackets(text); meant != "" {
-		return "", fmt.Errorf("address %q: an IPv6 address has brackets before a port: %s", text, meant)
-	} else if strings.Contains(text, ":") {
-		if host, port, err = net.SplitHostPort(text); err != nil {
-			return "", fmt.Errorf("address %q: want HOST, HOST:PORT, or [IPV6]:PORT", text)
+	host, port, err := net.SplitHostPort(text)
+	if err != nil { // there is no port
+		host, port = text, defaultPort
+		if strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]") {
+			host = text[1 : len(text)-1]
 		}
 	}
-	if strings.ContainsAny(host, "[]") {
-		return "", fmt.Errorf("address %q: want HOST, HOST:PORT, or [IPV6]:PORT", text)
-	}
-	_, err := strconv.ParseUint(port, 10, 16)
-	switch {
-	case errors.Is(err, strconv.ErrSyntax):
-		return "", fmt.Errorf("address %q: want HOST or HOST:PORT", text)
-	case err != nil:
-		return "", fmt.Errorf("address %q: ports are 0 to 65535", text)
+	_, noPort := strconv.ParseUint(port, 10, 16)
+	_, noIP := netip.ParseAddr(host)
+	if noPort != nil || noIP != nil && strings.ContainsAny(host, "[]:") {
+		return "", fmt.Errorf("address %q: want HOST, HOST:PORT or [IPV6]:PORT, and a port up to 65535", text)
 	}
 	return net.JoinHostPort(host, port), nil
-}
-
-// withBrackets is what may be meant by an IPv6 address that ends in a number of digits, as ::1:7471
-// does: an address and a port. It is empty where that cannot be.
-func withBrackets(text string) string {
-	i := strings.LastIndexByte(text, ':')
-	if i < 0 {
-		return ""
-	}
-	host, port := text[:i], text[i+1:]
-	ip, err := netip.ParseAddr(host)
-	if err != nil || !ip.Is6() || port == "" || strings.Trim(port, "0123456789") != "" {
-		return ""
-	}
-	return net.JoinHostPort(host, port)
-}
-
-// doubt adds to the failure to reach, or listen at, an IPv6 address without brackets what may be
-// meant by it. Such an address has perftest's port.
-func doubt(address string, err error) error {
-	host, port, _ := net.SplitHostPort(address) // parseAddress has made it
-	if meant := withBrackets(host); meant != "" && port == defaultPort {
-		return fmt.Errorf("%w: if a port is meant write %s", err, meant)
-	}
-	return err
 }

@@ -335,27 +335,6 @@ func TestRealInOneProcess(t *testing.T) {
 	}
 }
 
-// TestPortBehindBareIPv6 shows that an address that may be meant otherwise is doubted once it
-// fails.
-func TestPortBehindBareIPv6(t *testing.T) {
-	code, _, errs := command(t, "perf --provider left --listen=2001:db8::1:7471")
-	if code != exitFailed || !strings.Contains(errs, "if a port is meant write [2001:db8::1]:7471\n") {
-		t.Errorf("exit %d, stderr %q", code, errs)
-	}
-	refused := errors.New("refused")
-	for text, want := range map[string]string{"::1:1": "refused: if a port is meant write [::1]:1",
-		"::1": "refused", "[::1]:7": "refused", "[::1:1]:7": "refused", "fe80::abc": "refused",
-		"host:1": "refused", "10.0.0.1": "refused"} {
-		address, err := parseAddress(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := doubt(address, refused); err.Error() != want {
-			t.Errorf("%s: %v, want %s", text, err, want)
-		}
-	}
-}
-
 func TestParseAddress(t *testing.T) {
 	for text, want := range map[string]string{
 		"":             ":18515",

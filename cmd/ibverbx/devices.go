@@ -1,21 +1,23 @@
 package main
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
+	"text/template"
+
+	"github.com/alecthomas/kong"
 
 	"ibverbx"
-	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/nics"
 	"ibverbx/verbs"
 )
 
 type devicesCmd struct {
-	Provider string `placeholder:"NAME" predictor:"provider"`
+	Provider string `predictor:"provider"`
 	Device   string `short:"d" placeholder:"LIST"`
 	Library  string `placeholder:"PATH" predictor:"file"`
-	NICs     *int   `name:"nics" placeholder:"N"`
+	NICs     int    `name:"nics" range:"1..64"`
 	JSON     bool   `name:"json"`
 	Verbose  bool   `short:"v"`
 }
@@ -72,55 +74,55 @@ type gidInfo struct {
 }
 
 // Run lists the devices.
-func (f *devicesCmd) Run(c *console) error {
+func (f *devicesCmd) Run(c *console, k *kong.Context) error {
 	from := nicFlags{Provider: f.Provider, Device: f.Device, Library: f.Library}
-	name, count := from.asked(), 4
-	if err := checkNICFlags(name, f.Device, f.Library); err != nil {
+	provider := from.asked()
+	if err := from.check(provider); err != nil {
 		return err
 	}
-	switch {
-	case f.NICs == nil:
-	case name != softNICs:
-		return &bench.UsageError{Reason: "--nics is a number of software NICs: use --provider soft"}
-	case *f.NICs < 1 || *f.NICs > verbs.MaxDevices:
-		return &bench.UsageError{Reason: fmt.Sprintf("--nics %d: must be 1 to %d", *f.NICs, verbs.MaxDevices)}
-	default:
-		count = *f.NICs
+	if given(k, "nics") && provider != softNICs {
+		return usage("--nics is a number of software NICs: use --provider soft")
 	}
-	note := ""
-	list, failed := f.list(from.configHere(name, count, ibverbx.ConnConfig{}))
-	if failed != nil && len(list) == 0 && f.Provider == "" {
-		if host, err := openNICs(from.config("", ibverbx.ConnConfig{})); err != nil {
-			failed = err
-		} else if failed = host.Close(); failed == nil && host.Instead() != nil {
-			name, note = roceNICs, noteOf(host)
-			c.complain("ibverbx: %s\n", note)
-			list, failed = f.list(from.config(roceNICs, ibverbx.ConnConfig{}))
+	if err := checkGiven(k); err != nil {
+		return err
+	}
+	cfg := from.config(provider, ibverbx.ConnConfig{})
+	cfg.Soft.Devices = cmp.Or(f.NICs, 4)
+	doc := deviceList{Provider: provider}
+	list, err := listDevices(cfg)
+	if err != nil && len(list) == 0 && f.Provider == "" {
+		cfg.Provider = "" // which takes roce where the host has no NIC
+		var host *nics.Host
+		if host, err = openNICs(cfg); err == nil {
+			err = host.Close()
+			if host.Instead() != nil {
+				doc.Provider, doc.Note = roceNICs, noteOf(host)
+				c.complain("ibverbx: %s\n", doc.Note)
+				cfg.Provider = roceNICs
+				list, err = listDevices(cfg)
+			}
 		}
 	}
-	var err error
+	doc.Devices = list
+	out := printer{w: c.out}
 	switch {
 	case f.JSON:
-		doc := deviceList{Provider: name, Note: note, Devices: list}
-		if failed != nil {
-			doc.Reason = failed.Error()
+		if err != nil {
+			doc.Reason = err.Error()
 		}
-		err = writeJSON(c.out, doc)
+		return errors.Join(err, writeJSON(c.out, doc))
 	case len(list) == 0:
 	case f.Verbose:
-		err = writeAttributes(c, list)
+		out.template(deviceAttributes, list)
 	default:
-		err = writeDevices(c, list)
+		out.template(deviceTable, list)
 	}
-	return errors.Join(failed, err)
+	return errors.Join(err, out.err)
 }
 
-// list opens NICs and queries them. With an error it returns what could be queried.
-func (f *devicesCmd) list(cfg nics.Config) ([]deviceInfo, error) {
+// listDevices opens NICs and queries them. With an error it returns what could be queried.
+func listDevices(cfg nics.Config) ([]deviceInfo, error) {
 	list := []deviceInfo{}
-	if cfg.Provider == roceNICs {
-		cfg.RoCE.Addresses = nil // all that there can be
-	}
 	host, err := openNICs(cfg)
 	if err != nil {
 		return list, err
@@ -128,35 +130,25 @@ func (f *devicesCmd) list(cfg nics.Config) ([]deviceInfo, error) {
 	devices, err := host.Devices()
 	errs := []error{err, host.Unopened()}
 	for _, d := range devices {
-		info, err := inspect(host.Name(), d)
-		errs = append(errs, err)
-		if info.Name != "" {
-			list = append(list, info)
+		attr, err := d.Query()
+		if err != nil {
+			errs = append(errs, err)
+			continue
 		}
+		info := deviceInfo{Name: d.Name(), ID: d.ID(), Provider: host.Name(), Attr: attr, Ports: []portInfo{}}
+		for n := 1; n <= attr.Ports; n++ {
+			port, err := inspectPort(d, n)
+			errs = append(errs, err)
+			if port.Port != 0 {
+				info.Ports = append(info.Ports, port)
+			}
+		}
+		list = append(list, info)
 	}
 	return list, errors.Join(append(errs, host.Close())...)
 }
 
-// inspect queries everything about a device. With an error it returns what could be queried:
-// nothing of a device that cannot be queried at all.
-func inspect(provider string, d verbs.Device) (deviceInfo, error) {
-	attr, err := d.Query()
-	if err != nil {
-		return deviceInfo{}, err
-	}
-	info := deviceInfo{Name: d.Name(), ID: d.ID(), Provider: provider, Attr: attr, Ports: []portInfo{}}
-	var errs []error
-	for n := 1; n <= attr.Ports; n++ {
-		port, err := inspectPort(d, n)
-		errs = append(errs, err)
-		if port.Port != 0 {
-			info.Ports = append(info.Ports, port)
-		}
-	}
-	return info, errors.Join(errs...)
-}
-
-// inspectPort queries a port of a device, likewise.
+// inspectPort queries a port of a device. With an error it returns what could be queried.
 func inspectPort(d verbs.Device, n int) (portInfo, error) {
 	attr, err := d.QueryPort(n)
 	if err != nil {
@@ -164,9 +156,8 @@ func inspectPort(d verbs.Device, n int) (portInfo, error) {
 	}
 	port := portInfo{
 		Port: n, State: attr.State.String(), LinkLayer: attr.LinkLayer.String(),
-		ActiveMTU: attr.ActiveMTU.Bytes(),
-		MaxMTU:    attr.MaxMTU.Bytes(), Speed: attr.Speed, MaxMsgSize: attr.MaxMsgSize, LID: attr.LID,
-		GIDs: []gidInfo{},
+		ActiveMTU: attr.ActiveMTU.Bytes(), MaxMTU: attr.MaxMTU.Bytes(), Speed: attr.Speed,
+		MaxMsgSize: attr.MaxMsgSize, LID: attr.LID, GIDs: []gidInfo{},
 	}
 	var failed error // the first: a table may have hundreds of entries
 	for i := range attr.GIDTableLen {
@@ -182,86 +173,57 @@ func inspectPort(d verbs.Device, n int) (portInfo, error) {
 	return port, failed
 }
 
-// writeDevices writes a line for each GID.
-func writeDevices(c *console, list []deviceInfo) error {
-	out := printer{w: c.out}
-	out.columns(0, func(w *printer) {
-		w.printf("DEVICE\tPORT\tSTATE\tLINK\tMTU\tSPEED\tINDEX\tTYPE\tNETDEV\tGID\n")
-		for i := range list {
-			d := &list[i]
-			if len(d.Ports) == 0 {
-				w.printf("%s\t-\t\t\t\t\t\t\t\t\n", d.Name)
-			}
-			for _, port := range d.Ports {
-				line := fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s", d.Name, port.Port, port.State, port.LinkLayer,
-					port.ActiveMTU, speedOf(port.Speed))
-				if len(port.GIDs) == 0 {
-					w.printf("%s\t\t\t\t\n", line)
-				}
-				for _, g := range port.GIDs {
-					w.printf("%s\t%d\t%s\t%s\t%v\n", line, g.Index, g.Type, orDash(g.NetDev), g.GID)
-					line = "\t\t\t\t\t" // stands once
-				}
-			}
+// deviceFuncs are for the templates below, whose cells end in tabs.
+var deviceFuncs = template.FuncMap{
+	"speed": func(bits uint64) string { // software NICs without one are as fast as memory
+		if bits == 0 {
+			return "-"
 		}
-	})
-	return out.err
+		return units.Rate(bits / 8).String()
+	},
+	"dash": func(name string) string { return cmp.Or(name, "-") },
 }
 
-// writeAttributes writes everything, in the way of ibv_devinfo.
-func writeAttributes(c *console, list []deviceInfo) error {
-	out := printer{w: c.out}
-	out.columns(0, func(w *printer) {
-		for i := range list {
-			d, a := &list[i], &list[i].Attr
-			if i > 0 {
-				w.printf("\n")
-			}
-			w.printf("%s\n", d.Name)
-			for _, row := range []struct {
-				name  string
-				value any
-			}{
-				{"provider", d.Provider}, {"device id", d.ID}, {"firmware", a.Firmware},
-				{"node GUID", fmt.Sprintf("%016x", a.NodeGUID)},
-				{"vendor id", fmt.Sprintf("%#06x", a.VendorID)}, {"part id", a.PartID},
-				{"hardware version", a.HWVersion},
-				{"ports", a.Ports}, {"max QPs", a.MaxQP}, {"max work requests a QP", a.MaxQPWR},
-				{"max scatter-gather elements", a.MaxSGE},
-				{"max CQs", a.MaxCQ}, {"max CQ entries", a.MaxCQE}, {"max regions", a.MaxMR},
-				{"max region bytes", a.MaxMRSize},
-				{"max PDs", a.MaxPD}, {"max reads and atomics a QP", a.MaxRDAtomic},
-				{"max inline bytes", a.MaxInline},
-			} {
-				w.printf("  %s\t%v\n", row.name, row.value)
-			}
-			for _, port := range d.Ports {
-				w.printf("  port %d\t\n", port.Port)
-				w.printf("    state\t%s\n    link layer\t%s\n    active MTU\t%d\n    max MTU\t%d\n    "+
-					"speed\t%s\n    max message bytes\t%d\n    LID\t%d\n",
-					port.State, port.LinkLayer, port.ActiveMTU, port.MaxMTU, speedOf(port.Speed),
-					port.MaxMsgSize, port.LID)
-				for _, g := range port.GIDs {
-					w.printf("    GID %d\t%v (%s, %s)\n", g.Index, g.GID, g.Type, orDash(g.NetDev))
-				}
-			}
-		}
-	})
-	return out.err
-}
+// deviceTable has a line for each GID.
+var deviceTable = template.Must(template.New("").Funcs(deviceFuncs).Parse(
+	`DEVICE	PORT	STATE	LINK	MTU	SPEED	INDEX	TYPE	NETDEV	GID
+{{range $d := .}}{{range .Ports -}}
+{{$d.Name}}	{{.Port}}	{{.State}}	{{.LinkLayer}}	{{.ActiveMTU}}	{{speed .Speed}}
+{{- range $i, $g := .GIDs}}{{if $i}}					{{end -}}
+	{{"\t"}}{{.Index}}	{{.Type}}	{{dash .NetDev}}	{{.GID}}
+{{else}}				
+{{end}}{{else}}{{.Name}}	-								
+{{end}}{{end}}`))
 
-// orDash stands in for a name that is not known.
-func orDash(name string) string {
-	if name == "" {
-		return "-"
-	}
-	return name
-}
-
-// speedOf writes a port's speed; software NICs without one are as fast as memory.
-func speedOf(bits uint64) string {
-	if bits == 0 {
-		return "-"
-	}
-	return units.Rate(bits / 8).String()
-}
+// deviceAttributes has everything, in the way of ibv_devinfo.
+var deviceAttributes = template.Must(template.New("").Funcs(deviceFuncs).Parse(
+	`{{range $i, $d := .}}{{if $i}}
+{{end}}{{.Name}}
+  provider	{{.Provider}}
+{{with .Attr}}  device id	{{$d.ID}}
+  firmware	{{.Firmware}}
+  node GUID	{{printf "%016x" .NodeGUID}}
+  vendor id	{{printf "%#06x" .VendorID}}
+  part id	{{.PartID}}
+  hardware version	{{.HWVersion}}
+  ports	{{.Ports}}
+  max QPs	{{.MaxQP}}
+  max work requests a QP	{{.MaxQPWR}}
+  max scatter-gather elements	{{.MaxSGE}}
+  max CQs	{{.MaxCQ}}
+  max CQ entries	{{.MaxCQE}}
+  max regions	{{.MaxMR}}
+  max region bytes	{{.MaxMRSize}}
+  max PDs	{{.MaxPD}}
+  max reads and atomics a QP	{{.MaxRDAtomic}}
+  max inline bytes	{{.MaxInline}}
+{{end}}{{range .Ports}}  port {{.Port}}	
+    state	{{.State}}
+    link layer	{{.LinkLayer}}
+    active MTU	{{.ActiveMTU}}
+    max MTU	{{.MaxMTU}}
+    speed	{{speed .Speed}}
+    max message bytes	{{.MaxMsgSize}}
+    LID	{{.LID}}
+{{range .GIDs}}    GID {{.Index}}	{{.GID}} ({{.Type}}, {{dash .NetDev}})
+{{end}}{{end}}{{end}}`))

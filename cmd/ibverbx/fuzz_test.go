@@ -75,8 +75,7 @@ func newFlagReader(tb testing.TB) *flagReader {
 	r := &flagReader{flags: &cli{}}
 	var err error
 	r.parser, err = kong.New(r.flags, kong.Name("ibverbx"), kong.Writers(io.Discard, io.Discard),
-		kong.Exit(func(int) { panic(helpShown{}) }), kong.ExplicitGroups(groups()),
-		kong.NamedMapper("number", kong.MapperFunc(readNumber)))
+		kong.Exit(func(int) { panic(helpShown{}) }), kong.ExplicitGroups(groups()))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -143,7 +142,7 @@ func FuzzFlags(f *testing.F) {
 			case "perf":
 				err = checkPerf(t, &reader.flags.Perf, k)
 			case "perftest":
-				err = checkPerftest(t, &reader.flags.Perftest)
+				err = checkPerftest(t, &reader.flags.Perftest, k)
 			}
 		}
 		if err == nil {
@@ -157,9 +156,9 @@ func FuzzFlags(f *testing.F) {
 }
 
 // checkPerftest checks flags as perftest does before it opens anything.
-func checkPerftest(t *testing.T, c *perftestCmd) error {
+func checkPerftest(t *testing.T, c *perftestCmd, k *kong.Context) error {
 	t.Helper()
-	cfg, err := c.config()
+	cfg, err := c.config(k)
 	if err != nil {
 		return wrongUse(t, err)
 	}
@@ -173,7 +172,7 @@ func checkPerftest(t *testing.T, c *perftestCmd) error {
 // checkPerf checks flags as perf does before it opens anything, and looks at what it would measure.
 func checkPerf(t *testing.T, c *perfCmd, k *kong.Context) error {
 	t.Helper()
-	if err := checkNICFlags(c.provider(), c.Device, c.Library); err != nil {
+	if err := c.check(c.provider()); err != nil {
 		return wrongUse(t, err)
 	}
 	p, err := c.params(k)

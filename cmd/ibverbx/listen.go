@@ -26,12 +26,6 @@ const (
 // errBusy is what a listening end tells a client that comes while it measures with another one.
 var errBusy = errors.New("the listening end is busy with another client: try again later")
 
-// idleError is [bench.ErrInterrupted] of a listening end that had nothing to measure.
-type idleError struct{}
-
-func (idleError) Error() string        { return "interrupted while no client was there" }
-func (idleError) Is(target error) bool { return target == bench.ErrInterrupted }
-
 // listener accepts one client at a time and tells all others that it is busy.
 type listener struct {
 	*rendezvous.Listener
@@ -50,7 +44,7 @@ func listen(c *console, address string, cfg rendezvous.Config) (*listener, error
 	var err error
 	if l.Listener, err = rendezvous.Listen(c.ctx, address, cfg); err != nil {
 		if why := errors.Unwrap(err); why != nil {
-			return nil, doubt(address, why) // without the name of the package
+			return nil, why // without the name of the package
 		}
 		return nil, err
 	}
@@ -109,7 +103,7 @@ func (f *perfCmd) serve(c *console, end *endNICs) error {
 		case conn = <-l.clients:
 		case err := <-l.failed:
 			if c.ctx.Err() != nil {
-				return idleError{}
+				return bench.ErrInterrupted
 			}
 			return err
 		}

@@ -23,6 +23,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,6 +110,13 @@ func harmless(text string) string {
 
 func isControl(r rune) bool { return r != '\n' && unicode.In(r, unicode.Cc, unicode.Cf) }
 
+// habits are flags that perftest's users type and that change nothing here.
+type habits struct {
+	CPUFreq    bool   `name:"CPU-freq" short:"F" hidden:""` // perftest warns of a clock that changes
+	NoPeak     bool   `name:"noPeak" short:"N" hidden:""`   // there is no peak figure
+	Connection string `name:"connection" short:"c" default:"RC" enum:"RC" hidden:""`
+}
+
 // usage is the error of flags that make no sense.
 func usage(format string, args ...any) error {
 	return &bench.UsageError{Reason: fmt.Sprintf(format, args...)}
@@ -149,7 +158,6 @@ func run(c *console, args []string) (code int) {
 		kong.Exit(func(int) { panic(helpShown{}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
 		kong.ExplicitGroups(groups()),
-		kong.NamedMapper("number", kong.MapperFunc(readNumber)),
 		kong.PostBuild(describeFlags),
 		kong.Vars{"version": versionLine()},
 	)
@@ -160,12 +168,13 @@ func run(c *console, args []string) (code int) {
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
-	if args[0] != "run" { // the rest is another program's
-		args = joinNegatives(args)
-	}
 	parsed, err := parser.Parse(args)
 	if err != nil {
-		c.complain("ibverbx: %s\nTry %s --help.\n", reason(hint(err, commandOf(args))), commandOf(args))
+		why := reason(err)
+		if !strings.HasPrefix(why, "unknown flag --") {
+			why, _, _ = strings.Cut(why, ", did you mean") // one of all letters
+		}
+		c.complain("ibverbx: %s\nTry %s --help.\n", why, commandOf(args))
 		return exitUsage
 	}
 	if err := parsed.Run(c); err != nil {
@@ -194,6 +203,27 @@ func commandOf(args []string) string {
 		}
 	}
 	return "ibverbx"
+}
+
+type versionCmd struct{}
+
+// Run prints the version.
+func (versionCmd) Run(c *console) error {
+	_, err := fmt.Fprintln(c.out, versionLine())
+	return err
+}
+
+// versionLine says which version this is, and what it was built with and for.
+func versionLine() string {
+	return fmt.Sprintf("ibverbx %s %s %s/%s", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// version is the module's version, which names the commit if the binary knows it.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
 }
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

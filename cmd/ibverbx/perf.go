@@ -7,7 +7,6 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/verbs"
 )
@@ -76,97 +75,61 @@ func (f *perfCmd) document(c *console, err error) error {
 }
 
 func (f *perfCmd) run(c *console, k *kong.Context) error {
-	if err := f.meeting(); err != nil {
+	if err := f.meet(f.Host); err != nil {
 		return err
 	}
-	if f.apart() {
-		return f.runApart(c, k)
-	}
-	if given(k, "timeout") {
-		return &bench.UsageError{Reason: "--timeout is how long the other process may take: it goes with " +
-			"--listen or --connect"}
+	if f.Listen.given {
+		if err := checkListen(k); err != nil {
+			return err
+		}
 	}
 	provider := f.provider()
-	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
-		return err
-	}
-	if err := f.checkRoCE(provider); err != nil {
+	if err := f.check(provider); err != nil {
 		return err
 	}
 	p, err := f.params(k)
 	if err != nil {
 		return err
 	}
+	if f.apart() {
+		return f.runApart(c, p)
+	}
 	switch {
+	case given(k, "timeout"):
+		return usage("--timeout is how long the other process may take: it goes with --listen or --connect")
+	case f.Port != 0:
+		return usage("--port is where the two processes meet: it goes with --listen, --connect or HOST")
 	case provider != softNICs && len(p.Speeds)+len(p.Latencies)+len(p.Faults) > 0:
-		return &bench.UsageError{Reason: "--nic-speed, --nic-latency and --fault are for software NICs: " +
-			"drop them, or --provider " + provider}
+		return usage("--nic-speed, --nic-latency and --fault are for software NICs: drop them, or "+
+			"--provider %s", provider)
 	case provider == softNICs && f.Device != "":
-		return &bench.UsageError{Reason: "--device chooses among real NICs, or those of roce: use " +
-			"--provider rdmacore or roce, or --nics for a number of software NICs"}
+		return usage("--device chooses among real NICs, or those of roce: use --provider rdmacore or roce, " +
+			"or --nics for a number of software NICs")
 	case provider == softNICs && p.NICs == 0:
 		p.NICs = 2
-	case p.NICs == 0:
-		if p.NICs, err = f.countNICs(); err != nil {
+	}
+	open := func(n int) (verbs.Provider, error) {
+		return f.openHere(c, provider, 2*n, p.Conn, &f.outcome)
+	}
+	if p.NICs == 0 {
+		if p.NICs, err = countNICs(open); err != nil {
 			return err
 		}
 	}
 	if err := p.Complete(); err != nil {
 		return err
 	}
-	if p.Conn.Port != 0 || p.Conn.GIDIndex != 0 { // before anything is printed
-		checked, err := f.open(c, provider, 2*p.NICs, p.Conn, &f.outcome)
-		if err != nil {
-			return err
-		}
-		if err := checked.Close(); err != nil {
-			return err
-		}
-	}
-	open := func(n int) (verbs.Provider, error) {
-		return f.open(c, provider, 2*n, p.Conn, &f.outcome)
-	}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, open, o) })
 }
 
-// open opens NICs, so many where a provider makes any number, which have what the flags name. That
-// some could not be opened is said once.
-func (f *nicFlags) open(c *console, provider string, count int, conn ibverbx.ConnConfig, said *outcome) (
-	verbs.Provider, error) {
-	host, err := openNICs(f.configHere(provider, count, conn))
-	if err != nil {
-		return nil, err
-	}
-	said.warn(c, host.Unopened())
-	devices, err := host.Devices()
-	if err == nil {
-		err = checkPorts(conn, devices)
-	}
-	if err != nil {
-		return nil, errors.Join(err, host.Close())
-	}
-	return host.Provider(), nil
-}
-
-// warn says once that some NICs are left out.
-func (o *outcome) warn(c *console, without error) {
-	if without != nil && !o.warning {
-		o.warning = true
-		c.complain("ibverbx: %s; going on without it\n", reason(without))
-	}
-}
-
 // countNICs is how many real NICs are chosen.
-func (f *perfCmd) countNICs() (n int, err error) {
-	host, err := openNICs(f.configHere(f.provider(), 0, ibverbx.ConnConfig{}))
+func countNICs(open bench.OpenFunc) (n int, err error) {
+	provider, err := open(0)
 	if err != nil {
 		return 0, err
 	}
-	devices, err := host.Devices()
-	if closing := host.Close(); err == nil {
-		err = closing
-	}
-	return len(devices), err
+	devices, err := provider.Devices()
+	return len(devices), errors.Join(err, provider.Close())
 }
 
 // show measures and prints.

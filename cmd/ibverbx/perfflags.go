@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/alecthomas/kong"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
@@ -17,23 +15,6 @@ type choiceFlags struct {
 	Events   bool         `group:"how" short:"e"`
 	BusyPoll bool         `group:"how"`
 	NoVerify bool         `group:"how"`
-}
-
-// nicFlags choose the NICs of this process.
-type nicFlags struct {
-	Provider string     `group:"rails" predictor:"provider"`
-	Device   string     `group:"rails" short:"d" aliases:"ib-dev" placeholder:"LIST"`
-	Library  string     `group:"rails" placeholder:"PATH" predictor:"file"`
-	UDPPort  *int       `group:"rails" name:"udp-port"`
-	Rate     units.Rate `group:"rails" name:"rate-limit"`
-}
-
-// meetFlags say where two processes meet.
-type meetFlags struct {
-	Listen  listenFlag  `group:"apart" placeholder:"[ADDR]"`
-	Connect connectFlag `group:"apart" placeholder:"HOST[:PORT]"`
-	Port    *int        `group:"apart" short:"p"`
-	Timeout units.Span  `group:"apart" default:"30s"`
 }
 
 // outFlags say what is written, and which figures are a failure.
@@ -57,21 +38,14 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	}
 	switch {
 	case f.Plot != "" && given(k, "interval") && p.Interval == 0:
-		return nil, &bench.UsageError{Reason: "--plot with --interval 0, which asks for no time line: drop " +
-			"one of them"}
+		return nil, usage("--plot with --interval 0, which asks for no time line: drop one of them")
 	case !given(k, "interval") && (f.Plot != "" || len(p.Faults) > 0 && p.Timed()):
 		p.Interval = bench.AutoInterval
 	case p.Endless && f.JSON:
-		return nil, &bench.UsageError{Reason: "--run-infinitely with --json, which writes its document at " +
-			"the end: use --duration"}
+		return nil, usage("--run-infinitely with --json, which writes at the end only: use --duration")
 	}
-	err := f.checkConnection()
-	if err == nil {
-		err = f.checkLimits(&p)
-	}
-	if err == nil {
-		p.Conn, err = f.conn()
-	}
+	p.Conn = f.conn(k)
+	err := f.checkLimits(&p)
 	if err == nil {
 		p.Wait, err = f.wait()
 	}
@@ -99,8 +73,7 @@ func checkGiven(k *kong.Context) error {
 func (f *choiceFlags) wait() (bench.Wait, error) {
 	switch {
 	case f.Events && f.BusyPoll:
-		return "", &bench.UsageError{Reason: "--events and --busy-poll exclude each other: give one of " +
-			"them, or neither"}
+		return "", usage("--events and --busy-poll exclude each other: give one of them, or neither")
 	case f.Events:
 		return bench.Events, nil
 	case f.BusyPoll:
@@ -119,13 +92,11 @@ func (f *choiceFlags) sizes(op bench.Op) (sizes []units.Size, err error) {
 	}
 	switch {
 	case given > 1:
-		return nil, &bench.UsageError{Reason: "--size, --sizes and --all exclude each other: give one of " +
-			"them"}
+		return nil, usage("--size, --sizes and --all exclude each other: give one of them")
 	case len(f.Size) > 1:
-		return nil, &bench.UsageError{Reason: "--size is given several times: use --sizes with a list, " +
-			"such as --sizes 4K,64K"}
+		return nil, usage("--size is given several times: use --sizes with a list, such as --sizes 4K,64K")
 	case f.All && op.Atomic():
-		return nil, &bench.UsageError{Reason: fmt.Sprintf("--op %s works on 8 bytes only: drop --all", op)}
+		return nil, usage("--op %s works on 8 bytes only: drop --all", op)
 	case f.All:
 		for z := units.Size(2); z <= 8<<20; z *= 2 {
 			sizes = append(sizes, z)

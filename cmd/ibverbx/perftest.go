@@ -1,11 +1,15 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"syscall"
 	"time"
+
+	"github.com/alecthomas/kong"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/perftest"
@@ -37,10 +41,10 @@ type perftestFlags struct {
 	Size          *units.Size `group:"what" short:"s" placeholder:"SIZE"`
 	All           bool        `group:"what" short:"a"`
 	Bidirectional bool        `group:"what" short:"b"`
-	Iters         int         `group:"what" short:"n" placeholder:"N" type:"number" in:"1..100000000"`
-	QPs           int         `group:"what" name:"qp" aliases:"qps" short:"q" type:"number" in:"1..16384"`
-	TxDepth       int         `group:"how" short:"t" placeholder:"N" type:"number" in:"1..16384"`
-	RxDepth       int         `group:"how" short:"r" placeholder:"N" type:"number" in:"1..16384"`
+	Iters         int         `group:"what" short:"n" placeholder:"N" range:"1..100000000"`
+	QPs           int         `group:"what" name:"qp" aliases:"qps" short:"q" range:"1..16384"`
+	TxDepth       int         `group:"how" short:"t" placeholder:"N" range:"1..16384"`
+	RxDepth       int         `group:"how" short:"r" placeholder:"N" range:"1..16384"`
 }
 
 // Help is shown below the flags.
@@ -77,9 +81,9 @@ Ctrl-C.`
 }
 
 // Run is one end of a test.
-func (f *perftestCmd) Run(c *console) error {
+func (f *perftestCmd) Run(c *console, k *kong.Context) error {
 	began := time.Now()
-	report, err := f.run(c)
+	report, err := f.run(c, k)
 	if c.ctx.Err() != nil && err != nil {
 		err = bench.ErrInterrupted
 	}
@@ -110,8 +114,8 @@ type perftestDocument struct {
 	Error       string  `json:"error,omitempty"`
 }
 
-func (f *perftestCmd) run(c *console) (*perftest.Report, error) {
-	cfg, err := f.config()
+func (f *perftestCmd) run(c *console, k *kong.Context) (*perftest.Report, error) {
+	cfg, err := f.config(k)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +133,7 @@ func (f *perftestCmd) run(c *console) (*perftest.Report, error) {
 }
 
 // config is what the flags say. Nothing has happened yet.
-func (f *perftestCmd) config() (cfg *perftest.Config, err error) {
+func (f *perftestCmd) config(k *kong.Context) (cfg *perftest.Config, err error) {
 	cfg = &perftest.Config{Kind: perftest.Kind(f.Test), QPs: f.QPs, Messages: f.Iters, All: f.All,
 		Bidirectional: f.Bidirectional, TxDepth: f.TxDepth, RxDepth: f.RxDepth, Gbits: f.ReportGbits,
 		Timeout: time.Duration(f.Timeout)}
@@ -141,38 +145,25 @@ func (f *perftestCmd) config() (cfg *perftest.Config, err error) {
 	case f.Size != nil:
 		cfg.Size = int(min(*f.Size, 1<<62))
 	}
-	if f.Timeout <= 0 {
-		return nil, usage("--timeout 0: the peer needs some time for a step, such as 30s")
-	}
-	if err = f.checkConnection(); err != nil {
-		return nil, err
-	}
 	if err = f.meet(f.Host); err != nil {
 		return nil, err
 	}
-	if err = f.checkNICs(); err != nil {
+	if err = checkGiven(k); err != nil {
 		return nil, err
 	}
-	if cfg.Conn, err = f.conn(); err != nil {
+	provider := f.asked()
+	if provider == softNICs {
+		return nil, usage("--provider soft: software NICs live inside one process, where perftest is not: " +
+			"use --provider roce, or real NICs")
+	}
+	if err = f.check(provider); err != nil {
 		return nil, err
 	}
+	cfg.Conn = f.conn(k)
 	if err = cfg.Validate(); err != nil {
 		return nil, usage("%v", err)
 	}
 	return cfg, nil
-}
-
-// checkNICs says whether the NICs that are named can be.
-func (f *perftestCmd) checkNICs() error {
-	provider := f.asked()
-	if provider == softNICs {
-		return usage("--provider soft: software NICs live inside one process, where perftest is not: use " +
-			"--provider roce, or real NICs")
-	}
-	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
-		return err
-	}
-	return f.checkRoCE(provider)
 }
 
 // connection is the one with the peer: the first that comes, or the one with the host that was
@@ -181,28 +172,21 @@ func (f *perftestCmd) connection(c *console, end *endNICs) (net.Conn, error) {
 	if f.Connect != "" {
 		d := net.Dialer{Timeout: time.Duration(f.Timeout)}
 		nc, err := d.DialContext(c.ctx, "tcp4", string(f.Connect))
-		if err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
-			return nil, err
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			err = fmt.Errorf("%w: is %s running there, and waiting for its client?", err, f.Test)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("%w: is %s running there, and waiting for its client?", err, f.Test)
-		}
-		return nc, nil
+		return nc, err
 	}
-	address := f.Listen.address
-	if address == "" {
-		address = ":" + defaultPort
-		if f.Port != nil {
-			address = fmt.Sprintf(":%d", *f.Port)
-		}
+	if !f.Listen.given {
+		f.Listen.address = fmt.Sprintf(":%d", cmp.Or(f.Port, 18515))
 	}
 	var lc net.ListenConfig
-	l, err := lc.Listen(c.ctx, "tcp4", address)
+	l, err := lc.Listen(c.ctx, "tcp4", f.Listen.address)
 	if err != nil {
 		return nil, err
 	}
-	stop := closeWith(c, l)
-	defer stop()
+	defer func() { _ = l.Close() }()
+	defer context.AfterFunc(c.ctx, func() { _ = l.Close() })()
 	c.complain("ibverbx: listening on %v with %s, for %s\n", l.Addr(), end, f.Test)
 	nc, err := l.Accept()
 	if err != nil && c.ctx.Err() != nil {
@@ -223,15 +207,12 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perfte
 		observe = func(*perftest.Report) {}
 	}
 	if end.Name() == roceNICs && f.Device == "" {
-		if cfg.Peer, err = ipOf(nc.RemoteAddr().String()); err != nil {
-			return nil, errors.Join(err, nc.Close())
-		}
+		cfg.Peer = nc.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	}
 	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg, observe)
 	var failed *perftest.FailedError
-	if errors.As(err, &failed) && failed.First && failed.Status == verbs.StatusRetryExcErr &&
-		end.Name() == roceNICs {
-		err = fmt.Errorf("%w\n%s, and that the peer's NIC speaks RoCEv2", err, silence(dev))
+	if errors.As(err, &failed) && failed.First {
+		err = explainSilence(err, end.Name(), dev)
 	}
 	return report, err
 }
@@ -252,19 +233,6 @@ func (f *perftestCmd) nic(c *console, nc net.Conn, end *endNICs) (verbs.Device, 
 			r.Addr().Port(), roce.Port)
 	}
 	return devices[0], nil
-}
-
-// closeWith closes a listener when the command is interrupted.
-func closeWith(c *console, l net.Listener) (stop func()) {
-	done := make(chan struct{})
-	go func() {
-		select {
-		case <-c.ctx.Done():
-		case <-done:
-		}
-		_ = l.Close()
-	}()
-	return func() { close(done) }
 }
 
 // perftestFlagHelp is the help of the flags that perf has not, or that mean something else there.

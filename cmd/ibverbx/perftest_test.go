@@ -89,8 +89,8 @@ func TestPerftestRefuses(t *testing.T) {
 	for args, want := range map[string]string{
 		"ib_atomic_bw":                           "is not among the tests that can be measured here",
 		"write_bw":                               `"write_bw" is not among the tests`,
-		"ib_write_bw -R":                         "unknown flag -R: see ibverbx perftest --help",
-		"ib_write_bw -c UD":                      `--connection "UD": queue pairs are RC`,
+		"ib_write_bw -R":                         "unknown flag -R\nTry ibverbx perftest --help",
+		"ib_write_bw -c UD":                      `--connection must be one of "RC" but got "UD"`,
 		"ib_write_lat -q 2":                      "latencies are measured on one queue pair",
 		"ib_send_lat -b":                         "latencies are measured one message at a time",
 		"ib_send_lat -n 1":                       "a latency is the time between two messages",
@@ -98,10 +98,10 @@ func TestPerftestRefuses(t *testing.T) {
 		"ib_send_bw -s 0":                        "--size 0",
 		"ib_send_bw -s 4E":                       "want a number with K, M or G",
 		"ib_send_bw -s 2G":                       "--size 2147483648: must be 1 to 1073741824",
-		"ib_send_bw -n 0":                        `--iters: "0": must be 1 to 100000000`,
+		"ib_send_bw -n 0":                        "--iters 0: must be 1 to 100000000",
 		"ib_send_bw -q 16384 -s 1M":              "takes more than 4 GiB",
-		"ib_send_bw -t 99999":                    `--tx-depth: "99999": must be 1 to 16384`,
-		"ib_send_bw -r -1":                       `--rx-depth: "-1"`,
+		"ib_send_bw -t 99999":                    "--tx-depth 99999: must be 1 to 16384",
+		"ib_send_bw --rx-depth=-1":               "--rx-depth -1: must be",
 		"ib_send_bw --timeout 0s":                "--timeout 0",
 		"ib_send_bw --provider soft":             "software NICs live inside one process",
 		"ib_send_bw --provider moon":             "have soft",
@@ -109,7 +109,7 @@ func TestPerftestRefuses(t *testing.T) {
 		"ib_send_bw --listen=:0 127.0.0.1":       "exclude each other",
 		"ib_send_bw --udp-port 4":                "add --provider roce",
 		"ib_send_bw --nics 2":                    "unknown flag --nics",
-		"ib_send_bw -m 1000":                     "--mtu 1000: must be 256",
+		"ib_send_bw -m 1000":                     `--mtu: "1000": must be 256`,
 		"ib_send_bw --provider roce -d mlx5_0:1": "is neither an address nor an interface",
 	} {
 		code, out, errs := command(t, "perftest "+args)

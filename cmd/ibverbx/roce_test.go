@@ -313,7 +313,7 @@ func TestRoCEBadDevices(t *testing.T) {
 		t.Errorf("exit %d, stderr %q", code, errs)
 	}
 	code, _, errs = command(t, "perf --listen 127.0.0.1:0 --provider roce --gid-index 7")
-	if code != exitUsage || !strings.Contains(errs, "has the entries 0 to 0") {
+	if code != exitUsage || !strings.Contains(errs, "has port 1, with GID 0") {
 		t.Errorf("exit %d, stderr %q", code, errs)
 	}
 }

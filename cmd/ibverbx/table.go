@@ -1,11 +1,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"text/template"
 	"time"
 	"unicode/utf8"
 
@@ -373,6 +375,9 @@ func (t *perfTable) latencies(row []bench.Result) {
 
 // footer says how the run ended.
 func (t *perfTable) footer(r *bench.Report) {
+	if t.p == nil {
+		return // the NICs could not be opened
+	}
 	messages := r.Verified
 	t.printf("\n")
 	if r.Interrupted {
@@ -417,9 +422,12 @@ func (p *printer) columns(flags uint, fill func(*printer)) {
 	w := tabwriter.NewWriter(p.w, 0, 0, 2, ' ', flags)
 	cells := &printer{w: w}
 	fill(cells)
-	if err := w.Flush(); p.err == nil {
-		p.err = err
-	}
+	p.err = errors.Join(p.err, cells.err, w.Flush())
+}
+
+// template lays out data by a template, whose cells end in tabs.
+func (p *printer) template(t *template.Template, data any) {
+	p.columns(0, func(cells *printer) { cells.err = t.Execute(cells.w, data) })
 }
 
 // unit is what bandwidths are shown in.

@@ -28,11 +28,11 @@ var ErrInterrupted = errors.New("interrupted: the rest was not measured")
 // that failed, which the report holds too; or a [*UsageError] or another reason for which nothing
 // could be measured, and then there is no report.
 func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, error) {
-	o.Start(p, nil)
 	run := newRunner(ctx, p, bothHere(), o)
 	err := run.open(open)
 	if err == nil {
 		p.fitPorts(run.columns[0].nics[0])
+		o.Start(p, nil)
 		err = run.rows()
 	}
 	if closing := run.close(); err == nil {

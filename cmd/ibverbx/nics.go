@@ -1,0 +1,269 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/alecthomas/kong"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/nicoffer"
+	"ibverbx/nics"
+	"ibverbx/rendezvous"
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
+)
+
+// The providers by name.
+const (
+	softNICs = nics.Soft
+	realNICs = nics.Real
+	roceNICs = nics.RoCE
+)
+
+// providers are further sources of devices, beside those of package nics. Tests have some.
+var providers []nics.Source
+
+// nicFlags choose the NICs of this process.
+type nicFlags struct {
+	Provider string     `group:"rails" predictor:"provider"`
+	Device   string     `group:"rails" short:"d" aliases:"ib-dev" placeholder:"LIST"`
+	Library  string     `group:"rails" placeholder:"PATH" predictor:"file"`
+	UDPPort  int        `group:"rails" name:"udp-port" range:"1..65535"`
+	Rate     units.Rate `group:"rails" name:"rate-limit"`
+}
+
+// connFlags are what the queue pairs of this process are connected with.
+type connFlags struct {
+	GIDIndex     int     `group:"rails" name:"gid-index" short:"x" range:"0..255"`
+	IBPort       int     `group:"rails" name:"ib-port" short:"i" range:"1..254"`
+	MTU          mtuFlag `group:"rails" name:"mtu" short:"m" placeholder:"N"`
+	TrafficClass int     `group:"rails" name:"tclass" range:"0..255"`
+	SL           int     `group:"rails" name:"sl" short:"S" range:"0..15"`
+	QPTimeout    int     `group:"rails" name:"qp-timeout" short:"u" range:"0..31"`
+	RetryCount   int     `group:"rails" name:"retry-count" range:"0..7"`
+	RNRRetry     int     `group:"rails" name:"rnr-retry" range:"0..7"`
+	Outs         int     `group:"rails" name:"outs" short:"o" range:"1..255"`
+}
+
+// mtuFlag is a path MTU that is given in bytes.
+type mtuFlag verbs.MTU
+
+// UnmarshalText reads one.
+func (m *mtuFlag) UnmarshalText(text []byte) error {
+	for mtu := verbs.MTU256; mtu <= verbs.MTU4096; mtu++ {
+		if mtu.String() == string(text) {
+			*m = mtuFlag(mtu)
+			return nil
+		}
+	}
+	return fmt.Errorf("%.20q: must be 256, 512, 1024, 2048 or 4096", text)
+}
+
+// conn is the connection that the flags ask for.
+func (f *connFlags) conn(k *kong.Context) ibverbx.ConnConfig {
+	orNone := func(flag string, n int) int { // 0 in a ConnConfig is the default
+		if n == 0 && given(k, flag) {
+			return ibverbx.None
+		}
+		return n
+	}
+	return ibverbx.ConnConfig{
+		Port: uint8(f.IBPort), GIDIndex: orNone("gid-index", f.GIDIndex), MTU: verbs.MTU(f.MTU),
+		TrafficClass: uint8(f.TrafficClass), SL: uint8(f.SL), MaxRDAtomic: uint8(f.Outs),
+		Timeout:    orNone("qp-timeout", f.QPTimeout),
+		RetryCount: orNone("retry-count", f.RetryCount), RNRRetry: orNone("rnr-retry", f.RNRRetry),
+	}
+}
+
+// asked is the provider that the flags ask for: by an address roce. Where they ask for none it is
+// that of real NICs.
+func (f *nicFlags) asked() string {
+	switch {
+	case f.Provider != "":
+		return f.Provider
+	case f.Library == "" && slices.ContainsFunc(strings.Split(f.Device, ","), func(word string) bool {
+		_, err := netip.ParseAddr(word)
+		return err == nil
+	}):
+		return roceNICs
+	}
+	return realNICs
+}
+
+// check reports whether the flags make sense for a provider.
+func (f *nicFlags) check(provider string) error {
+	switch {
+	case f.Library != "" && (provider == softNICs || provider == roceNICs):
+		return usage("--library is where real NICs are found: use --provider %s", realNICs)
+	case f.Rate != 0 && provider == softNICs:
+		return usage("--rate-limit is of NICs made of UDP sockets: software NICs have --nic-speed")
+	case f.Rate != 0 && provider != roceNICs:
+		return usage("--rate-limit is of NICs made of UDP sockets: add --provider roce")
+	case f.UDPPort != 0 && provider != roceNICs:
+		return usage("--udp-port is of NICs made of UDP sockets: add --provider roce")
+	}
+	return flagError(f.config(provider, ibverbx.ConnConfig{}).Validate())
+}
+
+// config says which NICs this process has, of a provider; empty chooses one.
+func (f *nicFlags) config(provider string, conn ibverbx.ConnConfig) nics.Config {
+	return nics.Config{Provider: provider, Devices: f.Device, Library: f.Library, Sources: providers,
+		RoCE: roce.Config{Rate: float64(f.Rate), TrafficClass: conn.TrafficClass,
+			Port: uint16(f.UDPPort)},
+		Logger: slog.New(slog.DiscardHandler)} // the command says it in its own way
+}
+
+// openNICs opens NICs.
+func openNICs(cfg nics.Config) (*nics.Host, error) {
+	h, err := nics.Open(cfg)
+	return h, flagError(err)
+}
+
+// flagError words an error of package nics in terms of flags, and without the package's name.
+func flagError(err error) error {
+	var bad *nics.ConfigError
+	if errors.As(err, &bad) {
+		if bad.Field == "Provider" {
+			return usage("--provider %s", bad.Reason)
+		}
+		return usage("--device: %s", bad.Reason)
+	}
+	if why := errors.Unwrap(err); why != nil {
+		return why
+	}
+	return err
+}
+
+// openHere opens the NICs that two ends in this process share: so many, where a provider makes any
+// number.
+func (f *nicFlags) openHere(c *console, provider string, count int, conn ibverbx.ConnConfig,
+	said *outcome) (verbs.Provider, error) {
+	cfg := f.config(provider, conn)
+	cfg.Soft.Devices = count
+	if provider == roceNICs && f.Device == "" {
+		cfg.RoCE.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
+	}
+	host, err := openNICs(cfg)
+	if err != nil {
+		return nil, err
+	}
+	said.warn(c, host.Unopened())
+	if err := checkPorts(conn, host); err != nil {
+		return nil, errors.Join(err, host.Close())
+	}
+	return host.Provider(), nil
+}
+
+// endNICs are the NICs of one of two processes.
+type endNICs struct {
+	*nics.Host
+	config ibverbx.ConnConfig
+}
+
+// openEnd opens the NICs of one of two processes. Where nobody has named a provider it says which
+// one it is, if that is not the one of real NICs.
+func (f *nicFlags) openEnd(c *console, conn ibverbx.ConnConfig, said *outcome) (*endNICs, error) {
+	host, err := openNICs(f.config(f.Provider, conn))
+	if err != nil {
+		return nil, err
+	}
+	if host.Instead() != nil {
+		said.note = noteOf(host)
+		c.complain("ibverbx: %s\n", said.note)
+	}
+	said.warn(c, host.LeftOut())
+	switch {
+	case host.Name() != roceNICs || f.Device != "":
+		err = checkPorts(conn, host)
+	case conn.Port > 1 || conn.GIDIndex > 0: // of a NIC that is made when the other process comes
+		err = usage("--ib-port, --gid-index: a NIC made of a UDP socket has port 1, with GID 0")
+	}
+	if err != nil {
+		return nil, errors.Join(err, host.Close())
+	}
+	return &endNICs{host, conn}, nil
+}
+
+// warn says once that some NICs are left out.
+func (o *outcome) warn(c *console, without error) {
+	if without != nil && !o.warning {
+		o.warning = true
+		c.complain("ibverbx: %s; going on without it\n", reason(without))
+	}
+}
+
+// checkPorts reports whether NICs have the port, and their ports the entry of the GID table, that
+// the flags name.
+func checkPorts(conn ibverbx.ConnConfig, host *nics.Host) error {
+	if conn.Port == 0 && conn.GIDIndex == 0 {
+		return nil
+	}
+	devices, err := host.Devices()
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		port := int(conn.Port)
+		if port == 0 {
+			port = d.DefaultPort()
+		}
+		attr, err := d.Query()
+		if err != nil {
+			return err
+		}
+		if port > attr.Ports {
+			return usage("--ib-port %d: %s has %s", port, d.Name(), count(attr.Ports, "port"))
+		}
+		p, err := d.QueryPort(port)
+		if err != nil {
+			return err
+		}
+		if conn.GIDIndex >= p.GIDTableLen {
+			return usage("--gid-index %d: port %d of %s has the entries 0 to %d, see ibverbx devices",
+				conn.GIDIndex, port, d.Name(), p.GIDTableLen-1)
+		}
+	}
+	return nil
+}
+
+// The note of a provider that nobody has named.
+const (
+	roceNote     = "this host has no RDMA NIC: " + usesRoCE
+	roceDownNote = "no RDMA NIC of this host has a port that is up: " + usesRoCE
+	usesRoCE     = "using --provider roce, RoCEv2 over UDP sockets"
+)
+
+// noteOf says why NICs of roce took the place of real ones.
+func noteOf(host *nics.Host) string {
+	if errors.Is(host.Instead(), verbs.ErrNotSupported) {
+		return roceNote
+	}
+	return roceDownNote
+}
+
+// half is this end's part in a conversation.
+func (n *endNICs) half(conn *rendezvous.Conn) (*bench.Half, error) {
+	devices, err := n.Reaching(conn)
+	if err != nil {
+		return nil, err
+	}
+	return &bench.Half{Conn: conn, Provider: n.Name(), Devices: devices, Config: n.config,
+		Version: version()}, nil
+}
+
+// explainSilence adds to the error of a NIC made of a UDP socket that never got an answer what may
+// have kept it from coming.
+func explainSilence(err error, provider string, d verbs.Device) error {
+	if provider != roceNICs || !errors.Is(err, verbs.StatusRetryExcErr) {
+		return err
+	}
+	return fmt.Errorf("%w\nno packet has come back to %s, a UDP socket: check that no firewall drops UDP "+
+		"between the two addresses, and that the peer's NIC speaks RoCEv2", err, nicoffer.NameOf(d))
+}
