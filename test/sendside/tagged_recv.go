@@ -2,9 +2,12 @@ package sendside
 
 import (
 	"errors"
+	"slices"
+	"strings"
 
 	"ibverbx/tagged"
 	"ibverbx/test/internal/lab"
+	"ibverbx/verbs"
 )
 
 // tagRecv is a receive that was posted.
@@ -138,9 +141,22 @@ func (r *tagRecv) checkEnd(err error) {
 		if r.from.ep.Err() == nil || r.from.mayFail() == "" && !r.from.closing {
 			w.Broken(lab.Isolation, "%v ends with %v", r, err)
 		}
-	case !r.inCall || !errors.Is(err, tagged.ErrNoPeer) || r.o.served():
+		if !r.from.endedBy(err) {
+			w.Broken(ruleNoticed, "%v ends with %v, and %v with %v", r, err, r.from, r.from.ep.Err())
+		}
+	case !r.inCall || !errors.Is(err, tagged.ErrNoPeer) || r.o.served() ||
+		!slices.ContainsFunc(w.ends, func(e *tagEnd) bool { return e.site == r.o && e.endedBy(err) }):
 		w.Broken(ruleNoticed, "%v ends with %v", r, err)
 	}
+}
+
+// endedBy reports whether an end has ended, and err says why, or is of the same kind.
+func (e *tagEnd) endedBy(err error) bool {
+	end := e.ep.Err()
+	same := func(k error) bool { return errors.Is(err, k) && errors.Is(end, k) }
+	return end != nil && (strings.Contains(err.Error(), strings.TrimPrefix(end.Error(), "tagged: ")) ||
+		slices.ContainsFunc([]error{tagged.ErrPeerFailed, tagged.ErrPeerClosed, tagged.ErrCanceled,
+			tagged.ErrClosed}, same))
 }
 
 // served reports whether any endpoint of a site serves.
@@ -192,8 +208,10 @@ func (r *tagRecv) checkContent(m *tagMsg, err error) {
 			w.Broken(lab.Content, "%v is too short for %v, and was written to", r, m)
 		}
 	case err != nil:
-		if errors.Is(err, tagged.ErrTruncated) || m.e.peer.mayFail() == "" && !m.e.peer.closing {
-			w.Broken(lab.Isolation, "%v takes %v: %v", r, m, err)
+		if errors.Is(err, tagged.ErrTruncated) || m.e.peer.mayFail() == "" && !m.e.peer.closing ||
+			!m.e.peer.endedBy(err) && !errors.Is(err, verbs.ErrDeviceGone) { // it registers no memory
+			w.Broken(lab.Isolation, "%v takes %v: %v, and %v ends with %v", r, m, err, m.e.peer,
+				m.e.peer.ep.Err())
 		}
 	default:
 		head, tail := r.dst.Split(m.n)
