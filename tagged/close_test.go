@@ -10,7 +10,6 @@ import (
 
 	"ibverbx/tagged"
 	"ibverbx/transport"
-	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
@@ -50,19 +49,6 @@ func TestClose(t *testing.T) {
 	}
 	if err := b.Close(ctx); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestCloseAborts: a close whose context ends aborts what is left.
-func TestCloseAborts(t *testing.T) {
-	r, a, _ := pair(t, 1, tagged.Config{})
-	req := r.send(a, 1, make([]byte, 100000)) // nobody receives it
-	ctx := timeout(t, 5*time.Millisecond)
-	if err := a.Close(ctx); !errors.Is(err, ctx.Err()) || ctx.Err() == nil {
-		t.Fatal(err)
-	}
-	if !req.Done() || !errors.Is(req.Err(), tagged.ErrCanceled) {
-		t.Error(req.Done(), req.Err())
 	}
 }
 
@@ -130,17 +116,6 @@ func TestACallbackThatLeavesClose(t *testing.T) {
 	r.workers, r.domains = r.workers[1:], r.domains[1:]
 }
 
-// Abort says what the transport beneath says of its own abort.
-func TestAbortOfWhatIsClosedBeneath(t *testing.T) {
-	_, a, _ := pair(t, 1, tagged.Config{})
-	if err := a.Transport().Abort(nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Abort(); !errors.Is(err, tagged.ErrClosed) {
-		t.Errorf("%v: the transport endpoint was aborted before", err)
-	}
-}
-
 // TestBothEndsClose: both ends may close at the same time, and neither calls that a failure.
 func TestBothEndsClose(t *testing.T) {
 	r := newRig(t, 2, 1, tagged.Config{})
@@ -186,8 +161,12 @@ func TestAbortEndsAClose(t *testing.T) {
 	if err := <-closed; !errors.Is(err, tagged.ErrCanceled) {
 		t.Errorf("close: %v", err)
 	}
-	if err := req.Wait(ctx); !errors.Is(err, tagged.ErrCanceled) {
-		t.Errorf("the send: %v", err)
+	_, late := a.Send(3, nil)
+	for what, err := range map[string]error{"the send": req.Wait(ctx), "a later one": late,
+		"one that waits": a.SendWait(ctx, 3, nil), "one for the match": a.SendSyncWait(ctx, 3, nil)} {
+		if !errors.Is(err, tagged.ErrCanceled) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 	if err := a.Abort(); !errors.Is(err, tagged.ErrClosed) {
 		t.Errorf("a second Abort: %v", err)
@@ -214,31 +193,6 @@ func TestCloseThatIsCutShort(t *testing.T) {
 	}
 }
 
-// TestWaitingSendsOfAnEndpointThatHasEnded: calls that wait return why nothing was sent.
-func TestWaitingSendsOfAnEndpointThatHasEnded(t *testing.T) {
-	r, a, _ := pair(t, 1, tagged.Config{})
-	ctx := background(r)
-	if err := a.Abort(); err != nil {
-		t.Fatal(err)
-	}
-	for what, err := range map[string]error{
-		"send": a.SendWait(ctx, 1, nil), "send sync": a.SendSyncWait(ctx, 1, []byte("x")),
-		"long": a.SendWait(ctx, 1, make([]byte, 100000)),
-	} {
-		if !errors.Is(err, tagged.ErrCanceled) {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	for what, err := range map[string]error{
-		"send": a.SendWait(nil, 1, nil), "send sync": a.SendSyncWait(nil, 1, nil), //nolint:staticcheck // nil
-		"close": a.Close(nil), //nolint:staticcheck // nil
-	} {
-		if !errors.Is(err, verbs.ErrInvalid) {
-			t.Errorf("%s without a context: %v", what, err)
-		}
-	}
-}
-
 // visit has worker 1 send n messages of so many bytes to worker 0, over endpoints of their own, and
 // returns both ends when all messages have arrived.
 func (r *rig) visit(n, length int, tag uint64) (a, b *tagged.Endpoint) {
@@ -250,29 +204,6 @@ func (r *rig) visit(n, length int, tag uint64) (a, b *tagged.Endpoint) {
 	}
 	r.until(func() bool { return r.workers[0].Stats().CameUnexpected == before+uint64(n) })
 	return a, b
-}
-
-// TestAbortDropsMessages: what came from the peer of an endpoint that is aborted cannot be received
-// any more, and takes no memory.
-func TestAbortDropsMessages(t *testing.T) {
-	r := newRig(t, 2, 1, tagged.Config{})
-	w := r.workers[0]
-	a, b := r.visit(3, 100, 1)
-	other, _ := r.visit(1, 100, 2)
-	if err := a.Abort(); err != nil {
-		t.Fatal(err)
-	}
-	if info, found := w.Probe(1, tagged.Exact); found {
-		t.Errorf("a message of the peer is still there: %+v", info)
-	}
-	if info, found := w.Probe(0, tagged.Any); !found || info.Source != other {
-		t.Errorf("the message of another peer: %v, %+v", found, info)
-	}
-	if s := w.Stats(); s.Unexpected != 1 || s.UnexpectedBytes != 128 || s.Dropped != 3 {
-		t.Errorf("%d messages in %d bytes are kept, %d were dropped: want 1, 128, 3", s.Unexpected,
-			s.UnexpectedBytes, s.Dropped)
-	}
-	_ = b.Abort()
 }
 
 // TestLeftoversAreBounded: messages can be received after their endpoint was closed; all closed

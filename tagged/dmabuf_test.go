@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"ibverbx/tagged"
@@ -323,34 +322,5 @@ func TestSendRegionOfTheProcess(t *testing.T) {
 				t.Error(err)
 			}
 		}
-	}
-}
-
-// With RelaxedOrdering all memory of long messages is registered so, for one message and for many.
-func TestRelaxedOrdering(t *testing.T) {
-	r, taps := tappedRig(t, 2, tagged.Config{RelaxedOrdering: true})
-	a, b := r.connect(0, 1)
-	taps[0].take()
-	taps[1].take()
-	src, dst := pattern(100000, 1), make([]byte, 100000)
-	d := r.recv(b.Worker(), 1, tagged.Exact, dst)
-	r.done(r.send(a, 1, src), d)
-	if d.Err() != nil || !bytes.Equal(src, dst) {
-		t.Fatal(d.Err())
-	}
-	region, err := b.Worker().Register(dst)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const relaxed = verbs.AccessRelaxedOrdering
-	if got := taps[0].take(); !slices.Equal(got, []verbs.AccessFlags{toRead | relaxed}) {
-		t.Errorf("to send: %v", got)
-	}
-	if got := taps[1].take(); !slices.Equal(got, []verbs.AccessFlags{toWrite | relaxed,
-		toRead | toWrite | relaxed}) {
-		t.Errorf("to receive, and for both: %v", got)
-	}
-	if err := region.Close(); err != nil {
-		t.Error(err)
 	}
 }

@@ -174,29 +174,36 @@ func TestFactors(t *testing.T) {
 }
 
 // BenchmarkMatch posts a receive and finds it, or keeps a message and finds it, among n others with
-// other tags.
+// other tags. Wild receives are those of a mask.
 func BenchmarkMatch(b *testing.B) {
 	const factor = 0x9e3779b97f4a7c15
-	seq := uint64(0)
-	for _, n := range []int{0, 100, 10000} {
-		b.Run(fmt.Sprintf("posted/%d", n), func(b *testing.B) {
-			var p posted
-			p.exact.init(factor)
-			for i := range n {
-				seq++
-				p.push(&entry{tag: uint64(i) + 1<<40, mask: Exact, req: &Request{}}, seq)
-			}
-			e := &entry{tag: 7, mask: Exact, req: &Request{}}
-			b.ReportAllocs()
-			for b.Loop() {
-				seq++
-				p.push(e, seq)
-				first := p.find(7)
-				if p.remove(first); first != e {
-					b.Fatal("lost")
+	for _, c := range []struct {
+		name string
+		mask uint64
+		n    []int
+	}{{"posted", Exact, []int{0, 100, 10000}}, {"wild", Exact &^ 1, []int{0, 100, 1000}}} {
+		for _, n := range c.n {
+			b.Run(fmt.Sprintf("%s/%d", c.name, n), func(b *testing.B) {
+				var p posted
+				p.exact.init(factor)
+				seq := uint64(0)
+				push := func(e *entry) { seq++; p.push(e, seq) }
+				for i := range n {
+					push(&entry{tag: uint64(i) + 1<<40, mask: c.mask, req: &Request{}})
 				}
-			}
-		})
+				e := &entry{tag: 7, mask: c.mask, req: &Request{}}
+				b.ReportAllocs()
+				for b.Loop() {
+					push(e)
+					first := p.find(7)
+					if p.remove(first); first != e {
+						b.Fatal("lost")
+					}
+				}
+			})
+		}
+	}
+	for _, n := range []int{0, 100, 10000} {
 		b.Run(fmt.Sprintf("unexpected/%d", n), func(b *testing.B) {
 			var u unexpected
 			u.hash(factor)
@@ -211,27 +218,6 @@ func BenchmarkMatch(b *testing.B) {
 					b.Fatal("lost")
 				}
 				u.remove(e)
-			}
-		})
-		if n == 10000 {
-			n = 1000
-		}
-		b.Run(fmt.Sprintf("wild/%d", n), func(b *testing.B) {
-			var p posted
-			p.exact.init(factor)
-			for i := range n {
-				seq++
-				p.push(&entry{tag: uint64(i) + 1<<40, mask: Exact &^ 1, req: &Request{}}, seq)
-			}
-			e := &entry{tag: 7, mask: Exact &^ 1, req: &Request{}}
-			b.ReportAllocs()
-			for b.Loop() {
-				seq++
-				p.push(e, seq)
-				first := p.find(7)
-				if p.remove(first); first != e {
-					b.Fatal("lost")
-				}
 			}
 		})
 	}

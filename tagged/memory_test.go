@@ -62,8 +62,9 @@ func TestMemoryThatCannotBeRegistered(t *testing.T) {
 				taps[0].refuse = nil
 				s := r.send(a, 1, pattern(100000, 1))
 				r.done(req)
-				if err = req.Err(); s != nil {
-					r.done(s)
+				r.done(s)
+				if err = req.Err(); s.Err() != nil {
+					t.Errorf("the sender: %v", s.Err())
 				}
 				taps[0].refuse = errMemory
 			}

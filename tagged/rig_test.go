@@ -18,7 +18,6 @@ import (
 type rig struct {
 	t       testing.TB
 	fabric  *soft.Fabric
-	nics    int // for each worker
 	workers []*tagged.Worker
 	domains []*ibverbx.Domain
 	before  []func() // run first at the end
@@ -27,35 +26,38 @@ type rig struct {
 
 func newRig(t testing.TB, workers, nics int, cfg tagged.Config) *rig {
 	t.Helper()
-	f, err := soft.New(soft.Config{Devices: workers * nics})
+	return newRigOver(t, soft.Config{Devices: workers * nics}, workers, cfg,
+		func(d *soft.Device) verbs.Device { return d })
+}
+
+// newRigOver makes a rig on the NICs of a fabric, which wrap may wrap.
+func newRigOver(t testing.TB, fabric soft.Config, workers int, cfg tagged.Config,
+	wrap func(*soft.Device) verbs.Device) *rig {
+	t.Helper()
+	f, err := soft.New(fabric)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, fabric: f, nics: nics}
-	for range workers {
-		r.addWorker(cfg)
-	}
+	r := &rig{t: t, fabric: f}
 	t.Cleanup(r.close)
+	nics := fabric.Devices / workers
+	for i := range workers {
+		var devices []verbs.Device
+		for j := range nics {
+			devices = append(devices, wrap(f.Device(i*nics+j)))
+		}
+		dom, err := ibverbx.NewDomain(devices...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.domains = append(r.domains, dom)
+		w, err := tagged.NewWorker(dom, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.workers = append(r.workers, w)
+	}
 	return r
-}
-
-func (r *rig) addWorker(cfg tagged.Config) *tagged.Worker {
-	r.t.Helper()
-	devices, err := r.fabric.Devices()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	i := len(r.workers)
-	dom, err := ibverbx.NewDomain(devices[i*r.nics : (i+1)*r.nics]...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	w, err := tagged.NewWorker(dom, cfg)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.workers, r.domains = append(r.workers, w), append(r.domains, dom)
-	return w
 }
 
 func (r *rig) close() {
@@ -283,24 +285,10 @@ func (p *tappedPD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, e
 // tappedRig is a rig of workers whose NICs record what is registered.
 func tappedRig(t testing.TB, workers int, cfg tagged.Config) (*rig, []*tap) {
 	t.Helper()
-	f, err := soft.New(soft.Config{Devices: workers})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{t: t, fabric: f, nics: 1}
 	var taps []*tap
-	for i := range workers {
-		d := &tap{Device: f.Device(i)}
-		dom, err := ibverbx.NewDomain(d)
-		if err != nil {
-			t.Fatal(err)
-		}
-		w, err := tagged.NewWorker(dom, cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.workers, r.domains, taps = append(r.workers, w), append(r.domains, dom), append(taps, d)
+	wrap := func(d *soft.Device) verbs.Device {
+		taps = append(taps, &tap{Device: d})
+		return taps[len(taps)-1]
 	}
-	t.Cleanup(r.close)
-	return r, taps
+	return newRigOver(t, soft.Config{Devices: workers}, workers, cfg, wrap), taps
 }

@@ -1,8 +1,6 @@
 package tagged
 
 import (
-	"errors"
-	"io"
 	"testing"
 
 	"ibverbx/transport"
@@ -128,57 +126,5 @@ func TestRequestsThatAreKept(t *testing.T) {
 	}
 	if p.made != 3 || p.busy != 2 {
 		t.Errorf("%d made, %d busy: want 3 and 2", p.made, p.busy)
-	}
-}
-
-// The numbers of sends are small, are used again, and belong to one send at a time.
-func TestNumbersOfSends(t *testing.T) {
-	var table sendTable
-	var r [4]Request
-	for i := range r[:3] {
-		table.add(&r[i])
-		table.add(&r[i]) // it has a number
-		if r[i].id != uint32(i+1) || table.get(r[i].id) != &r[i] || table.count() != i+1 {
-			t.Errorf("send %d has number %d of %d", i, r[i].id, table.count())
-		}
-	}
-	if table.get(0) != nil || table.get(4) != nil || table.get(1<<31) != nil {
-		t.Error("a number that no send has")
-	}
-	table.remove(&r[1])
-	table.remove(&r[1]) // it has none
-	if r[1].id != 0 || table.get(2) != nil || table.count() != 2 {
-		t.Errorf("after a removal: number %d, %d sends", r[1].id, table.count())
-	}
-	if table.add(&r[3]); r[3].id != 2 || table.get(2) != &r[3] || table.count() != 3 {
-		t.Errorf("the free number is not used again, but %d", r[3].id)
-	}
-	if table.get(1) != &r[0] || table.get(3) != &r[2] {
-		t.Error("other sends have moved")
-	}
-}
-
-// An endpoint leaves the list once; the list tells one that never had endpoints from one whose
-// endpoints have all ended.
-func TestListOfEndpoints(t *testing.T) {
-	var l endpointList
-	if l.allEnded() {
-		t.Error("there was no endpoint yet")
-	}
-	var e [4]Endpoint
-	for i := range e[:3] {
-		l.add(&e[i])
-	}
-	l.remove(&e[3])
-	l.remove(&e[1])
-	l.remove(&e[1])
-	if len(l.list) != 2 || l.list[0] != &e[0] || l.list[1] != &e[2] || l.made != 3 {
-		t.Errorf("%d endpoints of %d", len(l.list), l.made)
-	}
-	for want := 2; want >= 0; want-- {
-		if l.ended(io.EOF); l.alive != want || l.allEnded() != (want == 0) ||
-			!errors.Is(l.last, io.EOF) {
-			t.Errorf("%d serve, want %d; all have ended: %t", l.alive, want, l.allEnded())
-		}
 	}
 }

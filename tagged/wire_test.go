@@ -262,30 +262,6 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 	e.check()
 }
 
-// A header carries each of its fields, as far as its kind has them.
-func TestHeadersCarryTheirFields(t *testing.T) {
-	sent := header{window: 0x1234, id: 0x56789abc, tag: 0xfedcba9876543210, length: 0x1122334455667788}
-	var b [maxHeader]byte
-	var got header
-	notice := header{window: sent.window, id: sent.id}
-	if err := got.parse(amDone, notice.put(&b, amDone), nil); err != nil || got != notice {
-		t.Errorf("notice: %v, %+v", err, got)
-	}
-	eager := header{window: sent.window, tag: sent.tag, length: 3}
-	if err := got.parse(amEager, eager.put(&b, amEager), make([]byte, 3)); err != nil || got != eager {
-		t.Errorf("eager: %v, %+v", err, got)
-	}
-	sent.flag = flagSync
-	if err := got.parse(amFirst, sent.put(&b, amFirst), make([]byte, 3)); err != nil || got != sent {
-		t.Errorf("first: %v, %+v", err, got)
-	}
-	for i := range b {
-		if b[i] == 0 && i != 3 {
-			t.Errorf("byte %d of % x has nothing of the fields", i, b)
-		}
-	}
-}
-
 // A batch is divided into its messages, whose lengths have two bytes, and is refused where one does
 // not end in it.
 func TestBatchesAreDivided(t *testing.T) {
