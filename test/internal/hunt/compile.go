@@ -10,11 +10,12 @@ import (
 	"go/token"
 	"go/types"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
-	"testing"
 )
 
 // Package is what the go command says of a package.
@@ -68,50 +69,39 @@ type compiler struct {
 	packages map[string]*checked // by directory
 }
 
-// checked is a package whose files are parsed, by path, but for those that a bug has changed.
+// checked is a package that is parsed, and where it imports others from.
 type checked struct {
-	*Package
+	path    string
 	imports types.Importer
-	files   map[string]*ast.File
-}
-
-func newCompiler(root string) *compiler {
-	return &compiler{root, token.NewFileSet(), make(map[string]*checked)}
+	files   map[string]*ast.File // by path
 }
 
 // check checks the packages of files that replace those at their paths.
-func (c *compiler) check(t *testing.T, files map[string]string) {
-	t.Helper()
-	done := make(map[string]bool)
-	for path := range files {
-		if dir := filepath.Dir(path); !done[dir] {
-			done[dir] = true
-			if err := c.checkPackage(dir, files); err != nil {
-				t.Error(err)
-			}
+func (c *compiler) check(files map[string]string) error {
+	changed := make(map[string]map[string]*ast.File) // by directory and path
+	for path, text := range files {
+		file, err := parser.ParseFile(c.fset, path, text, parser.SkipObjectResolution)
+		if err != nil {
+			return err
 		}
-	}
-}
-
-func (c *compiler) checkPackage(dir string, files map[string]string) error {
-	p, err := c.load(dir)
-	if err != nil {
-		return err
-	}
-	var sources []*ast.File
-	for _, name := range p.GoFiles {
-		path := filepath.Join(dir, name)
-		file := p.files[path]
-		if changed, is := files[path]; is {
-			if file, err = parser.ParseFile(c.fset, path, changed, parser.SkipObjectResolution); err != nil {
+		dir := filepath.Dir(path)
+		if changed[dir] == nil {
+			p, err := c.load(dir)
+			if err != nil {
 				return err
 			}
+			changed[dir] = maps.Clone(p.files)
 		}
-		sources = append(sources, file)
+		changed[dir][path] = file
 	}
-	config := types.Config{Importer: p.imports}
-	_, err = config.Check(p.ImportPath, c.fset, sources, nil)
-	return err
+	for dir, sources := range changed {
+		p := c.packages[dir]
+		config := types.Config{Importer: p.imports}
+		if _, err := config.Check(p.path, c.fset, slices.Collect(maps.Values(sources)), nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // load lists and parses the package in a directory, once.
@@ -123,16 +113,20 @@ func (c *compiler) load(dir string) (*checked, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &checked{imports: Importer(c.fset, all), files: make(map[string]*ast.File)}
+	p := &checked{files: make(map[string]*ast.File)}
+	p.imports = Importer(c.fset, all)
 	for _, listed := range all {
-		if listed.Dir == dir {
-			p.Package = listed
+		if listed.Dir != dir {
+			continue
 		}
-	}
-	for _, name := range p.GoFiles {
-		path := filepath.Join(dir, name)
-		if p.files[path], err = parser.ParseFile(c.fset, path, nil, parser.SkipObjectResolution); err != nil {
-			return nil, err
+		p.path = listed.ImportPath
+		for _, name := range listed.GoFiles {
+			path := filepath.Join(dir, name)
+			file, err := parser.ParseFile(c.fset, path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return nil, err
+			}
+			p.files[path] = file
 		}
 	}
 	c.packages[dir] = p

@@ -3,6 +3,7 @@ package hunt
 import (
 	"encoding/json"
 	"fmt"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,45 +21,42 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 		if f.every < 1 || f.from < 0 || f.from >= f.every {
 			t.Fatalf("-every %d -from %d: -every must be positive, -from 0 to one less", f.every, f.from)
 		}
-		hunt(t, g, bugs, share(bugs.read(t), f.from, f.every), worlds)
+		f.plantAll(t, g, bugs, worlds)
 		return
 	}
 	if testing.Short() {
 		t.Skip("reads the sources, and does not run them")
 	}
-	compiler := newCompiler(root(t))
+	c := &compiler{root(t), token.NewFileSet(), make(map[string]*checked)}
 	for _, b := range bugs.read(t) {
 		t.Run(b.Name, func(t *testing.T) {
-			files, err := b.plant(root(t), bugs.Package)
+			files, err := b.plant(c.root, bugs.Package)
+			if err == nil {
+				err = c.check(files)
+			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			compiler.check(t, files)
 		})
 	}
 }
 
-// share is one bug of every so many, from one of the first on.
-func share(list []Bug, from, every int) (some []Bug) {
-	for i := from; i < len(list); i += every {
-		some = append(some, list[i])
-	}
-	return some
-}
-
-// hunt plants one bug of a list at a time.
-func hunt(t *testing.T, g *Game, bugs Bugs, list []Bug, worlds uint64) {
+// plantAll plants one bug of every so many, one at a time.
+func (f *Flags) plantAll(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
+	list := bugs.read(t)
 	found := make([]string, len(list))
 	t.Run("all", func(t *testing.T) {
-		for i := range list {
+		for i := f.from; i < len(list); i += f.every {
 			t.Run(list[i].Name, func(t *testing.T) {
 				t.Parallel()
 				found[i] = g.hunt(t, g.Build(t, bugs, list[i].Name), worlds)
 			})
 		}
 	})
-	for i := range list {
-		t.Logf("%-60s %s", list[i].Name, found[i])
+	for i, how := range found {
+		if how != "" {
+			t.Logf("%-60s %s", list[i].Name, how)
+		}
 	}
 }
 
