@@ -1,6 +1,7 @@
 package sendside
 
 import (
+	"context"
 	"iter"
 	"runtime/debug"
 
@@ -97,6 +98,13 @@ func (b *testbed) resumeOne(turn func(*actor)) {
 	if list := b.waiting(); len(list) != 0 {
 		turn(list[b.Rng.IntN(len(list))])
 	}
+}
+
+// context is a context that cancelOne may end.
+func (b *testbed) context() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	b.cancels = append(b.cancels, cancel)
+	return ctx
 }
 
 // cancelOne ends the context of a program.

@@ -54,7 +54,7 @@ func (e *element) count(common *rand.Rand) bool {
 }
 
 // toggle changes the PE's own bits of shared words. No change of another PE may be lost.
-func (e *element) toggle() bool {
+func (e *element) toggle(*rand.Rand) bool {
 	t := e.t
 	home := 0
 	small := e.halves.At(1)

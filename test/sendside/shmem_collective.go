@@ -10,74 +10,95 @@ import (
 	"ibverbx/verbs"
 )
 
-// collective makes one of the collective calls and compares the result with its own.
-func (e *element) collective(kind phaseKind, common *rand.Rand) bool {
-	t := e.t
-	n, pes := 1+common.IntN(300), len(t.peers)
+// numbers is what the PEs give to a collective call: each PE n numbers, which all can compute.
+type numbers struct {
+	*element
+	n, key int
+	mine   []int32
+}
+
+func (e *element) numbers(common *rand.Rand) *numbers {
+	c := &numbers{element: e, n: 1 + common.IntN(300)}
 	if common.IntN(4) == 0 {
-		n *= 20 // many pieces
+		c.n *= 20 // many pieces
 	}
-	key := common.IntN(lab.Keys)
-	val := func(pe, i int) int32 { return int32(lab.Noise((key+31*pe+i)%lab.Keys, 1)[0]) - 100 }
-	mine := make([]int32, n)
-	for i := range mine {
-		mine[i] = val(e.id, i)
+	c.key = common.IntN(lab.Keys)
+	c.mine = c.values(c.n, 0)
+	return c
+}
+
+// val is number i of a PE.
+func (c *numbers) val(pe, i int) int32 {
+	return int32(lab.Noise((c.key+31*pe+i)%lab.Keys, 1)[0]) - 100
+}
+
+// values are numbers of the PE itself.
+func (c *numbers) values(n, from int) []int32 {
+	list := make([]int32, n)
+	for i := range list {
+		list[i] = c.val(c.id, from+i)
 	}
-	check := func(what string, got []int32, want func(i int) int32) {
-		for i, v := range got {
-			if v != want(i) {
-				t.Broken(lab.Content, "PE %d: %s of %d: element %d is %d, must be %d", e.id, what, n, i, v,
-					want(i))
-			}
-		}
+	return list
+}
+
+// gives checks the result of a call.
+func (c *numbers) gives(what string, err error, got []int32, want func(i int) int32) bool {
+	if !c.ok(what, err) {
+		return false
 	}
-	switch kind {
-	case phaseBroadcast:
-		root := common.IntN(pes)
-		for round := range 1 + common.IntN(6) { // the root may get ahead of the others
-			for i := range mine {
-				mine[i] = val(e.id, i+round)
-			}
-			if err := shmem.Broadcast(t.ctx, e.pe, mine, root); !e.ok("broadcast", err) {
-				return false
-			}
-			check("broadcast", mine, func(i int) int32 { return val(root, i+round) })
+	for i, v := range got {
+		if v != want(i) {
+			c.t.Broken(lab.Content, "PE %d: %s of %d: element %d is %d, must be %d", c.id, what, c.n, i, v,
+				want(i))
 		}
-	case phaseReduce:
-		op := []shmem.ReduceOp{shmem.OpSum, shmem.OpMin, shmem.OpMax, shmem.OpXor, shmem.OpAnd, shmem.OpOr,
-			shmem.OpProd}[common.IntN(7)]
-		dst := make([]int32, n)
-		if common.IntN(2) == 0 {
-			dst = mine
-		}
-		var err error
-		if op == shmem.OpSum && common.IntN(2) == 0 {
-			err = shmem.ReduceFunc(t.ctx, e.pe, dst, mine, func(a, b int32) int32 { return a + b })
-		} else {
-			err = shmem.Reduce(t.ctx, e.pe, dst, mine, op)
-		}
-		if !e.ok("reduce", err) {
-			return false
-		}
-		check(sprintf("reduce %v", op), dst,
-			func(i int) int32 { return reduced(op, pes, func(pe int) int32 { return val(pe, i) }) })
-	case phaseGather:
-		dst := make([]int32, n*pes)
-		if err := shmem.AllGather(t.ctx, e.pe, dst, mine); !e.ok("all-gather", err) {
-			return false
-		}
-		check("all-gather", dst, func(i int) int32 { return val(i/n, i%n) })
-	case phaseTrade:
-		src, dst := make([]int32, n*pes), make([]int32, n*pes)
-		for i := range src {
-			src[i] = val(e.id, i)
-		}
-		if err := shmem.AllToAll(t.ctx, e.pe, dst, src); !e.ok("all-to-all", err) {
-			return false
-		}
-		check("all-to-all", dst, func(i int) int32 { return val(i/n, e.id*n+i%n) })
 	}
 	return true
+}
+
+func (e *element) broadcast(common *rand.Rand) bool {
+	c, root := e.numbers(common), common.IntN(len(e.t.peers))
+	for round := range 1 + common.IntN(6) { // the root may get ahead of the others
+		list := c.values(c.n, round)
+		err := shmem.Broadcast(e.t.ctx, e.pe, list, root)
+		if !c.gives("broadcast", err, list, func(i int) int32 { return c.val(root, i+round) }) {
+			return false
+		}
+	}
+	return true
+}
+
+func (e *element) reduce(common *rand.Rand) bool {
+	c := e.numbers(common)
+	op := []shmem.ReduceOp{shmem.OpSum, shmem.OpMin, shmem.OpMax, shmem.OpXor, shmem.OpAnd, shmem.OpOr,
+		shmem.OpProd}[common.IntN(7)]
+	dst := make([]int32, c.n)
+	if common.IntN(2) == 0 {
+		dst = c.mine
+	}
+	var err error
+	if op == shmem.OpSum && common.IntN(2) == 0 {
+		err = shmem.ReduceFunc(e.t.ctx, e.pe, dst, c.mine, func(a, b int32) int32 { return a + b })
+	} else {
+		err = shmem.Reduce(e.t.ctx, e.pe, dst, c.mine, op)
+	}
+	return c.gives(sprintf("reduce %v", op), err, dst, func(i int) int32 {
+		return reduced(op, len(e.t.peers), func(pe int) int32 { return c.val(pe, i) })
+	})
+}
+
+func (e *element) gather(common *rand.Rand) bool {
+	c := e.numbers(common)
+	dst := make([]int32, c.n*len(e.t.peers))
+	err := shmem.AllGather(e.t.ctx, e.pe, dst, c.mine)
+	return c.gives("all-gather", err, dst, func(i int) int32 { return c.val(i/c.n, i%c.n) })
+}
+
+func (e *element) trade(common *rand.Rand) bool {
+	c := e.numbers(common)
+	src := c.values(c.n*len(e.t.peers), 0)
+	dst := make([]int32, len(src))
+	err := shmem.AllToAll(e.t.ctx, e.pe, dst, src)
+	return c.gives("all-to-all", err, dst, func(i int) int32 { return c.val(i/c.n, e.id*c.n+i%c.n) })
 }
 
 // reduced combines the values of all PEs, one after the other.

@@ -30,7 +30,7 @@ func drawCall(rng *rand.Rand, calls []namedCall) (string, func() error) {
 
 // hurry makes calls whose context ends after some rounds. They return, and what they have begun
 // ends before Quiet does.
-func (e *element) hurry() bool {
+func (e *element) hurry(*rand.Rand) bool {
 	t, own := e.t, e.words.At(7)
 	if !e.barrier() {
 		return false

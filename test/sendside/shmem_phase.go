@@ -11,49 +11,21 @@ import (
 	"ibverbx/verbs"
 )
 
-// play plays a phase and reports whether it succeeded. A phase that needs a barrier begins with
-// one.
-func (e *element) play(kind phaseKind, common *rand.Rand) bool {
-	switch kind {
-	case phaseScatter:
-		return e.scatter()
-	case phaseSignal, phaseFlag:
-		return e.sendSignal(kind == phaseFlag, common)
-	case phaseCount:
-		return e.count(common)
-	case phaseBits:
-		return e.toggle()
-	case phaseSwap:
-		return e.swap(common)
-	case phaseBarrier:
-		for range 2 {
-			if !e.barrier() {
-				return false
-			}
-		}
-		return e.ok("sync", e.pe.Sync(e.t.ctx))
-	case phaseBroadcast, phaseReduce, phaseGather, phaseTrade:
-		return e.collective(kind, common)
-	case phaseAlloc:
-		return e.allocate(common)
-	case phaseMismatch:
-		return e.mismatch(common)
-	case phaseMistake:
-		e.mistake()
-	case phaseHurry:
-		return e.hurry()
-	case phaseMisstep:
-		return e.misstep(common)
-	case phaseFault:
-		if e.id == 0 {
-			e.t.strike(e.t.all, e.t.plan.Mood == lab.Calm || e.rng.IntN(2) == 0)
-		}
+// barriers is nothing but barriers.
+func (e *element) barriers(*rand.Rand) bool {
+	return e.barrier() && e.barrier() && e.ok("sync", e.pe.Sync(e.t.ctx))
+}
+
+// meetFault puts a fault in force.
+func (e *element) meetFault(*rand.Rand) bool {
+	if e.id == 0 {
+		e.t.strike(e.t.all, e.t.plan.Mood == lab.Calm || e.rng.IntN(2) == 0)
 	}
 	return true
 }
 
 // scatter puts and gets, with fences and quiets between, and ends in a barrier.
-func (e *element) scatter() bool {
+func (e *element) scatter(*rand.Rand) bool {
 	for range 1 + e.rng.IntN(12) {
 		good := true
 		switch e.rng.IntN(10) {
@@ -289,7 +261,7 @@ func (e *element) await(from int, value uint64) bool {
 }
 
 // mistake makes calls with wrong arguments. They must be refused.
-func (e *element) mistake() {
+func (e *element) mistake(*rand.Rand) bool {
 	ctx, pe := e.t.ctx, e.pe
 	small := e.area.Slice(0, 4)
 	for name, err := range map[string]error{
@@ -312,4 +284,5 @@ func (e *element) mistake() {
 			e.t.Broken(lab.Refusal, "PE %d: %s: %v", e.id, name, err)
 		}
 	}
+	return true
 }

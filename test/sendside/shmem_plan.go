@@ -20,43 +20,42 @@ type shmemPlan struct {
 // phase is a part of the program that all PEs run. What each does in it follows from r and from its
 // number.
 type phase struct {
-	kind phaseKind
-	r    uint64
+	*phaseKind
+	r uint64
 }
 
-type phaseKind uint8
+// phaseKind is a kind of phase, and how often it is drawn. play reports whether it has succeeded; a
+// phase that needs a barrier begins with one.
+type phaseKind struct {
+	name  string
+	often int
+	play  func(e *element, common *rand.Rand) bool
+}
 
-const (
-	phaseScatter phaseKind = iota // puts and gets
-	phaseSignal                   // data and a signal
-	phaseFlag                     // data, a fence, and a word
-	phaseCount                    // atomics that add
-	phaseBits                     // atomics on bits, of four and eight bytes
-	phaseSwap                     // atomics that swap
-	phaseBarrier                  // nothing but barriers
-	phaseBroadcast
-	phaseReduce
-	phaseGather
-	phaseTrade
-	phaseAlloc
-	phaseMismatch // PEs ask for different sizes
-	phaseMistake  // wrong arguments
-	phaseFault    // a fault
-	phaseHurry    // calls whose context ends
-	phaseMisstep  // PEs make different collective calls; always the last phase
-	phaseKinds
+var phases = []phaseKind{
+	{"scatter", 12, (*element).scatter}, // puts and gets
+	{"signal", 6, func(e *element, common *rand.Rand) bool { return e.sendSignal(false, common) }},
+	{"flag", 6, func(e *element, common *rand.Rand) bool { return e.sendSignal(true, common) }},
+	{"count", 5, (*element).count},
+	{"bits", 4, (*element).toggle},
+	{"swap", 4, (*element).swap},
+	{"barrier", 2, (*element).barriers},
+	{"broadcast", 3, (*element).broadcast},
+	{"reduce", 3, (*element).reduce},
+	{"all-gather", 3, (*element).gather},
+	{"all-to-all", 3, (*element).trade},
+	{"alloc", 4, (*element).allocate},
+	{"mismatch", 1, (*element).mismatch},
+	{"mistake", 2, (*element).mistake},
+	fault,
+	{"hurry", 3, (*element).hurry}, // calls whose context ends
+}
+
+// Phases that are drawn by themselves, too. After a misstep nothing follows.
+var (
+	fault   = phaseKind{"fault", 3, (*element).meetFault}
+	misstep = phaseKind{"misstep", 0, (*element).misstep}
 )
-
-var phaseNames = [phaseKinds]string{"scatter", "signal", "flag", "count", "bits", "swap", "barrier",
-	"broadcast", "reduce", "all-gather", "all-to-all", "alloc",
-	"mismatch", "mistake", "fault", "hurry", "misstep"}
-
-func (k phaseKind) String() string { return phaseNames[k] }
-
-var phaseWeights = [phaseKinds]int{phaseScatter: 12, phaseSignal: 6, phaseFlag: 6, phaseCount: 5,
-	phaseBits: 4, phaseSwap: 4, phaseBarrier: 2, phaseBroadcast: 3,
-	phaseReduce: 3, phaseGather: 3, phaseTrade: 3, phaseAlloc: 4, phaseMismatch: 1, phaseMistake: 2,
-	phaseFault: 3, phaseHurry: 3}
 
 func newShmemPlan(seed uint64) *shmemPlan {
 	rng := rand.New(rand.NewPCG(seed, 0x73686d))
@@ -75,14 +74,18 @@ func newShmemPlan(seed uint64) *shmemPlan {
 	p.config.Transport.AMBuffers = 1
 	p.config.Transport.QP.MaxMsgCntPerQP = 0
 	p.Events = make([]phase, 1+rng.IntN(pick(2, 4, 8)))
+	weights := make([]int, len(phases))
+	for i := range phases {
+		weights[i] = phases[i].often
+	}
 	for i := range p.Events {
-		p.Events[i] = phase{phaseKind(lab.DrawWeighted(rng, phaseWeights[:])), rng.Uint64()}
+		p.Events[i] = phase{&phases[lab.DrawWeighted(rng, weights)], rng.Uint64()}
 	}
 	if p.Mood == lab.Faulty && rng.IntN(2) == 0 {
-		p.Events[rng.IntN(len(p.Events))].kind = phaseFault
+		p.Events[rng.IntN(len(p.Events))].phaseKind = &fault
 	}
 	if rng.IntN(5) == 0 {
-		p.Events = append(p.Events, phase{phaseMisstep, rng.Uint64()})
+		p.Events = append(p.Events, phase{&misstep, rng.Uint64()})
 	}
 	return p
 }
@@ -98,7 +101,7 @@ func (p *shmemPlan) String() string {
 		p.Seed, p.Mood, p.config.Size, p.Hosts[0], p.rails, t.QP.Scheme, t.QP.FragmentSize,
 		p.config.RegisterFrom, t.BounceBuffers, t.BufferSize, t.MaxOutstanding, t.QP.MaxInline)
 	for i, ph := range p.Events {
-		s += sprintf("\nphase %d: %v", i, ph.kind)
+		s += sprintf("\nphase %d: %v", i, ph.name)
 	}
 	return s
 }

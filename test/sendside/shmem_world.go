@@ -228,10 +228,10 @@ func (e *element) playAll() {
 	t := e.t
 	for i, ph := range t.plan.Events {
 		t.At = max(t.At, i+1)
-		t.Logf("PE %d: phase %d, %v", e.id, i, ph.kind)
+		t.Logf("PE %d: phase %d, %v", e.id, i, ph.name)
 		e.rng = rand.New(rand.NewPCG(ph.r, uint64(e.id)))
 		common := rand.New(rand.NewPCG(ph.r, 1<<40)) // all PEs draw the same from it
-		if !e.play(ph.kind, common) {
+		if !ph.play(e, common) {
 			return
 		}
 		e.phase++

@@ -14,9 +14,8 @@ func (e *tagEnd) wait() {
 	if len(w.waiting()) >= 5 {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	w.cancels = append(w.cancels, cancel)
-	var body func(ctx context.Context)
+	ctx := w.context()
+	var body func()
 	var name string
 	switch w.Rng.IntN(3) {
 	case 0:
@@ -24,9 +23,9 @@ func (e *tagEnd) wait() {
 		if !ok {
 			return
 		}
-		name, body = sprintf("%v waits in send", e), func(ctx context.Context) { e.sendWait(ctx, m) }
+		name, body = sprintf("%v waits in send", e), func() { e.sendWait(ctx, m) }
 	case 1:
-		name, body = sprintf("%v waits in recv", e), e.recvWait
+		name, body = sprintf("%v waits in recv", e), func() { e.recvWait(ctx) }
 	default:
 		open := e.site.recvs[e.site.open:]
 		if len(open) == 0 || open[0].req == nil {
@@ -34,7 +33,7 @@ func (e *tagEnd) wait() {
 		}
 		r := open[0]
 		r.awaited = true
-		name, body = sprintf("%v waits for %v", e, r), func(ctx context.Context) {
+		name, body = sprintf("%v waits for %v", e, r), func() {
 			if r.req == nil {
 				return
 			}
@@ -47,10 +46,7 @@ func (e *tagEnd) wait() {
 			}
 		}
 	}
-	w.start(name, e.site.Host, func() {
-		body(ctx)
-		cancel()
-	})
+	w.start(name, e.site.Host, body)
 }
 
 // sendWait is a program in SendWait.

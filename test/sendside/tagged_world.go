@@ -36,33 +36,19 @@ type tagEnd struct {
 	w    *tagWorld
 	site *tagSite
 	peer *tagEnd
-	link *link
 	name string
-	ep   *tagged.Endpoint
+	fate
+	ep *tagged.Endpoint
 
 	msgs    []*tagMsg // in the order in which they were sent
 	open    int       // msgs before this one have ended
 	lengths map[[2]uint64]bool
-	blame   string
 	errors  int
 	closing bool
 	ended   bool
 }
 
 func (e *tagEnd) String() string { return e.name }
-
-func (e *tagEnd) mayFail() string {
-	if e.link.Blame != "" {
-		return e.link.Blame
-	}
-	return e.blame
-}
-
-func (e *tagEnd) because(reason string) {
-	if e.blame == "" {
-		e.blame = reason
-	}
-}
 
 func (p *taggedPlan) run(log func(string)) *hunt.Violation {
 	w := &tagWorld{plan: p}
@@ -100,7 +86,7 @@ func (w *tagWorld) open() {
 }
 
 func (w *tagWorld) newEnd(l *link, o *tagSite, letter rune) *tagEnd {
-	e := &tagEnd{w: w, site: o, link: l, name: sprintf("%d%c", len(w.ends)/2, letter),
+	e := &tagEnd{w: w, site: o, fate: fate{link: l}, name: sprintf("%d%c", len(w.ends)/2, letter),
 		lengths: map[[2]uint64]bool{}}
 	w.build = l
 	var err error
@@ -220,8 +206,7 @@ func (e *tagEnd) close() {
 	if e.ended || e.closing || len(w.waiting()) >= 5 {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	w.cancels = append(w.cancels, cancel)
+	ctx := w.context()
 	w.start(sprintf("%v waits in close", e), e.site.Host, func() {
 		if e.ended || e.closing {
 			return
@@ -248,6 +233,5 @@ func (e *tagEnd) close() {
 		if err != nil {
 			e.peer.because("its peer was aborted")
 		}
-		cancel()
 	})
 }

@@ -38,6 +38,27 @@ type link struct {
 	wires []*wire
 }
 
+// fate says why an endpoint may fail: for what was done to its link, or to itself.
+type fate struct {
+	link  *link
+	blame string
+}
+
+// mayFail is why the endpoint may fail; "" when it may not.
+func (f *fate) mayFail() string {
+	if f.link.Blame != "" {
+		return f.link.Blame
+	}
+	return f.blame
+}
+
+// because notes why the endpoint may fail though its link is sound. The first reason counts.
+func (f *fate) because(reason string) {
+	if f.blame == "" {
+		f.blame = reason
+	}
+}
+
 // A host's memory: words for atomics, bytes for gets, and some bytes for what ends a run.
 const (
 	arenaSize = 96 << 10

@@ -68,8 +68,8 @@ type pendingQueue struct {
 
 // life is how far an endpoint is from its end.
 type life struct {
-	errors       int             // how often OnError ran
-	blame        string          // why it may fail though the link is sound
+	errors int // how often OnError ran
+	fate
 	ctx          context.Context // of Close
 	closing      bool            // Close was called
 	closed       bool            // Close has returned, or Abort was called
@@ -86,6 +86,7 @@ func (e *end) intruder() *intruder { return e.pair.intruder }
 // newEnd makes an endpoint.
 func (w *transportWorld) newEnd(c *pair, s *site, letter rune) *end {
 	e := &end{w: w, site: s, pair: c, name: sprintf("%d%c", len(w.pairs)-1, letter)}
+	e.link = c.link
 	e.skipped = map[*end]int{}
 	w.build = c.link
 	before := len(c.wires)
@@ -98,14 +99,6 @@ func (w *transportWorld) newEnd(c *pair, s *site, letter rune) *end {
 	e.notifyReq = &request{e: e, own: true}
 	w.ends = append(w.ends, e)
 	return e
-}
-
-// mayFail is why the endpoint may fail; "" when it may not.
-func (e *end) mayFail() string {
-	if e.pair.Blame != "" {
-		return e.pair.Blame
-	}
-	return e.blame
 }
 
 // manner is how an operation is tried.

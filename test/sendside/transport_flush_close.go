@@ -15,8 +15,7 @@ func (e *end) waitFlush() {
 	if !e.connected || len(w.waiting()) >= 4 || e.intruder() != nil {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	w.cancels = append(w.cancels, cancel)
+	ctx := w.context()
 	kind := transport.FlushKind(w.Rng.IntN(2))
 	whole := w.OneIn(4)
 	w.start(sprintf("%v waits in flush %d, whole worker %v", e, kind, whole), e.site.Host, func() {
@@ -56,7 +55,6 @@ func (e *end) waitFlush() {
 		if err != nil && failed == "" && !errors.Is(err, context.Canceled) {
 			w.Broken(lab.Isolation, "%v: flush: %v", e, err)
 		}
-		cancel()
 	})
 }
 
@@ -122,21 +120,13 @@ func (e *end) abort() {
 	w.groups = append(w.groups, g)
 }
 
-// because notes why an endpoint may fail. The first reason counts.
-func (e *end) because(reason string) {
-	if e.blame == "" {
-		e.blame = reason
-	}
-}
-
 // close starts a program that waits in Close.
 func (e *end) close() {
 	w := e.w
 	if e.closed || e.closing || len(w.waiting()) >= 4 || w.callback {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	w.cancels = append(w.cancels, cancel)
+	ctx := w.context()
 	w.start(sprintf("%v waits in close", e), e.site.Host, func() {
 		if e.closed || e.closing {
 			return
@@ -166,6 +156,5 @@ func (e *end) close() {
 		if e.peer != nil && err != nil {
 			e.peer.because("its peer was aborted")
 		}
-		cancel()
 	})
 }
