@@ -103,6 +103,25 @@ func TestAcknowledgementOfWhoStopsPolling(t *testing.T) {
 	t.Error("the peer has to ask each time")
 }
 
+// Where the goroutine has yet to notice that somebody polls, nobody would look after what is held
+// back: nothing is.
+func TestNoAckIsDelayedUnguarded(t *testing.T) {
+	a, b, _ := delaying(t)
+	for range 10 { // the goroutine may notice at once
+		b.pollUntil(t, "the acknowledgement leaves", func() bool { return !b.delaysAck() })
+		a.succeed(t)
+		before := b.received()
+		b.dev.recv.napping.Store(false)
+		a.post(t, a.write(b, 1, 8))
+		b.pollUntil(t, "the write arrives", func() bool { return b.received() > before })
+		if !b.delaysAck() {
+			a.succeed(t)
+			return
+		}
+	}
+	t.Error("every acknowledgement is delayed")
+}
+
 // A program that has got its last message may take its queue pair down at once: the acknowledgement
 // leaves before, since the message was carried out. The peer would be told that it was not.
 func TestAcknowledgementLeavesBeforeTheQueuePairDoes(t *testing.T) {

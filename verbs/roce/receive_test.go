@@ -82,7 +82,7 @@ func TestPollingHelpsOtherNICs(t *testing.T) {
 	p := openNICs(t, Config{}, "127.0.0.1")
 	peer := deafNIC(t, func(_ *Device, conn link) link { return conn })
 	one := p.Device(0)
-	one.provider = &Provider{devices: []*Device{one, peer}}
+	one.provider = &Provider{devices: append(slices.Clone(one.provider.devices), peer)}
 	a, b := newNode(t, one, 1<<20), newNode(t, peer, 1<<20)
 	// The patience of 17 s is never needed, however long others have the processor.
 	must(t, verbstest.Connect(a.qp, b.qp, verbstest.ConnectConfig{Port: 1,

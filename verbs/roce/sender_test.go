@@ -1,6 +1,7 @@
 package roce
 
 import (
+	"bytes"
 	"encoding/binary"
 	"slices"
 	"testing"
@@ -57,6 +58,43 @@ func (g *gate) open(room int) {
 func destQP(packet []byte) uint32 { return binary.BigEndian.Uint32(packet[4:]) & 0xffffff }
 
 const plenty = 1 << 30
+
+// What the socket refuses leaves later, whole, in its order; and since each packet then leaves by
+// itself, with the ICRC of one that is no part of a burst.
+func TestBacklog(t *testing.T) {
+	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
+	pair := newNodes(t, p.Device(0), p.Device(1), 1<<18)
+	a, b := pair[0], pair[1]
+	a.post(t, a.write(b, 1, 1<<16)) // from here on both know that the other is an end of this package
+	a.succeed(t)
+	for i := range a.buf {
+		a.buf[i] = byte(i * 7)
+	}
+	g := newGate(a.dev, 3, 0)
+	a.post(t, a.write(b, 2, len(a.buf)))
+	a.dev.mu.Lock()
+	refused := len(a.dev.sender.backlog)
+	direct := len(g.passed)
+	a.dev.mu.Unlock()
+	if refused == 0 || direct != 3 {
+		t.Fatalf("%d packets left and %d wait", direct, refused)
+	}
+	g.open(plenty)
+	a.succeed(t)
+	if !bytes.Equal(a.buf, b.buf) {
+		t.Error("the bytes differ")
+	}
+	a.dev.mu.Lock()
+	defer a.dev.mu.Unlock()
+	for i, packet := range g.passed[direct : direct+refused] {
+		if !a.qp.path.out.Check(0, packet) {
+			t.Errorf("packet %d of the backlog: the ICRC is not that of a packet by itself", i)
+		}
+	}
+	if a.dev.counts.Retried != uint64(refused) {
+		t.Errorf("%d packets counted, %d waited", a.dev.counts.Retried, refused)
+	}
+}
 
 // Queue pairs that wait for room take turns.
 func TestBacklogFair(t *testing.T) {
