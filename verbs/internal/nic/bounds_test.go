@@ -128,22 +128,34 @@ func TestFieldsOfCompletions(t *testing.T) {
 	used := Completion{QP: &QP{}, Seq: 77, Dir: 7, Solicited: true, WC: verbs.WC{ID: 99, Status: 9,
 		VendorErr: 9, Opcode: 99, ByteLen: 9, Imm: 9, QPNum: 9, SrcQP: 9, Flags: 9}}
 	r.recv(verbs.RecvWR{ID: 4})
-	for _, solicited := range []bool{false, true} {
+	for _, c := range []struct {
+		opcode    verbs.Opcode
+		solicited bool
+		want      verbs.WC
+	}{
+		{verbs.OpSend, false, verbs.WC{Opcode: verbs.WCRecv}},
+		{verbs.OpSend, true, verbs.WC{Opcode: verbs.WCRecv}},
+		{verbs.OpSendWithImm, false, verbs.WC{Opcode: verbs.WCRecv, Imm: 5, Flags: verbs.WCWithImm}},
+		{verbs.OpRDMAWriteWithImm, true, verbs.WC{Opcode: verbs.WCRecvRDMAWithImm, Imm: 5,
+			Flags: verbs.WCWithImm}},
+	} {
 		got := used
-		r.qp.Received(&got, 0, &Message{Opcode: verbs.OpSend, Length: 3, Imm: 5, SrcQP: 6,
-			Solicited: solicited})
-		want := Completion{QP: r.qp, Dir: Recv, Solicited: solicited, WC: verbs.WC{ID: 4,
-			Opcode: verbs.WCRecv, ByteLen: 3, QPNum: r.qp.Num, SrcQP: 6}}
-		if got != want {
+		r.qp.Received(&got, 0, &Message{Opcode: c.opcode, Length: 3, Imm: 5, SrcQP: 6,
+			Solicited: c.solicited})
+		c.want.ID, c.want.ByteLen, c.want.QPNum, c.want.SrcQP = 4, 3, r.qp.Num, 6
+		if want := (Completion{QP: r.qp, Dir: Recv, Solicited: c.solicited, WC: c.want}); got != want {
 			t.Errorf("received:\n%+v, want\n%+v", got, want)
 		}
 	}
-	r.send(verbs.SendWR{ID: 8, Opcode: verbs.OpRDMAWrite, SGL: r.sge(0, 24)})
-	got := used
-	r.qp.Sent(&got, 0, r.qp.SQ.At(0))
-	if want := (Completion{QP: r.qp, Dir: Send, WC: verbs.WC{ID: 8, Opcode: verbs.WCRDMAWrite,
-		QPNum: r.qp.Num}}); got != want {
-		t.Errorf("sent:\n%+v, want\n%+v", got, want)
+	for op, want := range map[verbs.Opcode]verbs.WC{
+		verbs.OpRDMAWrite: {ID: 8, Opcode: verbs.WCRDMAWrite, QPNum: r.qp.Num},
+		verbs.OpRDMARead:  {ID: 8, Opcode: verbs.WCRDMARead, QPNum: r.qp.Num, ByteLen: 24},
+	} {
+		got, seq := used, r.send(verbs.SendWR{ID: 8, Opcode: op, SGL: r.sge(0, 24)})
+		r.qp.Sent(&got, seq, r.qp.SQ.At(seq))
+		if want := (Completion{QP: r.qp, Seq: seq, Dir: Send, WC: want}); got != want {
+			t.Errorf("sent:\n%+v, want\n%+v", got, want)
+		}
 	}
 	// What failed says so, and mostly misleads whoever looks at the opcode.
 	rng := garbage()
@@ -257,24 +269,34 @@ func TestInvariantsOfQueues(t *testing.T) {
 	}
 }
 
-// A reset drops the completions of sends and of receives, where they go to two queues, too.
-func TestResetForgetsInBothQueues(t *testing.T) {
+// A reset drops what is outstanding and the queue pair's completions, of sends and of receives. It
+// leaves those of others, in their order.
+func TestResetForgets(t *testing.T) {
 	r := newRig(t)
 	var sends CQ
 	must(t, sends.Init(&r.dev, nil, verbs.CQConfig{}))
-	q := &QP{Num: 5, Cap: r.qp.Cap, CQs: [2]*CQ{&sends, &r.cq}}
+	q := &QP{Num: 5, State: verbs.StateRTS, Attr: verbs.QPAttr{RQPSN: 1}, Cap: r.qp.Cap,
+		CQs: [2]*CQ{&sends, &r.cq}}
 	q.Init(&r.pd)
+	q.SQ.Push(&verbs.SendWR{})
+	q.RQ.Push(&verbs.RecvWR{})
 	for _, cq := range q.CQs {
-		cq.Add(&Completion{QP: q, WC: verbs.WC{ID: 1}})
-		cq.Add(&Completion{QP: r.qp, WC: verbs.WC{ID: 2}})
+		for i := range uint64(4) {
+			cq.Add(&Completion{QP: []*QP{q, r.qp}[i%2], WC: verbs.WC{ID: i}})
+		}
 	}
 	q.Reset()
 	for dir, cq := range q.CQs {
-		var wcs [4]verbs.WC
-		if n, err := cq.Poll(wcs[:]); n != 1 || err != nil || wcs[0].ID != 2 {
-			t.Errorf("direction %d: polled %d, %v: %+v", dir, n, err, wcs[0])
+		var wcs [5]verbs.WC
+		if n, err := cq.Poll(wcs[:]); n != 2 || err != nil || wcs[0].ID != 1 || wcs[1].ID != 3 {
+			t.Errorf("direction %d: polled %+v, %v", dir, wcs[:n], err)
 		}
 	}
+	if _, ok := q.SQ.TakeUnended(); ok || !q.RQ.Empty() || q.State != verbs.StateReset ||
+		q.Attr != (verbs.QPAttr{}) {
+		t.Errorf("after a reset: %+v", q.Attr)
+	}
+	must(t, q.CheckInvariants())
 	q.Destroy()
 	if sends.users != 0 || r.cq.users != 2 || r.open.QPs != 1 || r.pd.qps != 1 {
 		t.Errorf("%d and %d users, %d queue pairs open, %d in the domain", sends.users, r.cq.users,

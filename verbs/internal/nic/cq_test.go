@@ -33,50 +33,6 @@ func TestSlotsAreFreedByPolling(t *testing.T) {
 	must(t, r.qp.CheckInvariants())
 }
 
-// A completion in a used place of the ring has nothing of what was there before.
-func TestCompletionsAreMadeAnew(t *testing.T) {
-	r := newRig(t)
-	r.ready()
-	for range 70 { // more than the ring has places
-		r.recv(verbs.RecvWR{ID: 5, SGL: r.sge(0, 64)})
-		seq, _ := r.qp.RQ.Take()
-		r.qp.Failed(r.cq.Next(true), Recv, seq, verbs.StatusLocProtErr, 77, garbage())
-		wcs, _ := r.poll()
-		if len(wcs) != 1 || wcs[0].ID != 5 || wcs[0].Status != verbs.StatusLocProtErr ||
-			wcs[0].VendorErr != 77 || wcs[0].QPNum != r.qp.Num {
-			t.Fatalf("failed receive: %+v", wcs)
-		}
-	}
-	for range 70 {
-		r.sent(r.send(verbs.SendWR{ID: 6, Opcode: verbs.OpRDMARead, SGL: r.sge(0, 24)}))
-		wcs, _ := r.poll()
-		want := verbs.WC{ID: 6, Opcode: verbs.WCRDMARead, ByteLen: 24, QPNum: r.qp.Num}
-		if len(wcs) != 1 || wcs[0] != want {
-			t.Fatalf("read: %+v, want %+v", wcs, want)
-		}
-	}
-	for _, c := range []struct {
-		m    Message
-		want verbs.WC
-	}{
-		{Message{Opcode: verbs.OpSend, Length: 7, Imm: 1, SrcQP: 9},
-			verbs.WC{Opcode: verbs.WCRecv, ByteLen: 7, SrcQP: 9}},
-		{Message{Opcode: verbs.OpSendWithImm, Length: 7, Imm: 1, SrcQP: 9},
-			verbs.WC{Opcode: verbs.WCRecv, ByteLen: 7, SrcQP: 9, Imm: 1, Flags: verbs.WCWithImm}},
-		{Message{Opcode: verbs.OpRDMAWriteWithImm, Length: 7, Imm: 1, SrcQP: 9},
-			verbs.WC{Opcode: verbs.WCRecvRDMAWithImm, ByteLen: 7, SrcQP: 9, Imm: 1, Flags: verbs.WCWithImm}},
-	} {
-		r.recv(verbs.RecvWR{ID: 8})
-		seq, _ := r.qp.RQ.Take()
-		r.qp.Received(r.cq.Next(false), seq, &c.m)
-		c.want.ID, c.want.QPNum = 8, r.qp.Num
-		wcs, _ := r.poll()
-		if len(wcs) != 1 || wcs[0] != c.want {
-			t.Errorf("%v: %+v, want %+v", c.m.Opcode, wcs, c.want)
-		}
-	}
-}
-
 // An armed queue raises one event, for the completions that it was armed for.
 func TestArming(t *testing.T) {
 	r := newRig(t)
@@ -139,32 +95,6 @@ func TestOverrun(t *testing.T) {
 	_, err = r.poll()
 	refused(t, "empty", err, verbs.ErrOverrun, "the queue holds 4 completions")
 	refused(t, "arm", r.cq.Arm(false), verbs.ErrOverrun, "")
-}
-
-// A reset drops the queue pair's completions and leaves those of others, in their order.
-func TestResetForgetsCompletions(t *testing.T) {
-	r := newRig(t)
-	r.ready()
-	other := r.newQP()
-	for i := range uint64(4) {
-		c := Completion{QP: r.qp, WC: verbs.WC{ID: i}}
-		if i%2 == 1 {
-			c.QP = other
-		}
-		r.cq.Add(&c)
-	}
-	r.send(verbs.SendWR{})
-	r.recv(verbs.RecvWR{})
-	r.qp.Reset()
-	wcs, err := r.poll()
-	if err != nil || len(wcs) != 2 || wcs[0].ID != 1 || wcs[1].ID != 3 {
-		t.Errorf("polled %+v, %v", wcs, err)
-	}
-	if _, ok := r.qp.SQ.TakeUnended(); ok || !r.qp.RQ.Empty() || r.qp.State != verbs.StateReset ||
-		r.qp.Attr != (verbs.QPAttr{}) {
-		t.Errorf("after a reset: %+v", r.qp.Attr)
-	}
-	must(t, r.qp.CheckInvariants())
 }
 
 // What is outstanding is flushed once, oldest first.
