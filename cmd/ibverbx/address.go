@@ -17,10 +17,10 @@ const defaultPort = "18515"
 
 // meetFlags say where two processes meet.
 type meetFlags struct {
-	Listen  listenFlag  `group:"apart" placeholder:"[ADDR]"`
-	Connect connectFlag `group:"apart" placeholder:"HOST[:PORT]"`
-	Port    int         `group:"apart" short:"p" range:"1..65535"`
-	Timeout units.Span  `group:"apart" default:"30s"`
+	Listen  listenFlag    `group:"apart" placeholder:"[ADDR]"`
+	Connect connectFlag   `group:"apart" placeholder:"HOST[:PORT]"`
+	Port    int           `group:"apart" short:"p" range:"1..65535"`
+	Timeout units.Seconds `group:"apart" default:"30s"`
 }
 
 // meet settles where the two processes meet: host, if it was given, is another way to say

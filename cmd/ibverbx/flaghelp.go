@@ -46,7 +46,7 @@ func placeholder(t reflect.Type) string {
 		return "SIZE"
 	case reflect.TypeFor[units.Rate]():
 		return "RATE"
-	case reflect.TypeFor[units.Span](), reflect.TypeFor[bench.Seconds]():
+	case reflect.TypeFor[units.Seconds]():
 		return "TIME"
 	case reflect.TypeFor[bench.Fault]():
 		return "KIND[@KEY=VALUE,..]"

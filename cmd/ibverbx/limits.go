@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/units"
@@ -11,8 +10,8 @@ import (
 
 // limits are what figures have to keep, or the exit code is 1.
 type limits struct {
-	MinBW  units.Rate  `group:"out" name:"min-bw"`
-	MaxLat *units.Span `group:"out" name:"max-lat"`
+	MinBW  units.Rate     `group:"out" name:"min-bw"`
+	MaxLat *units.Seconds `group:"out" name:"max-lat"`
 }
 
 // checkLimits says which limits make no sense for what is measured.
@@ -42,7 +41,7 @@ func (l *limits) missed(r *bench.Report) error {
 		}
 		if lat := res.Latency; l.MaxLat != nil && lat != nil && lat.P50 > int64(*l.MaxLat) {
 			missed = append(missed, fmt.Errorf("%s, %v: a median of %v, more than --max-lat %v", res.Scheme,
-				res.Size, time.Duration(lat.P50), time.Duration(*l.MaxLat)))
+				res.Size, units.Seconds(lat.P50), *l.MaxLat))
 		}
 	}
 	return errors.Join(missed...)

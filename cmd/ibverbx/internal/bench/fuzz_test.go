@@ -278,11 +278,11 @@ func FuzzSeconds(f *testing.F) {
 			t.Fatalf("%q is %v", text, d)
 		}
 		var again Seconds
-		if err := json.Unmarshal([]byte(marshaled(t, s)), &again); err != nil || s.exact() && again != s {
+		if err := json.Unmarshal([]byte(marshaled(t, s)), &again); err != nil || exact(s) && again != s {
 			t.Fatalf("%q is %v, and then %v, %v", text, time.Duration(s), time.Duration(again), err)
 		}
 	})
 }
 
 // exact says whether a length of time has no more digits than JSON keeps.
-func (s Seconds) exact() bool { return max(s, -s) < 1<<52 }
+func exact(s Seconds) bool { return max(s, -s) < 1<<52 }

@@ -209,7 +209,7 @@ func TestLies(t *testing.T) {
 		"a terabyte": {"a", kindTask, set("memory_bytes", uint64(1)<<40),
 			"--memory 1024 GiB: must be 1 KiB to 1 GiB"},
 		"a large message": {"a", kindTask, set("sizes", []uint64{1 << 62}), "at most 1 GiB"},
-		"a negative size": {"a", kindTask, set("sizes", []int{-1}), "want a whole number of bytes"},
+		"a negative size": {"a", kindTask, set("sizes", []int{-1}), "cannot unmarshal number -1"},
 		"no bytes":        {"a", kindTask, set("sizes", []int{0}), "cannot be measured"},
 		"many sizes":      {"a", kindTask, set("sizes", many), "300 sizes"},
 		"for ever": {"a", kindTask,

@@ -1,11 +1,7 @@
 package bench
 
 import (
-	"encoding/json"
-	"fmt"
-	"math"
 	"slices"
-	"time"
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/units"
@@ -99,27 +95,5 @@ func words[T ~string](list []T) (text []string) {
 	return text
 }
 
-// Seconds is a duration that is a number of seconds in JSON. A flag reads it as [units.Span] does.
-type Seconds time.Duration
-
-// String writes it as a [time.Duration] is written.
-func (s Seconds) String() string { return time.Duration(s).String() }
-
-// UnmarshalText reads it from a flag.
-func (s *Seconds) UnmarshalText(text []byte) error { return (*units.Span)(s).UnmarshalText(text) }
-
-// MarshalJSON writes seconds.
-func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (s *Seconds) UnmarshalJSON(text []byte) error {
-	var seconds float64
-	if err := json.Unmarshal(text, &seconds); err != nil {
-		return err
-	}
-	if math.Abs(seconds) > math.MaxInt64/2/float64(time.Second) {
-		return fmt.Errorf("%g seconds: too long", seconds)
-	}
-	*s = Seconds(math.Round(seconds * float64(time.Second)))
-	return nil
-}
+// Seconds is a duration that is a number of seconds in JSON.
+type Seconds = units.Seconds
