@@ -290,31 +290,6 @@ func TestAnnouncedFromElsewhere(t *testing.T) {
 	}
 }
 
-// A NIC that is strict neither announces itself nor finds its peers. Others take it for foreign.
-func TestStrict(t *testing.T) {
-	for name, strict := range map[string][2]bool{"neither": {}, "one": {true}, "other": {1: true},
-		"both": {true, true}} {
-		t.Run(name, func(t *testing.T) {
-			var pair [2]*node
-			for i, s := range strict {
-				pair[i] = newNode(t, openNICs(t, Config{Strict: s}, ownAddr(i)).Device(0), 1<<16)
-			}
-			must(t, verbstest.Connect(pair[0].qp, pair[1].qp, verbstest.ConnectConfig{Port: 1}))
-			for i, n := range pair {
-				n.post(t, n.write(pair[1-i], 1, 1<<16))
-				n.succeed(t)
-			}
-			for i, n := range pair {
-				n.dev.mu.Lock()
-				if ours, want := n.qp.engine.IsOurs(), name == "neither"; ours != want {
-					t.Errorf("end %d takes the other for an end of this package: %v", i, ours)
-				}
-				n.dev.mu.Unlock()
-			}
-		})
-	}
-}
-
 // Bursts go to ends of this package, over IPv6 to everybody, and over IPv4 to foreign peers where
 // the user asks for that: every packet of them is taken.
 func TestBurstsToForeignPeers(t *testing.T) {

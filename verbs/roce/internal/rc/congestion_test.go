@@ -2,6 +2,7 @@ package rc
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"ibverbx/verbs"
@@ -135,72 +136,55 @@ const (
 	gigabi = 125e6 // a gigabit, in bytes a second
 )
 
-// Alone, a connection fills the link, and its queue no further than the target.
-func TestWindowAlone(t *testing.T) {
-	n := newBottleneck(t, 1, gigabi, 1<<20, 50_000, shape{})
-	n.run(200*ms, always)
-	n.deepest = 0
-	got := n.run(500*ms, always)
-	share := got[0] / (gigabi * 0.5)
-	queue := float64(n.deepest) / gigabi * 1e6
-	t.Logf("%.1f %% of the link, at most %.0f µs in the queue, %d dropped", 100*share, queue, n.dropped)
-	if share < 0.93 || queue > 900 || n.dropped != 0 {
-		t.Error("less than 93 %, more than 0.9 ms, or packets dropped")
-	}
-}
-
-// Two connections share a link fairly, also when one comes later.
-func TestWindowFair(t *testing.T) {
-	n := newBottleneck(t, 2, gigabi, 1<<20, 50_000, shape{})
-	n.run(300*ms, func(i int) bool { return i == 0 })
-	n.run(700*ms, always)
-	n.deepest = 0
-	got := n.run(1000*ms, always)
-	sum := got[0] + got[1]
-	t.Logf("%.1f %% of the link, %.0f %% and %.0f %% of that, %.0f µs in the queue, %d dropped",
-		100*sum/gigabi, 100*got[0]/sum, 100*got[1]/sum, float64(n.deepest)/gigabi*1e6, n.dropped)
-	if sum < 0.93*gigabi || min(got[0], got[1]) < 0.35*sum || float64(n.deepest)/gigabi > 1.2e-3 {
-		t.Error("less than 93 %, a share of less than 35 %, or more than 1.2 ms in the queue")
-	}
-}
-
-// Losses that come at random do not slow a connection down by much.
-func TestWindowRandomLoss(t *testing.T) {
-	n := newBottleneck(t, 1, gigabi, 1<<20, 50_000, shape{})
-	n.loss = 0.001
-	n.run(200*ms, always)
-	got := n.run(1000*ms, always)
-	t.Logf("%.1f %% of the link", 100*got[0]/gigabi)
-	if got[0] < 0.85*gigabi {
-		t.Error("less than 85 %")
-	}
-}
-
-// Where the queue is short, the window yields to its losses.
-func TestWindowOverflow(t *testing.T) {
-	n := newBottleneck(t, 2, gigabi, 32<<10, 50_000, shape{}) // 0.26 ms, less than the target
-	n.run(300*ms, always)
-	n.dropped = 0
-	got := n.run(1000*ms, always)
-	sum := got[0] + got[1]
-	lost := float64(n.dropped) / (sum/4096 + float64(n.dropped))
-	t.Logf("%.1f %% of the link, %.1f %% of the packets dropped", 100*sum/gigabi, 100*lost)
-	if sum < 0.7*gigabi || lost > 0.09 {
-		t.Error("less than 70 %, or more than 9 % dropped")
-	}
-}
-
-// When the network comes back after a blackout, the connection soon fills it again.
-func TestWindowAfterBlackout(t *testing.T) {
-	n := newBottleneck(t, 1, gigabi, 1<<20, 50_000, shape{})
-	n.run(200*ms, always)
-	n.loss = 1
-	n.run(30*ms, always)
-	n.loss = 0
-	n.run(60*ms, always)
-	got := n.run(500*ms, always)
-	t.Logf("%.1f %% of the link", 100*got[0]/(gigabi*0.5))
-	if got[0] < 0.9*gigabi*0.5 {
-		t.Error("less than 90 %")
+// Connections that share a link fill it, and its queue no further than the target; they share it
+// fairly, and yield where the queue is short. Random losses do not slow them down by much.
+func TestWindow(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		connections int
+		room        int     // of the queue, bytes
+		loss        float64 // at random
+		before      func(n *bottleneck)
+		link        float64 // the least share of the link that is used
+		each        float64 // the least share of that for each
+		queue       float64 // the most that waits, seconds; 0 is any
+		dropped     float64 // the most of the packets that the queue drops
+	}{
+		{"alone", 1, 1 << 20, 0, func(n *bottleneck) { n.run(200*ms, always) }, 0.93, 1, 0.9e-3, 0},
+		{"one comes later", 2, 1 << 20, 0, func(n *bottleneck) {
+			n.run(300*ms, func(i int) bool { return i == 0 })
+			n.run(700*ms, always)
+		}, 0.93, 0.35, 1.2e-3, 1},
+		{"random loss", 1, 1 << 20, 0.001, func(n *bottleneck) { n.run(200*ms, always) }, 0.85, 1, 0, 1},
+		// A queue of 0.26 ms is shorter than the target.
+		{"a short queue", 2, 32 << 10, 0, func(n *bottleneck) { n.run(300*ms, always) }, 0.7, 0, 0, 0.09},
+		{"after a blackout", 1, 1 << 20, 0, func(n *bottleneck) {
+			n.run(200*ms, always)
+			n.loss = 1
+			n.run(30*ms, always)
+			n.loss = 0
+			n.run(60*ms, always)
+		}, 0.9, 1, 0, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newBottleneck(t, c.connections, gigabi, c.room, 50_000, shape{})
+			n.loss = c.loss
+			c.before(n)
+			n.deepest, n.dropped = 0, 0
+			const length = 1000 * ms
+			got := n.run(length, always)
+			sum := 0.0
+			for _, bytes := range got {
+				sum += bytes
+			}
+			link, each := sum/gigabi/(float64(length)/1e9), slices.Min(got)/sum
+			queue := float64(n.deepest) / gigabi
+			dropped := float64(n.dropped) / (sum/4096 + float64(n.dropped))
+			t.Logf("%.1f %% of the link, %.0f %% of that for each, %.0f µs in the queue, %.1f %% dropped",
+				100*link, 100*each, 1e6*queue, 100*dropped)
+			if link < c.link || each < c.each || c.queue != 0 && queue > c.queue || dropped > c.dropped {
+				t.Errorf("want at least %v and %v, at most %v s and %v", c.link, c.each, c.queue, c.dropped)
+			}
+		})
 	}
 }
