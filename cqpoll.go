@@ -101,8 +101,6 @@ func (c *VirtualCQ) collect() {
 // takeAll handles what the physical CQs hold and carries on with what that frees. Once the caller's
 // slice is full it takes no more than a batch from each further CQ.
 func (c *VirtualCQ) takeAll(out *sink, only int) error {
-	failed := c.pendingErr
-	c.pendingErr = nil
 	next := c.nextCQ
 	for range c.cqs {
 		pc := &c.cqs[next]
@@ -112,27 +110,15 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 		if pc.dead || only >= 0 && int(pc.device) != only {
 			continue
 		}
-		var last *rail // completions come in bursts of one queue pair
-		for range pc.maxPolls {
-			n, err := pc.cq.Poll(c.scratch)
-			last = c.route(pc.routes, last, c.scratch[:n], out)
-			if err != nil {
-				pc.dead = true
-				if !c.loseDevice(pc.device, err) {
-					failed = errors.Join(failed, c.deviceError("poll", pc, err))
-				}
-				break
-			}
-			if n < len(c.scratch) {
-				break
-			}
-			if out.n == len(out.dst) && out.n != 0 {
-				c.nextCQ = next
-				break
-			}
+		n, err := pc.cq.Poll(c.scratch)
+		if n == 0 && err == nil {
+			continue // most polls of most CQs: nothing more is done for one
+		}
+		if c.take(pc, n, err, out) {
+			c.nextCQ = next
 		}
 	}
-	if len(c.ports.events) != 0 {
+	if c.ports.events != nil && len(c.ports.events) != 0 {
 		c.takePortEvents()
 	}
 	if len(c.later.list) != 0 {
@@ -142,7 +128,35 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 		c.progress(out)
 	}
 	out.settle()
-	return failed
+	err := c.pendingErr
+	if err != nil {
+		c.pendingErr = nil
+	}
+	return err
+}
+
+// take handles what the first poll of a physical CQ has given, and what more it holds: until it is
+// empty, or its share is taken, or the caller's slice is full, which it reports.
+func (c *VirtualCQ) take(pc *physicalCQ, n int, err error, out *sink) (full bool) {
+	var last *rail // completions come in bursts of one queue pair
+	for polls := 1; ; polls++ {
+		last = c.route(pc.routes, last, c.scratch[:n], out)
+		switch {
+		case err != nil:
+			pc.dead = true
+			if !c.loseDevice(pc.device, err) {
+				c.pendingErr = errors.Join(c.pendingErr, c.deviceError("poll", pc, err))
+			}
+			return false
+		case n < len(c.scratch):
+			return false
+		case out.n == len(out.dst) && out.n != 0:
+			return true
+		case polls == pc.maxPolls:
+			return false
+		}
+		n, err = pc.cq.Poll(c.scratch)
+	}
 }
 
 // route hands physical completions to the rails that they belong to, and returns the last of these;
