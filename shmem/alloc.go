@@ -36,7 +36,7 @@ func Free[T Element](ctx context.Context, pe *PE, s Sym[T]) error {
 	return pe.freeBlock(ctx, op, request{n: s.n, size: sizeOf[T](), off: s.off})
 }
 
-// request is what one PE asks of Alloc or Free.
+// request is one PE's call of Alloc or Free.
 type request struct {
 	n, size int    // elements, and bytes of each
 	off     uint64 // of Free: where the block is
@@ -60,7 +60,7 @@ func parseRequest(b []byte) request {
 	}
 }
 
-// bytes is the size of a block; r.n is not negative, and not beyond the size of the heap.
+// bytes returns the size of a block; r.n is not negative, and not beyond the size of the heap.
 func (r request) bytes() uint64 { return uint64(r.n) * uint64(r.size) }
 
 func (r request) String() string {

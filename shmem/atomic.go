@@ -105,7 +105,7 @@ func Xor[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) error 
 	return err
 }
 
-// change is what an atomic does to a word.
+// change is the operation of an atomic on a word.
 type change uint8
 
 const (
@@ -117,7 +117,7 @@ const (
 	changeXor
 )
 
-// apply is what the change makes of a value.
+// apply returns the value after the change.
 func (c change) apply(old, v, compare uint64) uint64 {
 	switch c {
 	case changeAdd:

@@ -63,15 +63,15 @@ type watcher struct {
 const (
 	// maxStep bounds how long a PE sleeps between looks at its heap if no peer wakes it.
 	maxStep = time.Millisecond
-	// defaultSleepStep is how long a PE sleeps between looks that others wake: what a wake-up costs
-	// at most that is lost, see askToWake.
+	// defaultSleepStep is the time a PE sleeps between looks when others are to wake it. A lost
+	// wake-up costs that much at most, see askToWake.
 	defaultSleepStep = 20 * time.Millisecond
-	// asleepAfter is how often a PE looks around before it sleeps for long. At the first time it
-	// asks to be woken; what others wrote before they received that request wakes no PE, and has
-	// arrived by the second.
+	// asleepAfter is the number of times a PE looks around before it sleeps for long. At the first
+	// it asks to be woken. A write that its peer made before it received that request wakes nobody,
+	// but has arrived by the second.
 	asleepAfter = 2
-	// lookRounds is how many looks at the heap there are between two looks around where no clock
-	// may be used.
+	// lookRounds is the number of looks at the heap between two looks around if no clock may be
+	// used.
 	lookRounds = 1000
 )
 

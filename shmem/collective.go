@@ -103,7 +103,7 @@ func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	return pe.exchange(ctx, op, g, bytesOf(dst), b, part, part)
 }
 
-// ReduceOp is how Reduce combines two values.
+// ReduceOp is the operation by which Reduce combines two values.
 type ReduceOp uint8
 
 // The ways to combine.
@@ -165,7 +165,7 @@ func ReduceFunc[T Element](ctx context.Context, pe *PE, dst, src []T, fn func(a,
 // paramFunc stands for an op in the tag of a reduction by a function of the caller's.
 const paramFunc = 1<<16 - 1
 
-// checkReduce says what is wrong with the arguments of a reduction.
+// checkReduce returns an error if the arguments of a reduction are wrong.
 func checkReduce(dst, src, param int, known bool) error {
 	const op = "reduce"
 	switch {
@@ -236,8 +236,8 @@ func combineUp[T Element](ctx context.Context, pe *PE, op string, g tag, left []
 	return nil
 }
 
-// combiner is how an operation combines b into a, of the same length; nil when it does not fit the
-// elements.
+// combiner returns the function by which an operation combines b into a, of the same length; nil if
+// the operation does not fit the elements.
 func combiner[T Element](op ReduceOp) func(a, b []T) {
 	switch op {
 	case OpSum:

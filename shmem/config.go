@@ -53,7 +53,7 @@ const (
 	// sleep costs 50 µs at the very least. A barrier of 2 PEs takes 5 µs with it, and 25 with the
 	// transport's 20.
 	defaultSpin = 50 * time.Microsecond
-	// maxPEs is how many PEs there may be.
+	// maxPEs is the most PEs.
 	maxPEs = 1 << 16
 )
 

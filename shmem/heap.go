@@ -25,13 +25,13 @@ type layout struct {
 }
 
 const (
-	// maxRounds is how many rounds a barrier can have: enough for maxPEs.
+	// maxRounds is the most rounds of a barrier: enough for maxPEs.
 	maxRounds = 16
-	// slotsBytes is how many bytes all slots may have together.
+	// slotsBytes is the most memory of all slots together, in bytes.
 	slotsBytes = 4 << 20
 	// minSlot and maxSlot bound the size of a slot in bytes.
 	minSlot, maxSlot = 1 << 10, 64 << 10
-	// wordStride is how far apart the words for two PEs are: a cache line.
+	// wordStride is the distance between the words for two PEs: a cache line.
 	wordStride = blockAlign
 )
 

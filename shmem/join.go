@@ -79,7 +79,7 @@ func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 	return p, nil
 }
 
-// connected sets what is known once the endpoint is connected.
+// connected sets the fields that are known once the endpoint is connected.
 func (t *peer) connected(heap ibverbx.RemoteMR, multiNIC bool) {
 	limits := t.ep.Limits()
 	t.heap, t.multiNIC = heap, multiNIC
@@ -144,7 +144,7 @@ func (p *PE) callExchange(ctx context.Context, mine []byte) ([][]byte, error) {
 	return all, nil
 }
 
-// row is what this PE passes to Exchange.
+// row returns the bytes that this PE passes to Exchange.
 func (p *PE) row() ([]byte, error) {
 	r := newRow(rowHead{Version: rowVersion, PE: p.id, PEs: len(p.peers), HeapSize: p.cfg.HeapSize,
 		Heap: p.region.Remote()})
@@ -186,7 +186,7 @@ func (p *PE) connectTo(t *peer, row []byte) error {
 	return nil
 }
 
-// checkHead says what is wrong with the head of a PE's row.
+// checkHead returns an error if the head of a PE's row does not fit.
 func (p *PE) checkHead(t *peer, c *rowHead) error {
 	switch {
 	case c.Version != rowVersion:

@@ -16,7 +16,7 @@ import (
 //
 // Invariant: the sender's posted less the receiver's count is 0 to 2, the number of full slots.
 
-// piece is how many of the bytes that are left go into one slot.
+// piece returns how many of the remaining bytes go into one slot.
 func (p *PE) piece(left int) int { return min(left, int(p.layout.slot)) }
 
 // hasRoom reports whether a slot at the peer is free.

@@ -78,7 +78,7 @@ func (t *peer) ask(ctx context.Context) error {
 	return nil
 }
 
-// question is what the peer has asked last; ok is false if not all of it has arrived.
+// question returns the peer's last question; ok is false if not all of it has arrived.
 func (t *peer) question() (step uint64, g tag, ok bool) {
 	var v [3]uint64
 	for i := range v {

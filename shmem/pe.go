@@ -28,7 +28,7 @@ type PE struct {
 	region   *ibverbx.MR // all of heap, registered
 	peers    []peer      // by their numbers, this PE among them
 	loopback *transport.Endpoint
-	// sleepStep is how long this PE sleeps, between looks at its heap, where others wake it.
+	// sleepStep is the time that this PE sleeps between looks at its heap when others wake it.
 	sleepStep time.Duration
 	calls     sync.Pool // of *call
 
@@ -123,7 +123,7 @@ func (p *PE) target(op string, to int, off uint64, bytes int) (*peer, error) {
 	return &p.peers[to], nil
 }
 
-// inHeap says what is wrong with a piece of symmetric memory; nil if nothing is.
+// inHeap returns an error if a piece of symmetric memory is not within the heap.
 func (p *PE) inHeap(off uint64, bytes int) error {
 	if bytes == 0 || off >= p.layout.user && bytes <= len(p.heap) && off <= uint64(len(p.heap)-bytes) {
 		return nil
@@ -181,7 +181,7 @@ func (t *peer) failed(_ *transport.Endpoint, err error) {
 	t.pe.gone.CompareAndSwap(nil, gone)
 }
 
-// call is what an operation needs that outlives the goroutine's stack. It goes back to the pool
+// call is the memory of an operation that outlives the goroutine's stack. It goes back to the pool
 // only once no NIC can write to it any more.
 type call struct {
 	comp transport.Completion
@@ -268,7 +268,7 @@ func (p *PE) flushBegun(ctx context.Context) {
 	_ = p.worker.Flush(ctx, transport.FlushLocal)
 }
 
-// usage is what Stats reports of the heap.
+// usage is the part of Stats about the heap.
 type usage struct{ bytes, blocks int }
 
 // updateUsage copies for Stats how full the heap is, so that Stats does not wait for a collective

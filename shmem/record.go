@@ -42,8 +42,8 @@ func (k kind) String() string {
 	return fmt.Sprintf("unknown call %d", uint8(k))
 }
 
-// shape is what calls of a kind must agree in. What Alloc and Free are asked for is not part of it:
-// the PEs exchange that, and all refuse the same.
+// shape is the part of a call that all PEs must agree on. The arguments of Alloc and Free are not
+// part of it: the PEs exchange those, and all refuse alike.
 type shape struct {
 	n, size int // elements, and bytes of each
 	param   int // the root of a broadcast, the op of a reduction
@@ -90,8 +90,8 @@ type record struct {
 	tags [recent]tag // of the last ones, by step
 }
 
-// recent is how many calls are remembered. A PE can be ahead of one that waits for it by no more
-// than the depth of a tree, two calls for each level.
+// recent is the number of calls that are remembered. A PE can be ahead of one that waits for it by
+// no more than the depth of a tree, two calls for each level.
 const recent = 64
 
 // add records a call, and returns its tag.
@@ -115,11 +115,11 @@ func (r *record) at(step uint64) (g tag, ok bool) {
 	return r.tags[step%recent], step != 0 && step <= r.step && r.step-step < recent
 }
 
-// mark is what the words of a barrier hold: its number among the barriers, and below it a hash of
-// all calls.
+// mark returns the value of a barrier's words: its number among the barriers, and below that a hash
+// of all calls.
 func (r *record) mark(barrier uint64) uint64 { return barrier<<markBits | r.hash>>(64-markBits) }
 
-// markBits is how many bits of a mark are the hash.
+// markBits is the number of bits of the hash in a mark.
 const markBits = 24
 
 // mix adds a value to a hash.

@@ -2,10 +2,10 @@ package shmem
 
 import "context"
 
-// SignalOp is what PutSignal does to the signal.
+// SignalOp is the operation of PutSignal on the signal.
 type SignalOp uint8
 
-// What can be done to a signal.
+// The operations on a signal.
 const (
 	SignalSet SignalOp = iota // store the value
 	SignalAdd                 // add the value atomically

@@ -5,12 +5,12 @@ import (
 	"sync/atomic"
 )
 
-// Element is what symmetric memory holds: integers and floats of a fixed size.
+// Element is the type of the elements of symmetric memory: integers and floats of a fixed size.
 type Element interface {
 	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
 }
 
-// Word is what atomics and waits work on: integers of four and of eight bytes.
+// Word is the type of the values of atomics and waits: integers of four and of eight bytes.
 type Word interface {
 	~int32 | ~uint32 | ~int64 | ~uint64
 }
@@ -29,7 +29,7 @@ type Sym[T Element] struct {
 // Len is the number of elements.
 func (s Sym[T]) Len() int { return s.n }
 
-// Offset is where the first element lies in every PE's heap, in bytes; for logs.
+// Offset returns the offset of the first element in every PE's heap, in bytes; for logs.
 func (s Sym[T]) Offset() uint64 { return s.off }
 
 // At names element i. Like indexing a slice it panics when there is none.
@@ -76,5 +76,5 @@ func load[T Word](pe *PE, off uint64) T {
 	return T(atomic.LoadUint32(word32(pe.heap, off)))
 }
 
-// bytes is the length of what s names.
+// bytes returns the length of the memory that s names.
 func (s Sym[T]) bytes() int { return s.n * sizeOf[T]() }

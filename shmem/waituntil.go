@@ -2,7 +2,7 @@ package shmem
 
 import "context"
 
-// Cmp is how a wait compares a word of the heap with a value.
+// Cmp is the comparison of a wait between a word of the heap and a value.
 type Cmp uint8
 
 // The comparisons: equal, not equal, greater, greater or equal, less, less or equal.

@@ -122,7 +122,7 @@ type results struct {
 	list []result
 }
 
-// result is what one PE has returned.
+// result is the return value of one PE.
 type result struct {
 	pe    int
 	first bool // no PE has returned an error before
@@ -152,7 +152,7 @@ func (r *results) join() error {
 	return &errwrap.Error{Err: errors.Join(errs...)}
 }
 
-// onlyCanceled reports whether an error says nothing but that a ctx was canceled.
+// onlyCanceled reports whether an error consists only of canceled contexts.
 func onlyCanceled(err error) bool {
 	switch e := err.(type) { //nolint:errorlint // it walks the tree of errors itself
 	case interface{ Unwrap() error }:

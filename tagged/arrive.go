@@ -51,7 +51,7 @@ func (w *Worker) unexpectedSender(tep *transport.Endpoint) {
 	_ = tep.Abort(nil) // refused if the program has closed it already
 }
 
-// arrived handles an active message, and returns what is wrong with it.
+// arrived handles an active message. It returns an error if the message is wrong.
 func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 	var h header
 	if err := h.parse(kind, hdr, data); err != nil {
@@ -113,9 +113,9 @@ func (e *Endpoint) match(h *header) *Request {
 // bind makes a receive the receive of a message.
 func (r *Request) bind(info Info) { r.stage, r.info = requestActive, info }
 
-// queueNotice has the sender of a message notified that it was matched. The message's place goes
-// back with the notice, and not before: a peer that does not let notices through runs out of
-// places, so that no more notices wait than this end keeps messages.
+// queueNotice notifies the sender of a message that it was matched. The message's place goes back
+// with the notice, and not before: a peer that lets no notices through runs out of places, so there
+// are never more notices waiting than messages kept.
 func (e *Endpoint) queueNotice(id uint32) { e.notices.Push(id) }
 
 // matchedOnArrival records that an eager message, or its first fragment, needs no memory because a

@@ -12,8 +12,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// closeInterval is how often Close looks whether the last request was cancelled: that makes no
-// progress for it to notice.
+// closeInterval is the interval at which Close checks whether the last request was cancelled:
+// cancelling makes no progress that Close would notice.
 const closeInterval = time.Millisecond
 
 // Close ends the endpoint in order: it takes no new send, waits until those that exist, and
@@ -102,8 +102,8 @@ func (e *Endpoint) Abort() error {
 	return err
 }
 
-// forget removes an endpoint that has ended from its worker. Its messages are dropped, but for
-// those that have arrived whole if they are to be kept.
+// forget removes an endpoint that has ended from its worker. Its messages are dropped, except those
+// that have arrived whole if keepWhole is set.
 func (e *Endpoint) forget(keepWhole bool) {
 	w := e.w
 	for l := e.kept.all.Front(); l != nil; {
@@ -165,7 +165,7 @@ func (e *Endpoint) fail(cause error) {
 	}
 }
 
-// violated fails the endpoint because of what the peer has sent.
+// violated fails the endpoint because the peer broke the protocol.
 func (e *Endpoint) violated(why error) {
 	if e.err == nil {
 		e.w.stats.violations++

@@ -87,8 +87,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate returns what is wrong with a configuration whose defaults have been filled in. Those of
-// the transport are not.
+// validate returns an error if a configuration with its defaults filled in is wrong. The
+// transport's defaults are not filled in yet.
 func (c *Config) validate() error {
 	for _, f := range [...]struct {
 		name           string

@@ -52,7 +52,7 @@ func Connect(a, b *Endpoint) error {
 	return b.Connect(ca)
 }
 
-// Card is what an endpoint shows its peer, for the peer to connect. It travels as JSON.
+// Card is an endpoint's description for its peer, which connects with it. It travels as JSON.
 type Card struct {
 	Version       int            `json:"version"` // of the wire format: 1
 	MaxUnexpected int            `json:"max_unexpected"`
@@ -62,7 +62,8 @@ type Card struct {
 // wireVersion is the version of the wire format that this package speaks.
 const wireVersion = 1
 
-// leastBuffer is how long a transport buffer must be: an announcement of one piece on 64 NICs fits.
+// leastBuffer is the least length of a transport buffer: an announcement of one piece on 64 NICs
+// fits.
 const leastBuffer = 416
 
 // Card describes the endpoint to its peer.
@@ -74,7 +75,7 @@ func (e *Endpoint) Card() (Card, error) {
 	return Card{Version: wireVersion, MaxUnexpected: e.w.cfg.MaxUnexpected, Transport: t}, err
 }
 
-// check says what is wrong with a peer's card.
+// check returns an error if a peer's card is wrong.
 func (c *Card) check() error {
 	switch {
 	case c.Version != wireVersion:

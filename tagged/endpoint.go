@@ -35,7 +35,7 @@ type Endpoint struct {
 
 	// The send direction. What has to go out waits in three queues, because each waits for
 	// something else: see push.
-	queue     list.List[Request] // sends that have not gone out, or not wholly
+	queue     list.List[Request] // sends that have not gone out completely
 	notices   ring.FIFO[uint32]  // numbers of messages whose match the peer waits for: see queueNotice
 	readQueue list.List[reading] // messages with bytes that no read has asked for, the next in turn first
 	reads     int                // chunks under way, Config.Window at most
@@ -54,8 +54,8 @@ type Endpoint struct {
 	inDeparted list.Link[Endpoint] // of leftovers.departed
 }
 
-// stage is how far an endpoint's life has come. It only moves forward. A failure is apart from it:
-// see Endpoint.err.
+// stage is the state of an endpoint's life. It only moves forward. A failure is kept apart: see
+// Endpoint.err.
 type stage uint8
 
 const (

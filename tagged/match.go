@@ -2,8 +2,7 @@ package tagged
 
 import "ibverbx/internal/list"
 
-// entry is what matching knows of a receive that waits for a message, or of a message that waits
-// for a receive.
+// entry is the part of a waiting receive, or of a waiting message, that matching uses.
 type entry struct {
 	tag, mask uint64 // the mask of a message is Exact
 	seq       uint64 // of receives: the order in which they were posted
@@ -125,7 +124,7 @@ func (p *posted) find(tag uint64) *entry {
 	return first
 }
 
-// all lists the receives, in no order: nothing tells a program which of two that end together was
+// all lists the receives in any order: a program cannot tell which of two that end together was
 // first.
 func (p *posted) all() []*entry {
 	all := make([]*entry, 0, p.count)

@@ -109,7 +109,7 @@ func (l *pinList) describe(b []byte) []byte {
 	return b
 }
 
-// describedSize is how long a description is, bytes.
+// describedSize returns the length of a description in bytes.
 func (l *pinList) describedSize() (n int) {
 	for i := range l.count {
 		n += l.pins[i].remote.Slice(0, 0).BinarySize()

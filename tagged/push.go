@@ -86,7 +86,7 @@ func (e *Endpoint) canPush() bool {
 		!e.readQueue.Empty()
 }
 
-// sendGone handles a send of which all has gone out.
+// sendGone handles a send that has gone out completely.
 func (e *Endpoint) sendGone(r *Request) {
 	switch {
 	case r.kind == sendLong:
@@ -96,8 +96,9 @@ func (e *Endpoint) sendGone(r *Request) {
 	}
 }
 
-// sendFailed handles that the transport refused to send. A transport endpoint that has failed calls
-// peerFailed in progress, and one that closes sends no more: then there is nothing to do.
+// sendFailed handles the transport's refusal of a send. If the transport endpoint has failed, it
+// calls peerFailed in progress, and if it closes, it sends no more: in both cases there is nothing
+// to do.
 func (e *Endpoint) sendFailed(err error) {
 	var failed *transport.EndpointError
 	if errors.As(err, &failed) || errors.Is(err, ErrClosed) {

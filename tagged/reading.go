@@ -20,7 +20,7 @@ type reading struct {
 	readCursor
 }
 
-// readCursor is how far a reading has come.
+// readCursor is the position of a reading.
 //
 // Invariant: done <= issued <= length; while no read has failed, under is the number of chunks
 // between done and issued.

@@ -32,7 +32,7 @@ func (u Use) validate() error {
 	return nil
 }
 
-// access is what memory for a use is registered for.
+// access returns the rights with which memory for a use is registered.
 func (w *Worker) access(use Use) (a verbs.AccessFlags) {
 	if use&ForSends != 0 {
 		a |= verbs.AccessRemoteRead
@@ -124,8 +124,8 @@ func (r *Region) Close() error {
 	return err
 }
 
-// address is where a buffer lies. It only serves to find the region that the buffer is part of:
-// memory is reached through slices.
+// address returns the address of a buffer. It only serves to find the region that contains the
+// buffer: memory is reached through slices.
 func address(buf []byte) uintptr { return reflect.ValueOf(&buf[0]).Pointer() }
 
 // regionTable holds regions, those that have bytes by address.
@@ -202,7 +202,7 @@ func (t *regionTable) close() error {
 	return errors.Join(errs...)
 }
 
-// spares are what a worker keeps for use again. Worker.mu guards them.
+// spares are the objects that a worker keeps for reuse. Worker.mu guards them.
 //
 // Invariant: nothing in them is in use or refers to the program's memory.
 type spares struct {
@@ -242,7 +242,7 @@ type blockPool struct {
 	largest int
 }
 
-// size is how large the blocks of a class are, in bytes.
+// size returns the size of a class's blocks, in bytes.
 func (p *blockPool) size(class uint8) int { return min(leastBlock<<class, p.largest) }
 
 // get returns a block with n bytes of data.

@@ -40,7 +40,7 @@ type Request struct {
 	awaited bool      // a receive of Worker.RecvWait: it ends with the last endpoint
 }
 
-// sendState is what a request knows only while it is a send. It is zero for receives.
+// sendState is the part of a request that is only used by sends. It is zero for receives.
 type sendState struct {
 	ep      *Endpoint
 	kind    sendKind
@@ -49,17 +49,17 @@ type sendState struct {
 	sent    int    // bytes that have gone out in fragments
 }
 
-// requestStage is how far a request has come.
+// requestStage is the progress of a request.
 type requestStage uint8
 
 const (
 	requestFree   requestStage = iota // in the pool
 	requestQueued                     // nothing has happened: it can be cancelled
-	requestActive                     // a receive that is matched; a send of which something has gone out
+	requestActive                     // a receive that is matched; a send that has partly gone out
 	requestDone                       // ended, well or not; the program may still hold it
 )
 
-// sendKind is how a send goes out, and when it is done.
+// sendKind is the way in which a send goes out, and decides when it is done.
 type sendKind uint8
 
 const (

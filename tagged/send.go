@@ -215,7 +215,7 @@ type sendTable struct {
 	free  []uint32
 }
 
-// count is how many sends wait.
+// count returns the number of sends that wait.
 func (t *sendTable) count() int { return len(t.slots) - len(t.free) }
 
 // add gives a send a number; one that has a number keeps it.

@@ -35,7 +35,7 @@ type Stats struct {
 	// Staged is how many long messages had too many pieces and went through a buffer made for them.
 	Staged     uint64 `json:"staged"`
 	Failures   uint64 `json:"failures"`   // endpoints that failed
-	Violations uint64 `json:"violations"` // of these, because of what the peer sent
+	Violations uint64 `json:"violations"` // of these, because the peer broke the protocol
 	Leaked     uint64 `json:"leaked"`     // registrations that could not be undone
 
 	Transport transport.Stats `json:"transport"`
@@ -58,7 +58,7 @@ func (w *Worker) Stats() Stats {
 	}
 }
 
-// traffic counts what has gone over an endpoint, since it was made.
+// traffic counts the messages and bytes of an endpoint since it was made.
 type traffic struct{ sent, sentBytes, received, receivedBytes uint64 }
 
 // EndpointStats is a snapshot of an endpoint.

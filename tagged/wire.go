@@ -29,7 +29,7 @@ const (
 	amMore                        // a further fragment: 16
 	amAnnounce                    // a long message, to be read: 24
 	amDone                        // notice: the message was matched, and read if it was announced: 8
-	amWindow                      // nothing but a grant of window: 8
+	amWindow                      // only a grant of window: 8
 	amBatch                       // several short messages: 8
 )
 
@@ -49,8 +49,8 @@ const maxWindow = math.MaxUint16
 
 const maxHeader = 24
 
-// maxPieces is how many pieces of memory an announcement describes, and how many a long message is
-// read into; where there are more, the message goes through one buffer made for it.
+// maxPieces is the most pieces of memory that an announcement describes, and that a long message is
+// read into. A message of more pieces goes through one buffer made for it.
 const maxPieces = 4
 
 // header is the decoded form.
@@ -93,7 +93,7 @@ func (h *header) parse(kind transport.AMID, b, payload []byte) error {
 	return h.check(kind, payload)
 }
 
-// check says what is wrong with the fields of an active message.
+// check returns an error if the fields of an active message are wrong.
 func (h *header) check(kind transport.AMID, payload []byte) error {
 	n := uint64(len(payload))
 	switch kind {
@@ -126,10 +126,10 @@ func (h *header) check(kind transport.AMID, payload []byte) error {
 	return nil
 }
 
-// batchEntry is what stands before each message of a batch: tag and length.
+// batchEntry is the length of the header of each message in a batch: tag and length.
 const batchEntry = 10
 
-// nextInBatch splits the next message off a batch; an error says what is wrong with the batch.
+// nextInBatch splits the next message off a batch. It returns an error if the batch is wrong.
 func nextInBatch(b []byte) (tag uint64, data, rest []byte, err error) {
 	if len(b) < batchEntry {
 		return 0, nil, nil, fmt.Errorf("batch that ends in %d bytes", len(b))
@@ -141,7 +141,7 @@ func nextInBatch(b []byte) (tag uint64, data, rest []byte, err error) {
 	return tag, b[batchEntry : batchEntry+n], b[batchEntry+n:], nil
 }
 
-// memory is where an announced message lies at its sender.
+// memory is the location of an announced message at its sender.
 type memory struct {
 	pieces [maxPieces]ibverbx.RemoteSegment
 	keys   [maxPieces]ibverbx.Keys
