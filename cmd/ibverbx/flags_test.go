@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -162,14 +163,16 @@ func TestEveryFlagHasHelp(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, command := range k.Model.Children {
-		help := map[string]map[string]string{
-			"perf": perfFlagHelp(), "devices": devicesFlagHelp(),
-		}[command.Name]
+		help := maps.Clone(map[string]map[string]string{"perf": perfFlagHelp, "devices": devicesFlagHelp,
+			"perftest": perftestFlagHelp}[command.Name])
 		for _, flag := range command.Flags {
 			if flag.Help == "" {
 				t.Errorf("%s --%s has no help", command.Name, flag.Name)
 			}
 			delete(help, flag.Name)
+		}
+		for _, arg := range command.Positional {
+			delete(help, arg.Name)
 		}
 		for name := range help {
 			t.Errorf("%s has no --%s", command.Name, name)

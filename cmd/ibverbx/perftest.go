@@ -234,36 +234,3 @@ func (f *perftestCmd) nic(c *console, nc net.Conn, end *endNICs) (verbs.Device, 
 	}
 	return devices[0], nil
 }
-
-// perftestFlagHelp is the help of the flags that perf has not, or that mean something else there.
-func perftestFlagHelp() map[string]string {
-	help := perfFlagHelp()
-	for name, text := range map[string]string{
-		"test":          "The kind of test, by the name of perftest's tool, such as ib_write_bw.",
-		"host":          "The host where that tool listens. Without it this end listens.",
-		"size":          "Message size: 4096, 64K, 1M. [65536, of latencies 2]",
-		"all":           "Sizes 2 to 8M in steps of two.",
-		"bidirectional": "Both ends send at the same time; the figures are the sum.",
-		"iters":         "Messages on each queue pair. [5000 of ib_write_bw, else 1000]",
-		"qp":            "Queue pairs. [1]",
-		"tx-depth":      "Messages outstanding on each queue pair. [128, of latencies 1]",
-		"rx-depth":      "Receives posted to each queue pair. [512]",
-		"device": "Which real NIC: mlx5_0, mlx5_0:1 (a port behind a colon). Of roce: an interface or " +
-			"address. [the first; of roce, where the two ends meet]",
-		"provider": "Where the NIC comes from: rdmacore, the host's, or roce, UDP sockets. [rdmacore, or " +
-			"roce where the host has no usable RDMA NIC]",
-		"outs":        "Reads outstanding on a queue pair, 1 to 255. [what the NIC allows]",
-		"retry-count": "How often it tries again then, 0 to 7; some NICs take 7 for ever. [7]",
-		"listen": "Wait for the peer: HOST, :PORT or HOST:PORT. [without HOST: every address, port " +
-			"18515]",
-		"connect": "As HOST.",
-		"port":    "TCP port where the two ends meet. [18515]",
-		"timeout": "How long the peer may take for a step, and messages may stand still. [${default}]",
-		"json":    "One JSON document in place of the table.",
-		"report-gbits": "Bandwidths in Gbit/s. Give it to both ends or to neither: else their reports " +
-			"differ in unit.",
-	} {
-		help[name] = text
-	}
-	return help
-}

@@ -3,9 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os/exec"
+	"syscall"
 	"time"
 
-	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/launch"
 )
 
@@ -65,12 +67,11 @@ func (f *runCmd) Run(c *console) error {
 	}
 	switch {
 	case f.Processes < 1 || f.Processes > maxProcesses:
-		return &bench.UsageError{Reason: fmt.Sprintf("--processes %d: must be 1 to %d", f.Processes,
-			maxProcesses)}
+		return usage("--processes %d: must be 1 to %d", f.Processes, maxProcesses)
 	case f.Grace < 0:
-		return &bench.UsageError{Reason: fmt.Sprintf("--grace %v: must not be negative", f.Grace)}
+		return usage("--grace %v: must not be negative", f.Grace)
 	case len(program) == 0:
-		return &bench.UsageError{Reason: "no program: ibverbx run -n 4 PROGRAM ARGS"}
+		return usage("no program: ibverbx run -n 4 PROGRAM ARGS")
 	}
 	signals, stop := launch.Signals()
 	defer stop()
@@ -89,17 +90,21 @@ func explainRun(c *console, err error) error {
 		return nil
 	case errors.As(err, &failed):
 		return &exitError{failed.Code}
-	case errors.As(err, &output) && launch.Broken(err):
+	case errors.As(err, &output) && errors.Is(err, syscall.EPIPE):
 		c.complain("ibverbx: nobody reads the output any more: the processes were ended\n")
 		return &exitError{exitBroken}
 	case errors.As(err, &output):
 		return fmt.Errorf("the output cannot be written, so the processes were ended: %w", output.Err)
-	case launch.NotExecutable(err):
-		c.complain("ibverbx: %s\n", reason(err))
-		return &exitError{exitNotExecutable}
-	case launch.Missing(err):
-		c.complain("ibverbx: %s\n", reason(err))
-		return &exitError{exitMissing}
 	}
-	return err
+	code := 0
+	switch {
+	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.ENOEXEC):
+		code = exitNotExecutable
+	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist):
+		code = exitMissing
+	default:
+		return err
+	}
+	c.complain("ibverbx: %s\n", reason(err))
+	return &exitError{code}
 }

@@ -10,8 +10,11 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
+	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"ibverbx/job"
@@ -50,6 +53,19 @@ func (e *OutputError) Error() string { return "output: " + e.Err.Error() }
 
 // Unwrap is why.
 func (e *OutputError) Unwrap() error { return e.Err }
+
+// ending are the signals that end the job.
+var ending = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
+
+// Signals are those that a job takes, until stop is called.
+func Signals() (signals <-chan os.Signal, stop func()) {
+	c := make(chan os.Signal, 16)
+	signal.Notify(c, slices.Concat(ending, forwarded)...)
+	// A pipe whose reader has gone is an error of a write, and does not end this process.
+	pipe := make(chan os.Signal, 1)
+	signal.Notify(pipe, syscall.SIGPIPE)
+	return c, func() { signal.Stop(c); signal.Stop(pipe) }
+}
 
 // ended is a process that has ended.
 type ended struct {
@@ -143,7 +159,7 @@ func (r *running) supervise() error {
 	var settled, grace, last <-chan time.Time
 	end := func() {
 		if grace == nil {
-			send(terminate, r.cmds[1:])
+			send(syscall.SIGTERM, r.cmds[1:])
 			last, grace = time.After(settle), time.After(r.job.Grace)
 		}
 	}
@@ -165,13 +181,13 @@ func (r *running) supervise() error {
 			end()
 		case <-last:
 			// Rank 0 comes last: the others would take its end for the cause.
-			send(terminate, r.cmds[:1])
+			send(syscall.SIGTERM, r.cmds[:1])
 		case err := <-r.lost:
 			output = &OutputError{err}
 			end()
 		case s := <-r.job.Signals:
 			switch {
-			case !ends(s):
+			case !slices.Contains(ending, s):
 				send(s, r.cmds)
 			case grace == nil:
 				send(s, r.cmds)
@@ -198,11 +214,11 @@ func (r *running) supervise() error {
 
 // report says what has failed.
 func (r *running) report(first *FailedError) {
+	words := first.Error()
 	if r.live > 0 {
-		r.job.Report(first.Error() + "; the others are ended")
-	} else {
-		r.job.Report(first.Error())
+		words += "; the others are ended"
 	}
+	r.job.Report(words)
 }
 
 // failure is how a process has failed; nil where it has not.
@@ -215,11 +231,9 @@ func (r *running) failure(e ended) *FailedError {
 	if state == nil {
 		return f
 	}
-	if f.Code = state.ExitCode(); f.Code < 0 {
-		f.Code = 128 + killedBy(state)
-	}
-	if !state.Exited() {
-		f.How = "killed by " + state.String()
+	f.Code = state.ExitCode()
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		f.Code, f.How = 128+int(status.Signal()), "killed by "+state.String()
 	}
 	return f
 }
