@@ -22,6 +22,9 @@ func (p *peerState) fail(to stage, sentinel, cause error) {
 		p.w.chores.failing = append(p.w.chores.failing, p)
 		p.ending.reporting = true
 		p.w.stats.failures++
+		if to == stageViolated {
+			p.w.stats.violations++
+		}
 	}
 	if to.qpClosed() {
 		_ = p.conn.qp.Close() // flushes what is outstanding even if a NIC reports an error

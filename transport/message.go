@@ -252,7 +252,6 @@ func (p *peerState) arrived(slot uint32, n uint64) {
 
 // violated fails the endpoint because of what the peer has sent.
 func (p *peerState) violated(why error) {
-	p.w.stats.violations++
 	p.fail(stageViolated, ErrProtocol, why)
 }
 

@@ -49,6 +49,7 @@ type wire struct {
 	link   *link
 	ending bool     // it was moved to ERR and is the only one of its virtual queue pair
 	bye    bool     // the transport's goodbye was posted
+	early  int      // receives that were posted before anything could arrive
 	reads  []uint64 // remote addresses of the reads that were posted
 }
 
@@ -67,6 +68,14 @@ func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
 		default:
 			q.bye = len(wr.Inline) != 0 && wr.Inline[0] == wireBye
 		}
+	}
+	return n, err
+}
+
+func (q *wire) PostRecv(wrs []verbs.RecvWR) (int, error) {
+	n, err := q.QP.PostRecv(wrs)
+	if q.State() == verbs.StateInit {
+		q.early += n
 	}
 	return n, err
 }

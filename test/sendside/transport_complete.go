@@ -126,6 +126,11 @@ func (g *group) reported(o *op, err error) {
 		}
 	} else if err != nil {
 		e.checkError(o, err)
+		if e.firstFailed == nil {
+			e.firstFailed = o
+		}
+	} else if f := e.firstFailed; f != nil && f.seq < o.seq {
+		w.Broken(ruleOrder, "%v ends well behind %v, which has failed", o, f)
 	}
 	if err == nil || len(g.ops) == 1 {
 		e.endBefore(o, err)

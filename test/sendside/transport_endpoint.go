@@ -35,7 +35,9 @@ type end struct {
 type operations struct {
 	ops   []*op // in the order of the calls
 	ended int   // ops before this index have ended
-	puts  []*op // those with bytes among the puts
+	// firstFailed is the first operation whose own completion has reported an error.
+	firstFailed *op
+	puts        []*op // those with bytes among the puts
 
 	fences    int  // ops before this index must land before those from it on
 	fenced    bool // there was a fence
@@ -63,7 +65,8 @@ type pendingQueue struct {
 	notifyAgain bool       // a send met ErrNoResource while OnReady ran
 	// by other endpoint: how often that was served while the first request waited for a bounce
 	// buffer
-	skipped map[*end]int
+	skipped    map[*end]int
+	turnedAway bool // a NIC has refused the last operation, which may be queued though the NIC is well again
 }
 
 // life is how far an endpoint is from its end.
@@ -240,6 +243,7 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 		o.drop()
 		return
 	}
+	e.turnedAway = e.turnedAway && o.kind.flush()
 	if !o.kind.flush() && after.Outstanding != before.Outstanding+1 {
 		w.Broken(ruleBalance, "%v: %d outstanding before, and %d after", o, before.Outstanding,
 			after.Outstanding)
@@ -293,6 +297,7 @@ func (e *end) refused(o *op, how manner, before, after gauge, refusing bool) {
 	default:
 		e.enqueue(e.notifyReq)
 	}
+	e.turnedAway = e.turnedAway || refusing
 	same := before
 	same.Pending = after.Pending
 	if after != same {
@@ -318,11 +323,11 @@ func (e *end) failed(o *op, err error, before, after gauge) {
 	w := e.w
 	var ended *transport.EndpointError
 	switch {
+	case lab.Injected(err) && e.mayFail() != "": // a single queue pair returns its NIC's own errors
 	case e.closed || e.closing:
 		if !errors.Is(err, transport.ErrClosed) && !errors.As(err, &ended) {
 			w.Broken(lab.Refusal, "%v on an endpoint that was closed: %v", o, err)
 		}
-	case lab.Injected(err) && e.mayFail() != "": // a single queue pair returns its NIC's own errors
 	case !errors.As(err, &ended) || ended.Peer != e.name || !errors.Is(err, e.ep.Err()):
 		w.Broken(lab.Refusal, "%v: %v: the endpoint says %v", o, err, e.ep.Err())
 	case e.mayFail() == "":
@@ -393,6 +398,9 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 				e.handled, len(e.peer.sent))
 		}
 	}
+	if w.OneIn(4) {
+		e.purge() // what waits is still in the queue
+	}
 	e.react()
 }
 
@@ -408,13 +416,19 @@ func (e *end) react() {
 			on = e
 		}
 	}
-	switch w.Rng.IntN(6) {
+	switch w.Rng.IntN(8) {
 	case 0:
 		on.sendOrQueue()
 	case 1:
 		on.act(notifying)
 	case 2:
 		on.fence()
+	case 3:
+		w.release() // perhaps of another endpoint
+	case 4:
+		if w.OneIn(4) {
+			on.purge()
+		}
 	default:
 		on.act(plain)
 	}

@@ -80,14 +80,15 @@ func (w *transportWorld) abortWhatWaits() {
 	}
 }
 
-// checkStarved checks, at rest, that no request waits for credits while the peer has buffers left.
+// checkStarved checks, at rest, that no request waits for credits while the peer has buffers left,
+// and none that needs no credit at all.
 func (e *end) checkStarved() {
 	p := e.peer
 	if p == nil || len(e.queue) == 0 || e.mayFail() != "" || p.mayFail() != "" {
 		return
 	}
-	if want := e.queue[0].want; want != nil && want.kind.am() &&
-		p.handled-p.givenBack < p.site.cfg.AMBuffers {
+	if want := e.queue[0].want; want != nil && (!want.kind.am() ||
+		p.handled-p.givenBack < p.site.cfg.AMBuffers) {
 		e.w.Broken(lab.Liveness, "%v waits, and %v keeps %d messages of %d: %+v, %+v", want, p,
 			p.handled-p.givenBack, p.site.cfg.AMBuffers, e.gauge(), p.gauge())
 	}
@@ -157,12 +158,15 @@ func (w *transportWorld) checkBalance() {
 	}
 	for _, s := range w.sites {
 		st := s.worker.Stats()
-		open, sent, handled, failures := 0, 0, 0, 0
+		open, sent, handled, failures, violations := 0, 0, 0, 0, 0
 		for _, e := range w.ends {
 			if e.site == s {
 				sent, handled, failures = sent+len(e.sent), handled+e.handled, failures+e.errors
 				if !e.released {
 					open++
+				}
+				if e.errors != 0 && errors.Is(e.ep.Err(), transport.ErrProtocol) {
+					violations++
 				}
 				e.checkBytes()
 				if g := e.ep.Stats(); g.Outstanding == 0 && g.OwnBuffers != 2 {
@@ -185,6 +189,8 @@ func (w *transportWorld) checkBalance() {
 			w.Broken(ruleBalance, "%s counts %d endpoints, and %d are open", s.Name, st.Endpoints, open)
 		case int(st.Failures) != failures:
 			w.Broken(ruleBalance, "%s counts %d failures, and reported %d", s.Name, st.Failures, failures)
+		case int(st.Violations) != violations:
+			w.Broken(ruleBalance, "%s counts %d violations, and it was %d", s.Name, st.Violations, violations)
 		}
 	}
 }

@@ -166,7 +166,7 @@ func (e *end) mostPieces() int {
 	if e.w.testbed.plan.rails == 1 {
 		return e.site.cfg.QP.MaxSGE
 	}
-	return 5
+	return 12
 }
 
 // drawSource draws what a get reads: memory that never changes, or the target of an earlier put.
@@ -232,7 +232,7 @@ func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 	if o.group != nil {
 		comp = &o.group.comp
 	}
-	packs, n := 0, 0
+	packs, n, refusing := 0, 0, e.w.Refusing() // a NIC refuses what is packed already
 	pack := func(dst []byte) int {
 		packs++
 		return copy(dst, data)
@@ -263,8 +263,8 @@ func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 	case flushRemote:
 		done, err = face.StartFlush(transport.FlushRemote, comp)
 	}
-	if packs > 1 {
-		e.w.Broken(ruleNoEffect, "%v: pack ran %d times", o, packs)
+	if packs > 1 || packs != 0 && err == transport.ErrNoResource && !refusing {
+		e.w.Broken(ruleNoEffect, "%v: pack ran %d times; %v", o, packs, err)
 	}
 	if (o.kind == amBcopy || o.kind == putBcopy) && err == nil && n != o.n {
 		e.w.Broken(lab.Content, "%v: %d bytes, it says", o, n)

@@ -74,7 +74,8 @@ func (e *end) checkBusy() {
 	r := &request{e: e}
 	r.p.Func = r.run
 	err := e.pend(r)
-	full := g.Outstanding >= g.Limit || g.Credits == 0 || g.bounce == 0 || w.Refusing()
+	full := g.Outstanding >= g.Limit || g.Credits == 0 || g.bounce == 0 || w.Refusing() ||
+		e.turnedAway
 	switch {
 	case err == nil && idle && !full:
 		w.Broken(ruleBusy, "%v: a request was queued, and nothing is missing: %+v", e, g)

@@ -110,6 +110,14 @@ func (w *transportWorld) connect(hosts [2]int, raw bool) {
 		if err != nil && c.Blame == "" {
 			w.Broken(lab.Isolation, "%v: connect: %v", e, err)
 		}
+		early := 0
+		for _, q := range e.wires {
+			early += q.early
+		}
+		if want := e.site.cfg.AMBuffers + 3; err == nil && early != want {
+			w.Broken(ruleCredits, "%v: %d of %d receives are there before a message can arrive", e, early,
+				want)
+		}
 		e.connected = err == nil
 		e.dead = err != nil
 	}
@@ -121,6 +129,9 @@ func (s *site) progress() int {
 	w.inside, w.round, w.delivered = s, true, false
 	n := s.worker.Progress()
 	w.inside, w.round = nil, false
+	if w.delivered && n == 0 {
+		w.Broken(rulePlace, "a callback ran, and progress says that it has done nothing")
+	}
 	w.checkHanded()
 	return n
 }
