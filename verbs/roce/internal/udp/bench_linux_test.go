@@ -85,8 +85,7 @@ func TestAllocations(t *testing.T) {
 
 // Waiting for a datagram that is there allocates nothing.
 func TestWaitAllocations(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	dest, batch := to(t, a, b), b.NewBatch(0, 0)
 	packets, _ := packetsOf(24)
 	exchange := func() {
@@ -154,77 +153,6 @@ func transferTogether(b *testing.B, dest *Destination, batch *Batch, packets []P
 		send(b, dest, packets, true)
 	}
 	close(messages)
-	<-done
-}
-
-// BenchmarkOne sends and receives one datagram of 24 bytes; BenchmarkRecvNothing asks in vain.
-func BenchmarkOne(b *testing.B) {
-	local := loopbacks()["IPv4"]
-	sender, receiver := open(b, Config{Local: local}), open(b, Config{Local: local})
-	dest, batch := to(b, sender, receiver), receiver.NewBatch(0, 0)
-	packets, _ := packetsOf(24)
-	b.ReportAllocs()
-	for b.Loop() {
-		send(b, dest, packets, true)
-		drain(b, batch, 1)
-	}
-}
-
-func BenchmarkRecvNothing(b *testing.B) {
-	batch := open(b, Config{Local: loopbacks()["IPv4"]}).NewBatch(0, 0)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := batch.Recv(); !errors.Is(err, ErrAgain) {
-			b.Fatal(err)
-		}
-	}
-}
-
-// BenchmarkWaitReady waits for a datagram that is there.
-func BenchmarkWaitReady(b *testing.B) {
-	local := loopbacks()["IPv4"]
-	sender, receiver := open(b, Config{Local: local}), open(b, Config{Local: local})
-	packets, _ := packetsOf(24)
-	send(b, to(b, sender, receiver), packets, true)
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := receiver.WaitReadable(time.Time{}); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-// BenchmarkParked is one way of 24 bytes between two goroutines that park in the poller.
-func BenchmarkParked(b *testing.B) {
-	local := loopbacks()["IPv4"]
-	near, far := open(b, Config{Local: local}), open(b, Config{Local: local})
-	packets, _ := packetsOf(24)
-	away, back := to(b, near, far), to(b, far, near)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		batch := far.NewBatch(0, 0)
-		for far.WaitReadable(time.Time{}) == nil {
-			if n, _ := batch.Recv(); n > 0 {
-				_, _ = back.Send(packets, false)
-			}
-		}
-	}()
-	batch := near.NewBatch(0, 0)
-	b.ReportAllocs()
-	for b.Loop() {
-		send(b, away, packets, false)
-		for {
-			if n, _ := batch.Recv(); n > 0 {
-				break
-			}
-			if err := near.WaitReadable(time.Time{}); err != nil {
-				b.Fatal(err)
-			}
-		}
-	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/2, "ns/way")
-	far.Close()
 	<-done
 }
 

@@ -3,7 +3,6 @@ package udp
 import (
 	"encoding/binary"
 	"errors"
-	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -64,9 +63,8 @@ func TestConcurrentSends(t *testing.T) {
 
 // Close ends whatever goes on, and nothing after it reaches another descriptor.
 func TestCloseWhileBusy(t *testing.T) {
-	local := loopbacks()["IPv4"]
 	for range 20 {
-		a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+		a, b := openPair(t)
 		var all sync.WaitGroup
 		until := func(end func() error) {
 			all.Go(func() {
@@ -91,25 +89,5 @@ func TestCloseWhileBusy(t *testing.T) {
 		a.Close()
 		b.Close()
 		all.Wait()
-	}
-}
-
-// A source is a good key: equal where the addresses are, different where one is not.
-func TestSourceIsAKey(t *testing.T) {
-	raw := func(addr netip.AddrPort) []byte {
-		a := open(t, Config{Local: loopbacks()["IPv4"]})
-		d, err := a.NewDestination(addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return d.name[:]
-	}
-	seen := map[netip.AddrPort]bool{}
-	for _, text := range []string{"127.0.0.1:4791", "127.0.0.1:4792", "127.0.0.2:4791", "127.1.0.1:4791"} {
-		addr := netip.MustParseAddrPort(text)
-		if got := source(raw(addr)); got != addr || seen[got] {
-			t.Errorf("%v is %v, seen %t", addr, got, seen[got])
-		}
-		seen[addr] = true
 	}
 }

@@ -45,6 +45,13 @@ func open(t testing.TB, cfg Config) *Conn {
 	return c
 }
 
+// openPair opens two on the IPv4 loopback address.
+func openPair(t testing.TB) (a, b *Conn) {
+	t.Helper()
+	local := loopbacks()["IPv4"]
+	return open(t, Config{Local: local}), open(t, Config{Local: local})
+}
+
 // to is a destination of a Conn.
 func to(t testing.TB, from, peer *Conn) *Destination {
 	t.Helper()
@@ -191,60 +198,47 @@ func TestBundles(t *testing.T) {
 	})
 }
 
-// Datagrams longer than a buffer are dropped and counted;
-// what stands before and behind them is not.
+// Datagrams longer than a buffer are dropped and counted; what stands before and behind them
+// arrives, also of a burst that is longer than a buffer.
 func TestTruncated(t *testing.T) {
-	eachFamily(t, func(t *testing.T, local netip.AddrPort) {
-		a, b := open(t, Config{Local: local, DisableGSO: true}), open(t, Config{Local: local})
-		batch, dest := b.NewBatch(4, 1000), to(t, a, b)
-		packets, whole := packetsOf(500, 1001, 1000, 2000, 2000, 2000, 2000, 2000, 1)
-		send(t, dest, packets, false)
-		got := receive(t, b, batch, 3)
-		for i, sent := range []int{0, 2, 8} {
-			if !bytes.Equal(got[i].data, whole[sent]) {
-				t.Errorf("datagram %d has %d bytes, not packet %d", i, len(got[i].data), sent)
+	for name, c := range map[string]struct {
+		lengths   []int
+		burst     bool
+		buffer    int
+		whole     []int // the packets that arrive
+		truncated uint64
+	}{
+		"some":    {[]int{500, 1001, 1000, 2000, 2000, 2000, 2000, 2000, 1}, false, 1000, []int{0, 2, 8}, 6},
+		"a burst": {[]int{400, 400, 400, 400}, true, 1000, []int{0, 1}, 1},
+		"all":     {[]int{400, 400, 500}, false, 300, nil, 3},
+	} {
+		eachFamily(t, func(t *testing.T, local netip.AddrPort) {
+			a, b := open(t, Config{Local: local, DisableGSO: !c.burst}), open(t, Config{Local: local})
+			if c.burst && (!a.gso || !b.gro) {
+				t.Skip("this kernel has no GSO or GRO for UDP")
 			}
-		}
-		if n := b.Stats().RecvTruncated; n != 6 {
-			t.Errorf("%d truncated, not 6", n)
-		}
-	})
-}
-
-// Of a burst that is longer than a buffer the datagrams that are whole arrive.
-func TestTruncatedBurst(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
-	if !a.gso || !b.gro {
-		t.Skip("this kernel has no GSO or GRO for UDP")
-	}
-	packets, whole := packetsOf(400, 400, 400, 400)
-	send(t, to(t, a, b), packets, true)
-	got := receive(t, b, b.NewBatch(4, 1000), 2)
-	if len(got) != 2 || !bytes.Equal(got[0].data, whole[0]) || !bytes.Equal(got[1].data, whole[1]) {
-		t.Errorf("%d datagrams, not the two that are whole", len(got))
-	}
-	if n := b.Stats().RecvTruncated; n != 1 {
-		t.Errorf("%d truncated, not 1", n)
-	}
-}
-
-// Where nothing of what arrived is whole there is nothing.
-func TestTruncatedAll(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
-	packets, _ := packetsOf(400, 400, 500)
-	send(t, to(t, a, b), packets, true)
-	batch := b.NewBatch(4, 300)
-	if n, err := batch.Recv(); n != 0 || !errors.Is(err, ErrAgain) || len(batch.Datagrams) != 0 {
-		t.Errorf("%d, %v", n, err)
+			batch := b.NewBatch(4, c.buffer)
+			packets, whole := packetsOf(c.lengths...)
+			send(t, to(t, a, b), packets, c.burst)
+			for i, got := range receive(t, b, batch, len(c.whole)) {
+				if !bytes.Equal(got.data, whole[c.whole[i]]) {
+					t.Errorf("%s: datagram %d has %d bytes, not packet %d", name, i, len(got.data),
+						c.whole[i])
+				}
+			}
+			if n, err := batch.Recv(); n != 0 || !errors.Is(err, ErrAgain) || len(batch.Datagrams) != 0 {
+				t.Errorf("%s: more than is whole: %d, %v", name, n, err)
+			}
+			if n := b.Stats().RecvTruncated; n != c.truncated {
+				t.Errorf("%s: %d truncated, not %d", name, n, c.truncated)
+			}
+		})
 	}
 }
 
 // A receiver that does not read loses packets, and counts them.
 func TestReceiveBufferFull(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	err := b.raw.Control(func(fd uintptr) {
 		setBuffer(int(fd), unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, 65536)
 	})
@@ -271,8 +265,7 @@ func TestReceiveBufferFull(t *testing.T) {
 
 // More says when to ask again: as long as the batch was full.
 func TestMore(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	packets, _ := packetsOf(1, 2, 3, 4, 5)
 	send(t, to(t, a, b), packets, false)
 	batch := b.NewBatch(2, 0)

@@ -14,8 +14,7 @@ import (
 
 // Pieces that lie side by side in memory travel as one, within a message alone.
 func TestGather(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	dest, packets := to(t, a, b), message()[:3]
 	for segment, pieces := range map[bool]int{true: 7, false: 9} {
 		if dest.stage(packets, segment); len(dest.iov) != pieces {
@@ -108,8 +107,7 @@ func TestBurstRefused(t *testing.T) {
 
 // Packets that are refused one by one as well do not take the bursts away.
 func TestPacketRefused(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	f := &fake{refuse: func(int, bool) (int, syscall.Errno) { return 0, unix.EMSGSIZE }}
 	a.sendmmsg = f.sendmmsg
 	dest := to(t, a, b)
@@ -127,8 +125,7 @@ func TestPacketRefused(t *testing.T) {
 
 // Without room nothing is lost: Send says how far it came, and goes on from there.
 func TestSendAgain(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	f := &fake{refuse: func(call int, _ bool) (int, syscall.Errno) {
 		switch call {
 		case 1:
@@ -160,8 +157,7 @@ func TestSendAgain(t *testing.T) {
 
 // A packet that the host drops is lost as one that the network drops.
 func TestSendDropped(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	f := &fake{refuse: func(call int, _ bool) (int, syscall.Errno) {
 		if call == 1 {
 			return 0, unix.ENOBUFS
@@ -181,8 +177,7 @@ func TestSendDropped(t *testing.T) {
 
 // Send keeps nothing of the packets' memory.
 func TestSendForgets(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	dest := to(t, a, b)
 	packets, _ := packetsOf(many(100, 100)...)
 	send(t, dest, packets, false)

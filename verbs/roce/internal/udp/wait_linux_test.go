@@ -13,8 +13,7 @@ import (
 
 // Everything that waits ends: by a datagram, the deadline and Close.
 func TestWait(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	wait := func(deadline time.Time) chan error {
 		done := make(chan error, 1)
 		go func() { done <- b.WaitReadable(deadline) }()
@@ -59,8 +58,7 @@ func parked(t *testing.T, done chan error) {
 
 // After Close everything says so.
 func TestClosed(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	dest, batch := to(t, a, b), a.NewBatch(0, 0)
 	for range 2 {
 		if err := a.Close(); err != nil {
@@ -82,8 +80,7 @@ func TestClosed(t *testing.T) {
 // What arrives while nobody waits wakes nobody: neither before a wait, nor after one that ended by
 // a datagram or by its deadline.
 func TestNobodyIsWokenForNothing(t *testing.T) {
-	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	a, b := openPair(t)
 	dest, batch := to(t, a, b), b.NewBatch(0, 0)
 	packets, _ := packetsOf(10)
 	quiet := func(when string) {
