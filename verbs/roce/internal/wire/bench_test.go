@@ -2,7 +2,6 @@ package wire
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 	"net/netip"
 	"strconv"
 	"testing"
@@ -49,76 +48,29 @@ var (
 	}
 )
 
-func BenchmarkSum(b *testing.B) {
-	for _, s := range benchShapes {
-		packet := packetOf(&flow4, 0, s.h, s.n)
-		n := s.h.Len()
-		b.Run(s.h.Opcode.String()+"/"+strconv.Itoa(s.n), func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetBytes(int64(len(packet)))
-			var sum uint32
-			for b.Loop() {
-				sum += flow4.Sum(0, packet[:n], packet[n:n+s.n], int(PadOf(s.n)))
-			}
-			sinkSum = sum
-		})
+// BenchmarkICRC computes the checksum, checks it, and finds the identification.
+func BenchmarkICRC(b *testing.B) {
+	for name, run := range map[string]func(packet []byte, header, payload int){
+		"Sum": func(p []byte, header, payload int) {
+			sinkSum = flow4.Sum(0xbeef, p[:header], p[header:][:payload], int(PadOf(payload)))
+		},
+		"Check":   func(p []byte, _, _ int) { flow4.Check(0xbeef, p) },
+		"SolveID": func(p []byte, _, _ int) { flow4.SolveID(p) },
+	} {
+		for _, s := range benchShapes {
+			packet := packetOf(&flow4, 0xbeef, s.h, s.n)
+			b.Run(name+"/"+s.h.Opcode.String()+"/"+strconv.Itoa(s.n), func(b *testing.B) {
+				b.ReportAllocs()
+				b.SetBytes(int64(len(packet)))
+				for b.Loop() {
+					run(packet, s.h.Len(), s.n)
+				}
+			})
+		}
 	}
 }
 
 var sinkSum uint32
-
-func BenchmarkCheck(b *testing.B) {
-	for _, s := range benchShapes {
-		packet := packetOf(&flow4, 0, s.h, s.n)
-		b.Run(s.h.Opcode.String()+"/"+strconv.Itoa(s.n), func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetBytes(int64(len(packet)))
-			for b.Loop() {
-				if !flow4.Check(0, packet) {
-					b.Fatal("wrong")
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkSolveID(b *testing.B) {
-	for _, s := range benchShapes {
-		packet := packetOf(&flow4, 0xbeef, s.h, s.n)
-		b.Run(s.h.Opcode.String()+"/"+strconv.Itoa(s.n), func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetBytes(int64(len(packet)))
-			for b.Loop() {
-				if id, ok := flow4.SolveID(packet); id != 0xbeef || !ok {
-					b.Fatal("wrong")
-				}
-			}
-		})
-	}
-}
-
-// What hash/crc32 costs by itself.
-func BenchmarkCRC32(b *testing.B) {
-	for _, n := range []int{8, 16, 32, 48, 64, 128, 256, 1024, 4096, 4108} {
-		p := make([]byte, n)
-		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			b.SetBytes(int64(n))
-			var sum uint32
-			for b.Loop() {
-				sum = crc32.Update(sum, crc32.IEEETable, p)
-			}
-			sinkSum = sum
-		})
-		b.Run(strconv.Itoa(n)+"/few", func(b *testing.B) {
-			b.SetBytes(int64(n))
-			var sum uint32
-			for b.Loop() {
-				sum = runFew(sum, p)
-			}
-			sinkSum = sum
-		})
-	}
-}
 
 func BenchmarkPut(b *testing.B) {
 	for _, h := range benchHeaders {

@@ -142,42 +142,6 @@ func randomAddr(r *rand.Rand, v6 bool) netip.AddrPort {
 	return netip.AddrPortFrom(addr, uint16(r.Uint32()))
 }
 
-// The fast ICRC is that of the specification.
-func TestSlowReference(t *testing.T) {
-	r := rand.New(rand.NewPCG(3, 4))
-	for i := range 3000 {
-		v6 := i%2 == 1
-		src, dst := randomAddr(r, v6), randomAddr(r, v6)
-		flow := NewFlow(src, dst)
-		id := uint16(r.Uint32())
-		if v6 {
-			id = 0
-		}
-		l := layouts[r.IntN(len(layouts))]
-		h, size := randomHeader(r, l.opcode), 0
-		if l.payload {
-			size = r.IntN(300)
-			if i%50 == 0 {
-				size = r.IntN(5000)
-			}
-			h.Pad = PadOf(size)
-		}
-		packet := packetOf(&flow, id, h, size)
-		want := slowICRC(src, dst, id, packet)
-		if got := binary.LittleEndian.Uint32(packet[len(packet)-ICRCSize:]); got != want {
-			t.Fatalf("%v to %v, id %d, %v, %d bytes: %08x, want %08x", src, dst, id, h.Opcode, size, got,
-				want)
-		}
-		packet[4] = byte(r.Uint32()) // routers may change it
-		if !flow.Check(id, packet) {
-			t.Fatalf("%v to %v, id %d, %v, %d bytes: Check refuses it", src, dst, id, h.Opcode, size)
-		}
-		if got, ok := flow.SolveID(packet); !ok || got != id {
-			t.Fatalf("%v to %v, %v, %d bytes: SolveID %d, %v; want %d", src, dst, h.Opcode, size, got, ok, id)
-		}
-	}
-}
-
 // An IPv4 address in the form of IPv6 is the IPv4 address.
 func TestMappedAddresses(t *testing.T) {
 	mapped := NewFlow(netip.MustParseAddrPort("[::ffff:10.9.0.1]:49441"),

@@ -270,27 +270,6 @@ func randomHeader(r *rand.Rand, o Opcode) Header {
 	}
 }
 
-// What is encoded is decoded to the same, whatever the values.
-func TestRoundTrip(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
-		l := layouts[r.IntN(len(layouts))]
-		h, size := randomHeader(r, l.opcode), 0
-		if l.payload {
-			size = r.IntN(40)
-			h.Pad = PadOf(size)
-		}
-		var buf [MaxHeader]byte
-		n := h.Put(buf[:])
-		packet := append(buf[:n:n], make([]byte, size+int(h.Pad)+ICRCSize)...)
-		var got Header
-		payload, err := Parse(packet, &got)
-		if err != nil || got != keep(h, l.fields) || len(payload) != size {
-			t.Fatalf("%+v, %d bytes: %+v, %d bytes, %v", h, size, got, len(payload), err)
-		}
-	}
-}
-
 // Nothing allocates, refusals included.
 func TestNoAllocations(t *testing.T) {
 	good := packetOf(&flow4, 7, benchHeaders[2], 100)
