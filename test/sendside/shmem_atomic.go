@@ -8,30 +8,22 @@ import (
 )
 
 // count adds to a shared counter: no addition may be lost, and no two may find the same value.
-func (e *element) count(common *rand.Rand) bool {
+func (e *element) count(common *rand.Rand) {
 	t := e.t
 	home, word := common.IntN(len(t.peers)), common.IntN(counters)
 	dst := e.words.At(word)
-	if !e.barrier() {
-		return false
-	}
+	e.barrier()
 	before := dst.Local(t.peers[home].pe)[0]
 	clear(t.found)
-	if ok := e.ok("sync", e.pe.Sync(t.ctx)); !ok {
-		return false
-	}
+	e.must("sync", e.pe.Sync(t.ctx))
 	mine := 1 + e.rng.IntN(6)
 	for range mine {
 		if e.rng.IntN(2) == 0 {
-			if !e.ok("add", shmem.Add(t.ctx, e.pe, dst, step, home)) {
-				return false
-			}
+			e.must("add", shmem.Add(t.ctx, e.pe, dst, step, home))
 			continue
 		}
 		old, err := shmem.FetchAdd(t.ctx, e.pe, dst, step, home)
-		if !e.ok("fetch add", err) {
-			return false
-		}
+		e.must("fetch add", err)
 		if t.found[old] || (old-before)%step != 0 {
 			t.Broken(ruleAtomic, "PE %d: an addition finds %#x, as another has, or no sum at all",
 				e.id, old)
@@ -39,29 +31,23 @@ func (e *element) count(common *rand.Rand) bool {
 		t.found[old] = true
 	}
 	t.sums[word] += uint64(mine)
-	if !e.barrier() {
-		return false
-	}
+	e.barrier()
 	if got := dst.Local(t.peers[home].pe)[0]; got != before+t.sums[word]*step {
 		t.Broken(ruleAtomic, "counter %d on PE %d is %#x after %d additions to %#x", word, home, got,
 			t.sums[word], before)
 	}
-	if ok := e.barrier(); !ok {
-		return false
-	}
+	e.barrier()
 	t.sums[word] = 0
-	return e.ok("sync", e.pe.Sync(t.ctx))
+	e.must("sync", e.pe.Sync(t.ctx))
 }
 
 // toggle changes the PE's own bits of shared words. No change of another PE may be lost.
-func (e *element) toggle(*rand.Rand) bool {
+func (e *element) toggle(*rand.Rand) {
 	t := e.t
 	home := 0
 	small := e.halves.At(1)
 	large := e.words.At(6)
-	if !e.barrier() {
-		return false
-	}
+	e.barrier()
 	other := e.halves.At(0).Local(t.peers[home].pe)[0] // shares eight bytes with the small one
 	for range 1 + e.rng.IntN(5) {
 		var err error
@@ -89,42 +75,21 @@ func (e *element) toggle(*rand.Rand) bool {
 			found, err = shmem.FetchAnd(t.ctx, e.pe, large, ^uint64(1<<bit), home)
 			fetched = true
 		case 5:
-			own := e.words.At(7)
-			v := e.rng.Uint64()
-			if err = shmem.Set(t.ctx, e.pe, own, v, e.id); err == nil {
-				err = shmem.Inc(t.ctx, e.pe, own, e.id)
-			}
-			if err == nil {
-				found, err = shmem.FetchInc(t.ctx, e.pe, own, e.id)
-			}
-			if err == nil && (found != v+1 && found != v) { // an Inc may be on its way
-				t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1, and finds %#x", e.id, v, found)
-			}
-			if err == nil && e.quiet() {
-				if found = shmem.Load(e.pe, own); found != v+2 {
-					t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v, found)
-				}
-				err = e.compare(own, v+2)
-			}
+			e.increment(e.words.At(7), e.rng.Uint64())
 		default:
 			first := shmem.Xor[uint32]
 			if e.rng.IntN(2) == 0 {
 				first = shmem.Add[uint32] // it finds the bit clear, and carries nothing
 			}
-			if err = first(t.ctx, e.pe, small, 1<<uint(e.id), home); err == nil {
-				err = shmem.Xor(t.ctx, e.pe, small, 1<<uint(e.id), home)
-			}
+			e.must("bits", first(t.ctx, e.pe, small, 1<<uint(e.id), home))
+			err = shmem.Xor(t.ctx, e.pe, small, 1<<uint(e.id), home)
 		}
-		if !e.ok("bits", err) {
-			return false
-		}
+		e.must("bits", err)
 		if mask := uint64(0xff) << (8 * e.id); fetched && found&mask != was&mask {
 			t.Broken(ruleAtomic, "PE %d finds its bits %#x, and left %#x", e.id, found&mask, was&mask)
 		}
 	}
-	if !e.barrier() {
-		return false
-	}
+	e.barrier()
 	want := uint64(0)
 	for _, o := range t.peers {
 		want |= o.bits
@@ -136,11 +101,28 @@ func (e *element) toggle(*rand.Rand) bool {
 	if got, half := shmem.Load(at, large), shmem.Load(at, small); got != want || half != 0 {
 		t.Broken(ruleAtomic, "the bits are %#x and %#x, and should be %#x and 0", got, half, want)
 	}
-	return e.barrier()
+	e.barrier()
+}
+
+// increment sets a word of the PE's own heap and adds 1 twice.
+func (e *element) increment(own shmem.Sym[uint64], v uint64) {
+	t := e.t
+	e.must("set", shmem.Set(t.ctx, e.pe, own, v, e.id))
+	e.must("inc", shmem.Inc(t.ctx, e.pe, own, e.id))
+	found, err := shmem.FetchInc(t.ctx, e.pe, own, e.id)
+	e.must("fetch inc", err)
+	if found != v+1 && found != v { // an Inc may be on its way
+		t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1, and finds %#x", e.id, v, found)
+	}
+	e.quiet()
+	if found = shmem.Load(e.pe, own); found != v+2 {
+		t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v, found)
+	}
+	e.compare(own, v+2)
 }
 
 // compare tests a word of the PE's heap that holds v by every comparison.
-func (e *element) compare(s shmem.Sym[uint64], v uint64) error {
+func (e *element) compare(s shmem.Sym[uint64], v uint64) {
 	for cmp, want := range [...][3]bool{
 		shmem.EQ: {false, true, false}, shmem.NE: {true, false, true}, shmem.GT: {true, false, false},
 		shmem.GE: {true, true, false}, shmem.LT: {false, false, true}, shmem.LE: {false, true, true},
@@ -148,46 +130,35 @@ func (e *element) compare(s shmem.Sym[uint64], v uint64) error {
 		for i, holds := range want {
 			with := v - 1 + uint64(i)
 			got, err := shmem.Test(e.pe, s, shmem.Cmp(cmp), with)
-			if err != nil {
-				return err
-			}
+			e.must("test", err)
 			if got != holds {
 				e.t.Broken(lab.Content, "PE %d: %#x %v %#x is %v", e.id, v, shmem.Cmp(cmp), with, got)
 			}
 		}
 	}
-	return nil
 }
 
 // swap swaps tokens into a word. Each may be swapped out once.
-func (e *element) swap(common *rand.Rand) bool {
+func (e *element) swap(common *rand.Rand) {
 	t := e.t
 	home := common.IntN(len(t.peers))
 	dst := e.halves.At(0)
-	if !e.barrier() {
-		return false
-	}
+	e.barrier()
 	clear(t.found)
-	if !e.ok("sync", e.pe.Sync(t.ctx)) {
-		return false
-	}
+	e.must("sync", e.pe.Sync(t.ctx))
 	for i := range 1 + e.rng.IntN(4) {
 		token := uint32(e.t.At)<<16 | uint32(e.id)<<8 | uint32(i+1)
 		old, err := shmem.Swap(t.ctx, e.pe, dst, token, home)
-		if !e.ok("swap", err) {
-			return false
-		}
+		e.must("swap", err)
 		if t.found[uint64(old)] {
 			t.Broken(ruleAtomic, "PE %d swaps %#x out, as another has before", e.id, old)
 		}
 		t.found[uint64(old)] = true
-		if old, err = shmem.CompareSwap(t.ctx, e.pe, dst, token, token|1<<31, home); !e.ok("compare swap",
-			err) {
-			return false
-		}
+		old, err = shmem.CompareSwap(t.ctx, e.pe, dst, token, token|1<<31, home)
+		e.must("compare swap", err)
 		if now, err := shmem.Fetch(t.ctx, e.pe, dst, home); err == nil && old == token && now == token {
 			t.Broken(ruleAtomic, "PE %d has swapped %#x for another value, and finds it still", e.id, token)
 		}
 	}
-	return e.barrier()
+	e.barrier()
 }

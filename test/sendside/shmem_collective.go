@@ -1,7 +1,6 @@
 package sendside
 
 import (
-	"errors"
 	"math/rand/v2"
 	"slices"
 
@@ -42,32 +41,26 @@ func (c *numbers) values(n, from int) []int32 {
 }
 
 // gives checks the result of a call.
-func (c *numbers) gives(what string, err error, got []int32, want func(i int) int32) bool {
-	if !c.ok(what, err) {
-		return false
-	}
+func (c *numbers) gives(what string, err error, got []int32, want func(i int) int32) {
+	c.must(what, err)
 	for i, v := range got {
 		if v != want(i) {
 			c.t.Broken(lab.Content, "PE %d: %s of %d: element %d is %d, must be %d", c.id, what, c.n, i, v,
 				want(i))
 		}
 	}
-	return true
 }
 
-func (e *element) broadcast(common *rand.Rand) bool {
+func (e *element) broadcast(common *rand.Rand) {
 	c, root := e.numbers(common), common.IntN(len(e.t.peers))
 	for round := range 1 + common.IntN(6) { // the root may get ahead of the others
 		list := c.values(c.n, round)
 		err := shmem.Broadcast(e.t.ctx, e.pe, list, root)
-		if !c.gives("broadcast", err, list, func(i int) int32 { return c.val(root, i+round) }) {
-			return false
-		}
+		c.gives("broadcast", err, list, func(i int) int32 { return c.val(root, i+round) })
 	}
-	return true
 }
 
-func (e *element) reduce(common *rand.Rand) bool {
+func (e *element) reduce(common *rand.Rand) {
 	c := e.numbers(common)
 	op := []shmem.ReduceOp{shmem.OpSum, shmem.OpMin, shmem.OpMax, shmem.OpXor, shmem.OpAnd, shmem.OpOr,
 		shmem.OpProd}[common.IntN(7)]
@@ -81,24 +74,24 @@ func (e *element) reduce(common *rand.Rand) bool {
 	} else {
 		err = shmem.Reduce(e.t.ctx, e.pe, dst, c.mine, op)
 	}
-	return c.gives(sprintf("reduce %v", op), err, dst, func(i int) int32 {
+	c.gives(sprintf("reduce %v", op), err, dst, func(i int) int32 {
 		return reduced(op, len(e.t.peers), func(pe int) int32 { return c.val(pe, i) })
 	})
 }
 
-func (e *element) gather(common *rand.Rand) bool {
+func (e *element) gather(common *rand.Rand) {
 	c := e.numbers(common)
 	dst := make([]int32, c.n*len(e.t.peers))
 	err := shmem.AllGather(e.t.ctx, e.pe, dst, c.mine)
-	return c.gives("all-gather", err, dst, func(i int) int32 { return c.val(i/c.n, i%c.n) })
+	c.gives("all-gather", err, dst, func(i int) int32 { return c.val(i/c.n, i%c.n) })
 }
 
-func (e *element) trade(common *rand.Rand) bool {
+func (e *element) trade(common *rand.Rand) {
 	c := e.numbers(common)
 	src := c.values(c.n*len(e.t.peers), 0)
 	dst := make([]int32, len(src))
 	err := shmem.AllToAll(e.t.ctx, e.pe, dst, src)
-	return c.gives("all-to-all", err, dst, func(i int) int32 { return c.val(i/c.n, e.id*c.n+i%c.n) })
+	c.gives("all-to-all", err, dst, func(i int) int32 { return c.val(i/c.n, e.id*c.n+i%c.n) })
 }
 
 // reduced combines the values of all PEs, one after the other.
@@ -127,17 +120,16 @@ func reduced(op shmem.ReduceOp, pes int, val func(pe int) int32) int32 {
 
 // allocate allocates one or two blocks, uses them, and frees them; or blocks that are refused, on
 // all PEs.
-func (e *element) allocate(common *rand.Rand) bool {
+func (e *element) allocate(common *rand.Rand) {
 	t := e.t
 	before := e.pe.Stats()
 	n, two := 1+common.IntN(1000), common.IntN(2) == 0
 	if common.IntN(4) == 0 {
-		return e.refusedBlock(common)
+		e.refusedBlock(common)
+		return
 	}
 	s, err := shmem.Alloc[byte](t.ctx, e.pe, n)
-	if !e.ok("alloc", err) {
-		return false
-	}
+	e.must("alloc", err)
 	for i, v := range s.Local(e.pe) {
 		if v != 0 {
 			t.Broken(lab.Content, "PE %d: byte %d of a new block is %#x", e.id, i, v)
@@ -145,21 +137,14 @@ func (e *element) allocate(common *rand.Rand) bool {
 	}
 	first := s
 	if two {
-		if s, err = shmem.Alloc[byte](t.ctx, e.pe, 2*n); !e.ok("alloc", err) {
-			return false
-		}
+		s, err = shmem.Alloc[byte](t.ctx, e.pe, 2*n)
+		e.must("alloc", err)
 	}
 	to := (e.id + 1) % len(t.peers)
-	if err := e.pe.Barrier(t.ctx); !e.ok("barrier", err) {
-		return false
-	}
+	e.must("barrier", e.pe.Barrier(t.ctx))
 	e.quieted()
-	if err := shmem.Put(t.ctx, e.pe, s, bytesOf(byte(e.id+1), s.Len()), to); !e.ok("put", err) {
-		return false
-	}
-	if err := e.pe.Barrier(t.ctx); !e.ok("barrier", err) {
-		return false
-	}
+	e.must("put", shmem.Put(t.ctx, e.pe, s, bytesOf(byte(e.id+1), s.Len()), to))
+	e.must("barrier", e.pe.Barrier(t.ctx))
 	if from := byte((e.id+len(t.peers)-1)%len(t.peers) + 1); slices.ContainsFunc(s.Local(e.pe),
 		func(v byte) bool { return v != from }) {
 		t.Broken(lab.Content, "PE %d: its block of %d bytes does not hold what PE %d has put", e.id, s.Len(),
@@ -168,55 +153,44 @@ func (e *element) allocate(common *rand.Rand) bool {
 	if two && common.IntN(2) == 0 {
 		first, s = s, first
 	}
-	if !e.ok("free", shmem.Free(t.ctx, e.pe, first)) || two && !e.ok("free", shmem.Free(t.ctx, e.pe, s)) {
-		return false
+	e.must("free", shmem.Free(t.ctx, e.pe, first))
+	if two {
+		e.must("free", shmem.Free(t.ctx, e.pe, s))
 	}
 	if after := e.pe.Stats(); after.HeapUsed != before.HeapUsed || after.HeapBlocks != before.HeapBlocks {
 		t.Broken(ruleBalance, "PE %d has freed what it allocated, and counts %d bytes in %d blocks", e.id,
 			after.HeapUsed, after.HeapBlocks)
 	}
-	err = shmem.Free(t.ctx, e.pe, first)
-	return errors.Is(err, verbs.ErrInvalid) || e.ok("free of what was freed", refusedWith(err))
+	e.mustFail("free of what was freed", shmem.Free(t.ctx, e.pe, first), verbs.ErrInvalid)
 }
 
 // refusedBlock asks for a block that no PE can have.
-func (e *element) refusedBlock(common *rand.Rand) bool {
+func (e *element) refusedBlock(common *rand.Rand) {
 	want, alloc := shmem.ErrNoMemory, shmem.Alloc[uint16]
 	n := []int{heapSize / 2, heapSize, 2 * heapSize, -1}[common.IntN(4)]
 	if n < 0 {
 		want = verbs.ErrInvalid
 	}
 	_, err := alloc(e.t.ctx, e.pe, n)
-	return errors.Is(err, want) || e.ok(sprintf("alloc of %d", n), refusedWith(err))
+	e.mustFail(sprintf("alloc of %d", n), err, want)
 }
 
 func bytesOf(v byte, n int) []byte { return slices.Repeat([]byte{v}, n) }
 
-// refusedWith is the error of a call that should have been refused for another reason than err.
-func refusedWith(err error) error {
-	if err == nil {
-		return errors.New("was not refused")
-	}
-	return err
-}
-
 // mismatch has one PE ask for another size: the call must be refused on all PEs, which go on.
-func (e *element) mismatch(common *rand.Rand) bool {
+func (e *element) mismatch(common *rand.Rand) {
 	odd := common.IntN(len(e.t.peers))
 	n := 10
 	if e.id == odd {
 		n = 100
 	}
 	_, err := shmem.Alloc[byte](e.t.ctx, e.pe, n)
-	if errors.Is(err, shmem.ErrMismatch) {
-		return true
-	}
-	return e.ok("alloc of different sizes", refusedWith(err))
+	e.mustFail("alloc of different sizes", err, shmem.ErrMismatch)
 }
 
 // misstep has one PE make another collective call than the others, or one with wrong arguments. No
 // PE may wait for ever: all learn of it, in that call or in the next, and can still Close.
-func (e *element) misstep(common *rand.Rand) bool {
+func (e *element) misstep(common *rand.Rand) {
 	t, pes, ctx, pe := e.t, len(e.t.peers), e.t.ctx, e.pe
 	odd, root := common.IntN(pes), common.IntN(pes)
 	n := 1 + common.IntN(40)
@@ -256,18 +230,13 @@ func (e *element) misstep(common *rand.Rand) bool {
 		err = gather(n)
 	}
 	switch {
-	case wrong && !errors.Is(err, verbs.ErrInvalid):
-		return e.ok("a call with wrong arguments", refusedWith(err))
-	case !wrong && err != nil && !errors.Is(err, shmem.ErrMismatch):
-		return e.ok("a call that others do not make", err)
-	case !alone && err == nil: // every PE needs the data of the odd one, or is it
-		return e.ok("a call that others do not make", refusedWith(err))
+	case wrong:
+		e.mustFail("a call with wrong arguments", err, verbs.ErrInvalid)
+	case err != nil || !alone: // every PE needs the data of the odd one, or is it
+		e.mustFail("a call that others do not make", err, shmem.ErrMismatch)
 	}
 	for _, err := range []error{pe.Barrier(ctx), gather(n), shmem.AllToAll(ctx, pe, dst, src),
 		shmem.Reduce(ctx, pe, dst, src, shmem.OpMax), errorOf(shmem.Alloc[byte](ctx, pe, n))} {
-		if !errors.Is(err, shmem.ErrMismatch) {
-			return e.ok("a call after calls that differ", refusedWith(err))
-		}
+		e.mustFail("a call after calls that differ", err, shmem.ErrMismatch)
 	}
-	return true
 }

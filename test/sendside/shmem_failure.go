@@ -30,11 +30,9 @@ func drawCall(rng *rand.Rand, calls []namedCall) (string, func() error) {
 
 // hurry makes calls whose context ends after some rounds. They return, and what they have begun
 // ends before Quiet does.
-func (e *element) hurry(*rand.Rand) bool {
+func (e *element) hurry(*rand.Rand) {
 	t, own := e.t, e.words.At(7)
-	if !e.barrier() {
-		return false
-	}
+	e.barrier()
 	for range 1 + e.rng.IntN(6) {
 		ctx, cancel := context.WithCancel(t.ctx)
 		e.cancel, e.haste = cancel, 1+e.rng.IntN(4)
@@ -47,11 +45,12 @@ func (e *element) hurry(*rand.Rand) bool {
 		cancel()
 		e.haste = 0
 		t.Logf("  PE %d: %s in haste: %v", e.id, name, err)
-		if !errors.Is(err, context.Canceled) && !e.ok(name, err) || !e.ok(name, t.ctx.Err()) {
-			return false
+		if !errors.Is(err, context.Canceled) {
+			e.must(name, err)
 		}
+		e.must(name, t.ctx.Err())
 	}
-	return e.barrier()
+	e.barrier()
 }
 
 // callsTo returns calls that need one PE. They change memory that no other phase uses.

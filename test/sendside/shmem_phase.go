@@ -12,37 +12,34 @@ import (
 )
 
 // barriers is nothing but barriers.
-func (e *element) barriers(*rand.Rand) bool {
-	return e.barrier() && e.barrier() && e.ok("sync", e.pe.Sync(e.t.ctx))
+func (e *element) barriers(*rand.Rand) {
+	e.barrier()
+	e.barrier()
+	e.must("sync", e.pe.Sync(e.t.ctx))
 }
 
 // meetFault puts a fault in force.
-func (e *element) meetFault(*rand.Rand) bool {
+func (e *element) meetFault(*rand.Rand) {
 	if e.id == 0 {
 		e.t.strike(e.t.all, e.t.plan.Mood == lab.Calm || e.rng.IntN(2) == 0)
 	}
-	return true
 }
 
 // scatter puts and gets, with fences and quiets between, and ends in a barrier.
-func (e *element) scatter(*rand.Rand) bool {
+func (e *element) scatter(*rand.Rand) {
 	for range 1 + e.rng.IntN(12) {
-		good := true
 		switch e.rng.IntN(10) {
 		case 0:
-			good = e.quiet()
+			e.quiet()
 		case 1, 2:
 			e.fence()
 		case 3, 4:
-			good = e.get()
+			e.get()
 		default:
-			good = e.put()
-		}
-		if !good {
-			return false
+			e.put()
 		}
 	}
-	return e.barrier()
+	e.barrier()
 }
 
 func (e *element) fence() {
@@ -51,12 +48,12 @@ func (e *element) fence() {
 }
 
 // put writes into a slot that it has not written to since the last fence.
-func (e *element) put() bool {
+func (e *element) put() {
 	w := &write{to: e.rng.IntN(len(e.t.peers)), slot: e.rng.IntN(slots), key: e.rng.IntN(lab.Keys),
 		n: 1 + e.rng.IntN(slotSize), epoch: e.epoch}
 	for _, o := range e.out {
 		if o.to == w.to && o.slot == w.slot && o.epoch == w.epoch {
-			return true // no order is promised between the two
+			return // no order is promised between the two
 		}
 	}
 	w.was = e.mayHold(w.to, w.slot, slotSize)
@@ -84,7 +81,7 @@ func (e *element) put() bool {
 	if w.src == nil {
 		lab.Scribble(src)
 	}
-	return e.ok("put", err)
+	e.must("put", err)
 }
 
 // The ways to put.
@@ -116,7 +113,7 @@ func (e *element) source(w *write) (src []byte, inHeap bool) {
 }
 
 // get reads a slot of any PE.
-func (e *element) get() bool {
+func (e *element) get() {
 	t := e.t
 	by, from, slot := e.rng.IntN(len(t.peers)), e.rng.IntN(len(t.peers)), e.rng.IntN(slots)
 	n := 1 + e.rng.IntN(slotSize)
@@ -126,7 +123,8 @@ func (e *element) get() bool {
 	src := e.slot(by, slot)
 	if e.rng.IntN(3) == 0 {
 		e.reads = append(e.reads, r)
-		return e.ok("get nbi", shmem.GetNBI(t.ctx, e.pe, r.dst, src, from))
+		e.must("get nbi", shmem.GetNBI(t.ctx, e.pe, r.dst, src, from))
+		return
 	}
 	var err error
 	switch e.rng.IntN(3) {
@@ -139,12 +137,9 @@ func (e *element) get() bool {
 	default:
 		err = shmem.Get(t.ctx, e.pe, r.dst, src, from)
 	}
-	if !e.ok("get", err) {
-		return false
-	}
+	e.must("get", err)
 	r.wants = append(r.wants, writer.mayHold(from, slot, n)...) // what was put during the call
 	e.checkRead("get", r)
-	return true
 }
 
 // mayHold is what a slot may hold: what is there, and what is on its way.
@@ -176,7 +171,7 @@ func (e *element) checkRead(what string, r *read) {
 
 // sendSignal sends data and a signal to another PE, or data, a fence and a word, and waits for
 // those of a third. The order of PEs is drawn.
-func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
+func (e *element) sendSignal(flag bool, common *rand.Rand) {
 	t := e.t
 	order := common.Perm(len(t.peers))
 	at := slices.Index(order, e.id)
@@ -190,23 +185,17 @@ func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
 	src := slices.Clone(lab.Noise(keys[e.id], n))
 	dst, sig := e.slot(e.id, 0), e.signals.At(e.id)
 	value := t.peers[to].signal[e.id] + 1 // of the word on the other PE, afterwards
-	if !e.barrier() {
-		return false
-	}
+	e.barrier()
 	var err error
 	switch {
-	case flag && add:
-		if err = shmem.Put(t.ctx, e.pe, dst, src, to); err == nil {
-			e.pe.Fence()
-			err = shmem.P(t.ctx, e.pe, sig, value-1, to) // as it is
-		}
-		if err == nil {
+	case flag:
+		e.must("put", shmem.Put(t.ctx, e.pe, dst, src, to))
+		e.pe.Fence()
+		if add {
+			e.must("p", shmem.P(t.ctx, e.pe, sig, value-1, to)) // as it is
 			e.pe.Fence()
 			err = shmem.Add(t.ctx, e.pe, sig, 1, to)
-		}
-	case flag:
-		if err = shmem.Put(t.ctx, e.pe, dst, src, to); err == nil {
-			e.pe.Fence()
+		} else {
 			err = shmem.P(t.ctx, e.pe, sig, value, to)
 		}
 	case add:
@@ -215,26 +204,20 @@ func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
 		err = shmem.PutSignalNBI(t.ctx, e.pe, dst, src, sig, value, shmem.SignalSet, to)
 	}
 	lab.Scribble(src)
-	if !e.ok("put signal", err) {
-		return false
-	}
+	e.must("put signal", err)
 	mine := e.signal[from] + 1
-	if !e.await(from, mine) {
-		return false
-	}
+	e.await(from, mine)
 	got := e.slot(from, 0).Local(e.pe)[:n]
 	if string(got) != string(lab.Noise(keys[from], n)) {
 		t.Broken(ruleFence, "PE %d sees the signal of PE %d, and not its %d bytes", e.id, from, n)
 	}
-	if ok := e.barrier(); !ok {
-		return false
-	}
+	e.barrier()
 	e.signal[from] = mine
-	return e.ok("sync", e.pe.Sync(t.ctx))
+	e.must("sync", e.pe.Sync(t.ctx))
 }
 
 // await waits for the signal of a PE, by one of the calls for that.
-func (e *element) await(from int, value uint64) bool {
+func (e *element) await(from int, value uint64) {
 	t := e.t
 	s := e.signals.Slice(from, from+1)
 	switch e.rng.IntN(5) {
@@ -243,25 +226,27 @@ func (e *element) await(from int, value uint64) bool {
 		if err == nil && i != 0 {
 			t.Broken(lab.Content, "PE %d waits for one word, and it was word %d", e.id, i)
 		}
-		return e.ok("wait until any", err)
+		e.must("wait until any", err)
 	case 1:
-		return e.ok("wait until all", shmem.WaitUntilAll(t.ctx, e.pe, s, shmem.GT, value-1))
+		e.must("wait until all", shmem.WaitUntilAll(t.ctx, e.pe, s, shmem.GT, value-1))
 	case 2:
 		for {
 			there, err := shmem.Test(e.pe, s, shmem.GE, value)
-			if there || !e.ok("test", err) || !e.ok("test", t.ctx.Err()) {
-				return there
+			if there {
+				return
 			}
+			e.must("test", errors.Join(err, t.ctx.Err()))
 			t.idle()
 		}
 	case 3:
-		return e.ok("wait until", shmem.WaitUntil(t.ctx, e.pe, s, shmem.NE, value-1))
+		e.must("wait until", shmem.WaitUntil(t.ctx, e.pe, s, shmem.NE, value-1))
+	default:
+		e.must("wait until", shmem.WaitUntil(t.ctx, e.pe, s, shmem.GE, value))
 	}
-	return e.ok("wait until", shmem.WaitUntil(t.ctx, e.pe, s, shmem.GE, value))
 }
 
 // mistake makes calls with wrong arguments. They must be refused.
-func (e *element) mistake(*rand.Rand) bool {
+func (e *element) mistake(*rand.Rand) {
 	ctx, pe := e.t.ctx, e.pe
 	small := e.area.Slice(0, 4)
 	for name, err := range map[string]error{
@@ -284,5 +269,4 @@ func (e *element) mistake(*rand.Rand) bool {
 			e.t.Broken(lab.Refusal, "PE %d: %s: %v", e.id, name, err)
 		}
 	}
-	return true
 }

@@ -24,18 +24,18 @@ type phase struct {
 	r uint64
 }
 
-// phaseKind is a kind of phase, and how often it is drawn. play reports whether it has succeeded; a
-// phase that needs a barrier begins with one.
+// phaseKind is a kind of phase, and how often it is drawn. A phase that needs a barrier
+// begins with one.
 type phaseKind struct {
 	name  string
 	often int
-	play  func(e *element, common *rand.Rand) bool
+	play  func(e *element, common *rand.Rand)
 }
 
 var phases = []phaseKind{
 	{"scatter", 12, (*element).scatter}, // puts and gets
-	{"signal", 6, func(e *element, common *rand.Rand) bool { return e.sendSignal(false, common) }},
-	{"flag", 6, func(e *element, common *rand.Rand) bool { return e.sendSignal(true, common) }},
+	{"signal", 6, func(e *element, common *rand.Rand) { e.sendSignal(false, common) }},
+	{"flag", 6, func(e *element, common *rand.Rand) { e.sendSignal(true, common) }},
 	{"count", 5, (*element).count},
 	{"bits", 4, (*element).toggle},
 	{"swap", 4, (*element).swap},

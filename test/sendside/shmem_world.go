@@ -2,6 +2,7 @@ package sendside
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 
@@ -186,8 +187,7 @@ func (e *element) exchange(_ context.Context, mine []byte) ([][]byte, error) {
 	return t.cards[round], nil
 }
 
-// ok reports whether a call succeeded. A failure must have a cause, and the program then goes
-// straight to Close.
+// ok reports whether a call succeeded. A failure must have a cause.
 func (e *element) ok(what string, err error) bool {
 	if err == nil {
 		return true
@@ -202,6 +202,31 @@ func (e *element) ok(what string, err error) bool {
 	return false
 }
 
+// gaveUp ends the phases of a program in which a call has failed.
+var gaveUp = errors.New("gave up")
+
+// must makes the program go straight to Close when a call has failed.
+func (e *element) must(what string, err error) {
+	if !e.ok(what, err) {
+		panic(gaveUp)
+	}
+}
+
+// mustFail is must for a call that fails with an error.
+func (e *element) mustFail(what string, err, want error) {
+	if !errors.Is(err, want) {
+		e.must(what, refusedWith(err))
+	}
+}
+
+// refusedWith is the error of a call that should have been refused for another reason than err.
+func refusedWith(err error) error {
+	if err == nil {
+		return errors.New("was not refused")
+	}
+	return err
+}
+
 // program is what a PE runs.
 func (e *element) program() {
 	t := e.t
@@ -212,9 +237,7 @@ func (e *element) program() {
 	if !e.ok("join", err) {
 		return
 	}
-	if e.begin() {
-		e.playAll()
-	}
+	e.playAll()
 	e.outlive()
 	e.closing = true
 	err = e.pe.Close(t.ctx)
@@ -223,42 +246,40 @@ func (e *element) program() {
 	e.leave()
 }
 
-// playAll plays the phases until one fails.
+// playAll plays the phases until a call fails.
 func (e *element) playAll() {
+	defer func() {
+		if r := recover(); r != nil && r != gaveUp { //nolint:errorlint // it is that very value
+			panic(r)
+		}
+	}()
 	t := e.t
+	e.begin()
 	for i, ph := range t.plan.Events {
 		t.At = max(t.At, i+1)
 		t.Logf("PE %d: phase %d, %v", e.id, i, ph.name)
 		e.rng = rand.New(rand.NewPCG(ph.r, uint64(e.id)))
 		common := rand.New(rand.NewPCG(ph.r, 1<<40)) // all PEs draw the same from it
-		if !ph.play(e, common) {
-			return
-		}
+		ph.play(e, common)
 		e.phase++
 	}
 }
 
 // begin allocates the memory that phases use.
-func (e *element) begin() bool {
+func (e *element) begin() {
 	t := e.t
 	n := len(t.Hosts)
 	var err error
-	if e.area, err = shmem.Alloc[byte](t.ctx, e.pe, n*slots*slotSize); !e.ok("alloc", err) {
-		return false
-	}
-	if e.scratch, err = shmem.Alloc[byte](t.ctx, e.pe, (scratches+2)*slotSize); !e.ok("alloc", err) {
-		return false
-	}
-	if e.words, err = shmem.Alloc[uint64](t.ctx, e.pe, 8); !e.ok("alloc", err) {
-		return false
-	}
-	if e.halves, err = shmem.Alloc[uint32](t.ctx, e.pe, 4); !e.ok("alloc", err) {
-		return false
-	}
+	e.area, err = shmem.Alloc[byte](t.ctx, e.pe, n*slots*slotSize)
+	e.must("alloc", err)
+	e.scratch, err = shmem.Alloc[byte](t.ctx, e.pe, (scratches+2)*slotSize)
+	e.must("alloc", err)
+	e.words, err = shmem.Alloc[uint64](t.ctx, e.pe, 8)
+	e.must("alloc", err)
+	e.halves, err = shmem.Alloc[uint32](t.ctx, e.pe, 4)
+	e.must("alloc", err)
 	e.signals, err = shmem.Alloc[uint64](t.ctx, e.pe, n)
-	if !e.ok("alloc", err) {
-		return false
-	}
+	e.must("alloc", err)
 	for _, o := range t.peers { // those that have come as far have the same blocks
 		if o.signals.Len() == n && o.signals.Offset() != e.signals.Offset() {
 			t.Broken(lab.Content, "PE %d has a block at %d, PE %d at %d", e.id, e.signals.Offset(), o.id,
@@ -271,17 +292,14 @@ func (e *element) begin() bool {
 	if e.pe.Rank() != e.id || e.pe.Size() != n {
 		t.Broken(lab.Content, "PE %d of %d says that it is %d of %d", e.id, n, e.pe.Rank(), e.pe.Size())
 	}
-	return true
 }
 
 // barrier calls Barrier, and checks that all PEs have entered it and their puts have landed.
-func (e *element) barrier() bool {
+func (e *element) barrier() {
 	t := e.t
 	e.entered++
 	k := e.entered
-	if !e.ok("barrier", e.pe.Barrier(t.ctx)) {
-		return false
-	}
+	e.must("barrier", e.pe.Barrier(t.ctx))
 	for _, o := range t.peers {
 		if o.entered < k {
 			t.Broken(ruleFlush, "PE %d leaves barrier %d, which PE %d has not entered", e.id, k, o.id)
@@ -292,7 +310,6 @@ func (e *element) barrier() bool {
 	}
 	e.left = k
 	e.quieted()
-	return true
 }
 
 // settleOn checks that all puts of a PE to another one, before a barrier, have landed.
@@ -306,12 +323,9 @@ func (e *element) settleOn(o *element) {
 }
 
 // quiet calls Quiet, and checks that everything is complete.
-func (e *element) quiet() bool {
-	if !e.ok("quiet", e.pe.Quiet(e.t.ctx)) {
-		return false
-	}
+func (e *element) quiet() {
+	e.must("quiet", e.pe.Quiet(e.t.ctx))
 	e.quieted()
-	return true
 }
 
 // quieted checks that all calls of the PE are complete.
