@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/nicoffer"
 	"ibverbx/internal/tcptest"
@@ -91,43 +92,33 @@ func apart(t *testing.T, p *Params, here, there []verbs.Device) (a, b outcome) {
 	return a, <-following
 }
 
-// TestApart measures every operation in every way between two ends,
-// each of which knows only its own.
+// TestApart measures every operation of every layer that can be between two ends, each of which
+// knows only its own, in every way.
 func TestApart(t *testing.T) {
 	_, nics := fabric(t, 4)
-	for _, op := range []Op{Write, WriteImm, Read, Send, FetchAdd, CmpSwap} {
-		for _, wait := range []Wait{Adaptive, Poll, Events} {
-			for _, how := range []string{"bw", "both directions", "lat"} {
-				if wait == Poll && op != Send {
-					continue // two ends of one process that never pause share its cores badly
-				}
-				t.Run(fmt.Sprintf("%s/%s/%s", op, wait, how), func(t *testing.T) {
-					p := params(func(p *Params) {
-						p.Op, p.Wait, p.Bidirectional, p.NICs = op, wait, how == "both directions", 0
-						if how == "lat" {
-							p.Mode = Latency
-						}
-						if op.Atomic() {
-							p.Sizes = nil
-						}
+	for _, s := range layers.Shapes() {
+		waits := []Wait{Adaptive, Events}
+		switch {
+		case s.Layer == layers.SHMEM:
+			continue
+		case s.Layer != QP:
+			waits = []Wait{Adaptive}
+		case s.Op == Send: // two ends of one process that never pause share its cores badly
+			waits = append(waits, Poll)
+		}
+		for _, wait := range waits {
+			for _, word := range modes(s) {
+				t.Run(fmt.Sprintf("%s/%s/%s/%s", s.Layer, s.Op, wait, word), func(t *testing.T) {
+					p := layerParams(s.Layer, s.Op, Bandwidth, func(p *Params) {
+						p.Wait, p.NICs = wait, 0
+						how(p, word)
 					})
 					a, b := apart(t, p, nics[:2], nics[2:])
 					if a.err != nil || b.err != nil {
 						t.Fatalf("end a: %v; end b: %v", a.err, b.err)
 					}
-					p = a.report.Params
 					for end, o := range map[string]*outcome{"a": &a, "b": &b} {
-						r := o.report
-						if !r.OK || len(r.Results) != 3*len(p.Sizes) || r.Params.NICs != 2 ||
-							r.Params.Op != op || r.Peer == nil || len(r.Peer.NICs) != 2 {
-							t.Fatalf("end %s: report %+v", end, r)
-						}
-						for i := range r.Results {
-							checkResult(t, p, &r.Results[i], false)
-							if rails := r.Results[i].Stats.B.Rails; len(rails) == 0 {
-								t.Errorf("end %s: nothing is known of end b", end)
-							}
-						}
+						checkApart(t, end, a.report.Params, o.report)
 					}
 				})
 			}
@@ -135,20 +126,17 @@ func TestApart(t *testing.T) {
 	}
 }
 
-func TestApartByDuration(t *testing.T) {
-	_, nics := fabric(t, 2)
-	for _, mode := range []Mode{Bandwidth, Latency} {
-		p := params(func(p *Params) {
-			p.Mode, p.Iterations, p.Duration, p.Op, p.NICs = mode, 0, Seconds(5*time.Millisecond), Send, 1
-		})
-		a, b := apart(t, p, nics[:1], nics[1:])
-		if a.err != nil || b.err != nil {
-			t.Fatalf("end a: %v; end b: %v", a.err, b.err)
-		}
-		for _, r := range a.report.Results {
-			if r.Seconds < 0.005 || r.Seconds > 2 {
-				t.Errorf("%s %s %v: took %.4f s, asked for were 0.005", mode, r.Scheme, r.Size, r.Seconds)
-			}
+// checkApart looks whether the report of an end is what was asked for.
+func checkApart(t *testing.T, end string, p *Params, r *Report) {
+	t.Helper()
+	if !r.OK || len(r.Results) != 3*len(p.Sizes) || r.Params.NICs != 2 || r.Params.Op != p.Op ||
+		r.Peer == nil || len(r.Peer.NICs) != 2 {
+		t.Fatalf("end %s: report %+v", end, r)
+	}
+	for i := range r.Results {
+		checkResult(t, p, &r.Results[i], false)
+		if rails := r.Results[i].Stats.B.Rails; len(rails) == 0 && !p.Layered() {
+			t.Errorf("end %s: nothing is known of end b", end)
 		}
 	}
 }
@@ -276,4 +264,21 @@ func TestFollowSilentClient(t *testing.T) {
 		}
 		there.Close()
 	})
+}
+
+// TestSHMEMApart shows that what is not measured between two processes is refused before they
+// connect, and by the listening end.
+func TestSHMEMApart(t *testing.T) {
+	p := layerParams(layers.SHMEM, layers.Put, Bandwidth)
+	err := p.ValidateApart()
+	var unusable *UsageError
+	if !errors.As(err, &unusable) ||
+		!strings.Contains(err.Error(), "use --layer transport or --layer tagged") {
+		t.Errorf("got %v", err)
+	}
+	p.Wait = Adaptive
+	task := taskBody{Self: selfBody{Offer: offer("x")}, Params: p}
+	if err := task.check(); !errors.As(err, &unusable) {
+		t.Errorf("a listening end says %v", err)
+	}
 }

@@ -94,7 +94,7 @@ func (c *cell) measure(turn int) {
 		c.result.Latency = percentiles(c.hist, c.p.Answered())
 	}
 	if err == nil && c.peer != nil && c.peer.leads {
-		err = c.peer.decide(kindRound, &roundBody{})
+		_, err = decide(c.peer, kindRound, roundBody{})
 	}
 	if c.result.Err = err; err != nil {
 		c.giveUp()
@@ -113,23 +113,7 @@ func (c *cell) sample() (err error) {
 	first, begun := c.result.Messages, c.timed
 	c.part.Reset()
 	for err == nil && c.more(target, begun) {
-		n := min(c.longest(), c.left())
-		if c.p.Mode.Series() {
-			n = min(c.mem.slots(c.size), c.left())
-		}
-		if target > 0 {
-			// A slow link must not make the run much longer than asked for.
-			least := 1
-			if !c.p.Mode.Series() && !c.p.unknownSpeed() {
-				least = c.outstanding()
-			}
-			n = min(n, max(least, int((target-c.timed).Seconds()*c.pace)+1))
-		}
-		most := max(1, int(c.pace*roundTime.Seconds()))
-		if !c.p.Mode.Series() && target == 0 {
-			most = max(most, c.outstanding()) // a shorter one would never have that many on the way
-		}
-		err = c.runRound(max(1, min(n, most)), false)
+		err = c.runRound(c.messages(target), false)
 	}
 	switch took := c.timed - begun; {
 	case c.p.Mode.Series() && c.part.TotalCount() > 0:
@@ -139,6 +123,22 @@ func (c *cell) sample() (err error) {
 	}
 	c.result.Seconds = c.timed.Seconds()
 	return err
+}
+
+// messages is how many the next round has: not more than the time left allows, for a slow link must
+// not make the run much longer than asked for, and not so few that they are never all outstanding.
+func (c *cell) messages(target time.Duration) int {
+	all := 1
+	if !c.p.Mode.Series() && (target == 0 || !c.p.unknownSpeed()) {
+		all = c.outstanding()
+	}
+	most := max(1, int(c.pace*roundTime.Seconds()))
+	if target > 0 {
+		most = min(most, max(all, int((target-c.timed).Seconds()*c.pace)+1))
+	} else {
+		most = max(most, all)
+	}
+	return max(1, min(c.longest(), c.left(), most))
 }
 
 const (
@@ -156,7 +156,7 @@ const (
 func (c *cell) warmUp() error {
 	n, first := min(c.longest(), c.left(), c.outstanding()), 1
 	if c.p.Mode.Series() {
-		n, first = min(c.mem.slots(c.size), latencyWarmup), 4
+		n, first = min(c.longest(), latencyWarmup), 4
 	}
 	if c.p.unknownSpeed() || c.p.Mode.Series() {
 		if err := c.runRound(min(n, first), true); err != nil {

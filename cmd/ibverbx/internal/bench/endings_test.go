@@ -142,32 +142,6 @@ func TestRefusedForNow(t *testing.T) {
 	}
 }
 
-// TestRefusedInOneProcess is the same between two ends in one process.
-func TestRefusedInOneProcess(t *testing.T) {
-	for _, mode := range []Mode{Bandwidth, Latency} {
-		for _, op := range []Op{Write, FetchAdd, Send} {
-			for _, wait := range []Wait{Adaptive, Events} {
-				p := params(func(p *Params) {
-					p.Op, p.Mode, p.Wait, p.NICs, p.QPs, p.Sizes = op, mode, wait, 1, 1, []units.Size{8}
-				})
-				if err := p.Complete(); err != nil {
-					t.Fatal(err)
-				}
-				refusing := func(nics int) (verbs.Provider, error) {
-					provider, err := openSoft(nics)
-					if f, ok := provider.(*soft.Fabric); ok {
-						f.Inject(soft.Fault{Kind: soft.RefuseSend, Device: f.Device(0), Count: 3, Skip: 5})
-					}
-					return provider, err
-				}
-				if _, err := Run(t.Context(), p, refusing, observer{}); err != nil {
-					t.Errorf("%s %s %s: %v", mode, op, wait, err)
-				}
-			}
-		}
-	}
-}
-
 // TestPatience shows how long nothing may move: not long between fast NICs, however much a round
 // has to carry.
 func TestPatience(t *testing.T) {
@@ -421,5 +395,26 @@ func TestUnevenEnds(t *testing.T) {
 			p.Sizes, p.Iterations = []units.Size{4096}, 600
 		})
 		bothEnds(t, p, timeout, nics)
+	}
+}
+
+// TestFollowerDecidesNothing shows that an end that follows takes part in the next sample as the
+// other one says, although it was interrupted itself: its own steps end then, and say why.
+func TestFollowerDecidesNothing(t *testing.T) {
+	ncA, ncB := tcptest.Pair(t)
+	started := make(chan *rendezvous.Conn, 1)
+	go func() { started <- start(t, ncA, apartTimeout) }()
+	follows := &peer{conn: start(t, ncB, apartTimeout), steps: t.Context()}
+	leads := &peer{conn: <-started, leads: true, steps: t.Context()}
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	c := &cell{runner: &runner{ctx: ctx, peer: follows}}
+	for _, stop := range []bool{false, true} {
+		if _, err := decide(leads, kindCell, cellBody{Stop: stop}); err != nil {
+			t.Fatal(err)
+		}
+		if goesOn, err := c.open(); err != nil || goesOn == stop {
+			t.Errorf("the other end stops: %v; goes on: %v, %v", stop, goesOn, err)
+		}
 	}
 }

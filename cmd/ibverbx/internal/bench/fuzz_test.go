@@ -286,3 +286,35 @@ func FuzzSeconds(f *testing.F) {
 
 // exact says whether a length of time has no more digits than JSON keeps.
 func exact(s Seconds) bool { return max(s, -s) < 1<<52 }
+
+// FuzzLayerColumn reads what another process says of its end of a layer. What is taken has the
+// memory that rounds will name.
+func FuzzLayerColumn(f *testing.F) {
+	p := layerParams(layers.Transport, layers.AM, Bandwidth)
+	if err := p.Complete(); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(`{"scheme":"dqplb","src":{"addr":"0x1000","length":"999999"},` +
+		`"dst":{"addr":"0x9000","length":"999999"}}`)
+	f.Add(`{"scheme":"dqplb","dst":{"addr":"0x9001","length":"18446744073709551615"},` +
+		`"transport":{"version":1}}`)
+	f.Add(`{"scheme":"spray","tagged":{}}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		m := rendezvous.Message{Kind: kindColumn, Body: json.RawMessage(text)}
+		var column layers.Card
+		if err := m.Decode(&column); err != nil {
+			return
+		}
+		window := int(p.Memory)
+		if err := checkCard(&column, p, window, 1); err != nil {
+			if !errors.Is(err, rendezvous.ErrProtocol) || len(err.Error()) > 2000 {
+				t.Fatal(err)
+			}
+			return
+		}
+		src, dst := p.bufferSizes(1, window)
+		if column.Src.Len() < uint64(src) || column.Dst.Len() < uint64(dst) {
+			t.Fatalf("took %s", text)
+		}
+	})
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -54,27 +53,6 @@ func aboveQPs() (list []layers.Shape) {
 		}
 	}
 	return list
-}
-
-// TestLayers measures every operation of every layer in every way, and verifies it.
-func TestLayers(t *testing.T) {
-	for _, s := range aboveQPs() {
-		for _, word := range modes(s) {
-			t.Run(fmt.Sprintf("%s/%s/%s", s.Layer, s.Op, word), func(t *testing.T) {
-				p := layerParams(s.Layer, s.Op, Bandwidth, func(p *Params) { how(p, word) })
-				report, err := measure(t, p)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if want := len(p.Sizes) * 3; len(report.Results) != want || !report.OK {
-					t.Fatalf("%d results, want %d; ok %v", len(report.Results), want, report.OK)
-				}
-				for i := range report.Results {
-					checkResult(t, p, &report.Results[i], true)
-				}
-			})
-		}
-	}
 }
 
 // TestLayerStopsWithinRound ends a run in the middle of a measurement that would take an hour.
@@ -212,33 +190,6 @@ func TestLayerAllocates(t *testing.T) {
 		}
 		if err := run.close(); err != nil {
 			t.Error(err)
-		}
-	}
-}
-
-func TestValidateLayers(t *testing.T) {
-	for _, tt := range []struct {
-		change func(*Params)
-		want   string
-	}{
-		{func(p *Params) { p.Layer = "moon" }, `--layer "moon": have qp, transport, tagged, shmem`},
-		{func(p *Params) { p.Layer, p.Op = layers.Transport, "send" },
-			`--op "send": --layer transport has am, put, get, fetch-add`},
-		{func(p *Params) { p.Layer, p.Op = layers.Transport, "am" }, "--op am takes at most 4 KiB"},
-		{func(p *Params) { p.Layer, p.Op = layers.SHMEM, "put-signal" }, "use --mode lat, or --op put"},
-		{func(p *Params) { p.Layer, p.Op = layers.Transport, "fetch-add" }, "works on 8 bytes, not 64 B"},
-		{func(p *Params) { p.Layer, p.TxDepth = layers.Tagged, 5000 }, "through a layer at most 4096"},
-		{func(p *Params) { p.Layer, p.Wait = layers.Tagged, Events }, "--events is of virtual queue pairs"},
-		{func(p *Params) { p.Layer, p.Op, p.Faults = layers.Tagged, "send", faults(t, "slow@msg=1") },
-			"use --layer qp, or drop --fault"},
-		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.Tagged, "", nil }, ""},
-		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.Transport, "", nil }, ""},
-	} {
-		err := params(func(p *Params) { p.Op = "" }, tt.change).Complete()
-		var unusable *UsageError
-		if tt.want == "" && err != nil || tt.want != "" && (!errors.As(err, &unusable) ||
-			!strings.Contains(err.Error(), tt.want)) {
-			t.Errorf("error %v, want %q", err, tt.want)
 		}
 	}
 }

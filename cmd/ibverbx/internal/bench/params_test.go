@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
@@ -69,6 +70,22 @@ func TestValidate(t *testing.T) {
 			"--failover needs several queue pairs"},
 		{"failover of a layer", func(p *Params) { p.Failover, p.Layer, p.Op = true, "transport", "" },
 			"--failover is of virtual queue pairs"},
+		{"unknown layer", func(p *Params) { p.Layer = "moon" },
+			`--layer "moon": have qp, transport, tagged, shmem`},
+		{"op of another layer", func(p *Params) { p.Layer, p.Op = layers.Transport, "send" },
+			`--op "send": --layer transport has am, put, get, fetch-add`},
+		{"long message", func(p *Params) { p.Layer, p.Op = layers.Transport, "am" },
+			"--op am takes at most 4 KiB"},
+		{"bandwidth of a series", func(p *Params) { p.Layer, p.Op = layers.SHMEM, "put-signal" },
+			"use --mode lat, or --op put"},
+		{"window of a layer", func(p *Params) { p.Layer, p.Op, p.TxDepth = layers.Tagged, "", 5000 },
+			"through a layer at most 4096"},
+		{"events of a layer", func(p *Params) { p.Layer, p.Op, p.Wait = layers.Tagged, "", Events },
+			"--events is of virtual queue pairs"},
+		{"faults of a layer", func(p *Params) {
+			p.Layer, p.Op, p.Faults = layers.Tagged, "send", faults(t, "slow@msg=1")
+		}, "use --layer qp, or drop --fault"},
+		{"layer", func(p *Params) { p.Layer, p.Op, p.Sizes = layers.Transport, "", nil }, ""},
 		{"interval", func(p *Params) { p.Interval = LeastInterval }, ""},
 		{"interval of latencies", func(p *Params) { p.Mode, p.Interval = Latency, AutoInterval },
 			"--interval and --plot show bandwidth over time"},

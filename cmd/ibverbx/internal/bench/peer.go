@@ -34,13 +34,13 @@ func (p *peer) meet(kind string) error {
 	return p.conn.Receive(p.steps, kind, nil)
 }
 
-// decide is a step in which the leading end says what it has decided, and the following one takes
-// that over into decision, which is a pointer.
-func (p *peer) decide(kind string, decision any) error {
+// decide is a step in which the leading end says what it has decided. It returns that at both ends.
+func decide[T any](p *peer, kind string, mine T) (decided T, err error) {
 	if p.leads {
-		return p.conn.Send(p.steps, kind, decision)
+		return mine, p.conn.Send(p.steps, kind, mine)
 	}
-	return p.conn.Receive(p.steps, kind, decision)
+	err = p.conn.Receive(p.steps, kind, &decided)
+	return decided, err
 }
 
 // outlast has the steps of the leading end go on for a moment after ctx, in which it ends what is
@@ -144,7 +144,7 @@ func (p *peer) part(why error) error {
 func (c *cell) open() (goesOn bool, err error) {
 	body := cellBody{Stop: c.interrupted()}
 	if c.peer != nil {
-		err = c.peer.decide(kindCell, &body)
+		body, err = decide(c.peer, kindCell, body)
 	}
 	return !body.Stop, err
 }
@@ -152,8 +152,8 @@ func (c *cell) open() (goesOn bool, err error) {
 // follow plays the rounds of a sample that the leading end asks for.
 func (c *cell) follow() error {
 	for {
-		var next roundBody
-		if err := c.peer.decide(kindRound, &next); err != nil || next.Messages == 0 {
+		next, err := decide(c.peer, kindRound, roundBody{})
+		if err != nil || next.Messages == 0 {
 			return err
 		}
 		if next.Messages < 0 || next.Messages > c.longest() {
@@ -174,7 +174,7 @@ func (c *cell) begin(n int, warmup bool) error {
 	case !c.peer.leads:
 		return c.peer.conn.Send(c.peer.steps, kindReady, nil)
 	}
-	if err := c.peer.decide(kindRound, &roundBody{Messages: n, WarmUp: warmup}); err != nil {
+	if _, err := decide(c.peer, kindRound, roundBody{Messages: n, WarmUp: warmup}); err != nil {
 		return err
 	}
 	return c.peer.conn.Receive(c.peer.steps, kindReady, nil)
@@ -209,16 +209,17 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 // one have counted, and the following end takes over the figures.
 func (r *runner) share(row []Result) ([]Result, error) {
 	var counted statsBody
-	for i := range row {
-		counted.Stats = append(counted.Stats, row[i].Stats.B)
-	}
-	conn, steps := r.peer.conn, r.peer.steps
-	if !r.peer.leads {
-		if err := conn.Send(steps, kindStats, counted); err != nil {
+	if r.peer.leads {
+		if err := r.peer.conn.Receive(r.peer.steps, kindStats, &counted); err != nil {
 			return nil, err
 		}
-	} else if err := conn.Receive(steps, kindStats, &counted); err != nil {
-		return nil, err
+	} else {
+		for i := range row {
+			counted.Stats = append(counted.Stats, row[i].Stats.B)
+		}
+		if err := r.peer.conn.Send(r.peer.steps, kindStats, counted); err != nil {
+			return nil, err
+		}
 	}
 	if n := len(counted.Stats); n != len(row) {
 		return nil, fmt.Errorf("%w: the stats of %d cells, measured were %d", rendezvous.ErrProtocol, n,
@@ -228,8 +229,8 @@ func (r *runner) share(row []Result) ([]Result, error) {
 		row[i].Stats.B = counted.Stats[i]
 		row[i].cleanStats()
 	}
-	figures := rowBody{Results: travelling(row), Stop: r.stopped}
-	if err := r.peer.decide(kindRow, &figures); err != nil || r.peer.leads {
+	figures, err := decide(r.peer, kindRow, rowBody{Results: travelling(row), Stop: r.stopped})
+	if err != nil || r.peer.leads {
 		return row, err
 	}
 	r.stopped = figures.Stop

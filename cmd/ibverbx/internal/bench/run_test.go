@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/tcptest"
 	"ibverbx/verbs"
@@ -43,21 +44,17 @@ func measure(t *testing.T, p *Params) (*Report, error) {
 	return report, err
 }
 
-// TestRun measures every operation in every way, and verifies it.
+// TestRun measures every operation of every layer in every way, and verifies it.
 func TestRun(t *testing.T) {
-	for _, op := range []Op{Write, WriteImm, Read, Send, FetchAdd, CmpSwap} {
-		for _, wait := range []Wait{Adaptive, Poll, Events} {
-			for _, how := range []string{"bw", "both directions", "lat"} {
-				t.Run(fmt.Sprintf("%s/%s/%s", op, wait, how), func(t *testing.T) {
-					p := params(func(p *Params) {
-						p.Op, p.Wait, p.Bidirectional = op, wait, how == "both directions"
-						if how == "lat" {
-							p.Mode = Latency
-						}
-						if op.Atomic() {
-							p.Sizes = nil
-						}
-					})
+	for _, s := range layers.Shapes() {
+		waits := []Wait{Adaptive}
+		if s.Layer == QP {
+			waits = []Wait{Adaptive, Poll, Events}
+		}
+		for _, wait := range waits {
+			for _, word := range modes(s) {
+				t.Run(fmt.Sprintf("%s/%s/%s/%s", s.Layer, s.Op, wait, word), func(t *testing.T) {
+					p := layerParams(s.Layer, s.Op, Bandwidth, func(p *Params) { p.Wait = wait; how(p, word) })
 					report, err := measure(t, p)
 					if err != nil {
 						t.Fatal(err)

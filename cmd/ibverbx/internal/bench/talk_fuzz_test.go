@@ -138,16 +138,8 @@ func toTheEnd(script string, p *Params) bool {
 			if json.Unmarshal(lastOf("parameters", lie), &task) == nil && task.Complete() != nil {
 				return false
 			}
-		case kindCell:
-			if n := number("size_bytes", float64(task.Sizes[0])); n < 1 || n > maxSize {
-				return false
-			}
 		case kindRound:
 			if n := number("messages", 1); n < 0 || n > maxRound {
-				return false
-			}
-		case kindDone:
-			if n := number("posted", 0); n < 0 || n > maxRound {
 				return false
 			}
 		}
@@ -299,10 +291,6 @@ func FuzzLead(f *testing.F) {
 		`{"card":{"rdAtomic":255,"mtu":256}}`, `{"dst":{"rkeys":{"0":1}}}`,
 	} {
 		add(32, "offer\naccept\ncolumn "+lie+"\nconnected\n"+rounds+"stats\nbye")
-	}
-	for _, lie := range []string{``, `{"ahead":0}`, `{"ahead":-1}`, `{"ahead":9223372036854775807}`, `null`} {
-		add(0, "offer\n"+strings.Repeat("wait\n", 3)+"wait "+lie+"\n"+
-			strings.TrimPrefix(opening, "offer\n")+rounds+"stats\nbye")
 	}
 	add(0, opening+"error")
 	add(0, opening+"ready\n! 00000001")
