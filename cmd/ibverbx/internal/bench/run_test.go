@@ -54,7 +54,10 @@ func TestRun(t *testing.T) {
 		for _, wait := range waits {
 			for _, word := range modes(s) {
 				t.Run(fmt.Sprintf("%s/%s/%s/%s", s.Layer, s.Op, wait, word), func(t *testing.T) {
-					p := layerParams(s.Layer, s.Op, Bandwidth, func(p *Params) { p.Wait = wait; how(p, word) })
+					p := layerParams(s.Layer, s.Op, Bandwidth, func(p *Params) {
+						p.Wait = wait
+						how(p, word)
+					})
 					report, err := measure(t, p)
 					if err != nil {
 						t.Fatal(err)
