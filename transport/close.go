@@ -73,8 +73,8 @@ func (e *Endpoint) Abort(comp *Completion) error {
 	return p.abort(ErrCanceled, comp)
 }
 
-// abortPatience is how long the message that tells the peer of an abort may take to go out. On a
-// network that works it takes microseconds.
+// abortPatience is the time that the message which tells the peer of an abort may take to go out.
+// On a network that works it takes microseconds.
 const abortPatience = time.Millisecond
 
 // postAbort posts the message that tells the peer of an abort, unless the goodbye does. It reports
@@ -228,7 +228,7 @@ func (p *peerState) newError(sentinel, cause error) *EndpointError {
 	return e
 }
 
-// nameOf says in words what has failed; "" if that is not known.
+// nameOf returns a name for what has failed; "" if it is unknown.
 func (p *peerState) nameOf(f *ibverbx.FailedError) string {
 	if !f.HasID {
 		return ""

@@ -85,22 +85,23 @@ const (
 	maxPool = 1 << 34
 	// maxEndpoints is the largest Config.MaxEndpoints: work-request ids hold the endpoint's number.
 	maxEndpoints = 1 << 20
-	// controlSlots is how many messages of the transport itself an endpoint may have outstanding,
-	// and how many receives it keeps for those of its peer: two with credits, one goodbye.
+	// controlSlots is the number of the transport's own messages that an endpoint may have
+	// outstanding, and of the receives that it keeps for those of its peer: two with credits, one
+	// goodbye.
 	controlSlots = 3
-	// railControlSlots is how many messages of its own a rail of a virtual queue pair has room for
-	// where failover is offered, and railControlRecvs how many receives of its own it has at least.
+	// railControlSlots is the number of its own messages that a rail of a virtual queue pair has
+	// room for if failover is offered, and railControlRecvs the least number of its own receives.
 	railControlSlots = 2
 	railControlRecvs = 4
 	// defaultInline is the inline size asked for: a wire header and a cache line and a half of
 	// payload.
 	defaultInline = 128
-	// shortWithoutInline is how long a short may be where the NIC takes less inline: it goes
-	// through a bounce buffer then.
+	// shortWithoutInline is the longest short if the NIC takes less inline: it goes through a
+	// bounce buffer then.
 	shortWithoutInline = 64
 )
 
-// failoverSlots is how many places of its queues a rail keeps for failover.
+// failoverSlots returns the places of its queues that a rail keeps for failover.
 func (c *Config) failoverSlots() int {
 	if c.QP.Failover {
 		return railControlSlots

@@ -98,7 +98,7 @@ func Connect(a, b *Endpoint) error {
 	return b.Connect(ca)
 }
 
-// Card is what the peer has to know to connect. It travels as JSON.
+// Card is an endpoint's description, which its peer needs to connect. It travels as JSON.
 type Card struct {
 	Version    int                  `json:"version"` // of the wire format: 2
 	QP         ibverbx.BusinessCard `json:"qp"`
@@ -132,7 +132,7 @@ func (e *Endpoint) Card() (Card, error) {
 	}, nil
 }
 
-// check returns what is wrong with a peer's card; nil if nothing is.
+// check returns an error if a peer's card is wrong.
 func (c *Card) check(rails int) error {
 	switch {
 	case c.Version != wireVersion:

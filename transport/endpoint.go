@@ -35,9 +35,9 @@ const (
 // ordinary reports whether the view's sends have their place behind the queue.
 func (e *Endpoint) ordinary() bool { return !e.head && !e.bypass }
 
-// peerState is what the views of an endpoint share. Worker.mu guards it. Each part has its
-// invariant above it; check.go checks them. What a send reads stands together: with a hundred
-// endpoints each cache line counts.
+// peerState is the state that all views of an endpoint share. Worker.mu guards it. Each part has
+// its invariant above it; check.go checks them. The fields that a send reads stand together: with a
+// hundred endpoints each cache line counts.
 type peerState struct {
 	w     *Worker
 	id    uint32 // its place in Worker.endpoints, and part of every work-request id

@@ -7,7 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// deviceLimits is what every NIC of a worker can do. Where no NIC says, it is unlimited.
+// deviceLimits are limits that every NIC of a worker allows: for each, the smallest. One that no
+// NIC reports is infinite.
 type deviceLimits struct {
 	inline, sge, queue, cqe, message limit
 }
@@ -59,7 +60,7 @@ func limitsOf(dom *ibverbx.Domain, port int) (l deviceLimits, err error) {
 func (l *deviceLimits) check(c *Config) error {
 	for _, f := range [...]struct {
 		name        string
-		value, need int // need is what the value asks of the NIC
+		value, need int // need is the limit that the value needs of the NIC
 		limit       limit
 		of          string
 	}{
@@ -78,8 +79,8 @@ func (l *deviceLimits) check(c *Config) error {
 	return nil
 }
 
-// completions is how many completions an endpoint may have outstanding on one of so many NICs. The
-// first one also carries the notify QP.
+// completions returns the most completions that an endpoint may have outstanding on one of so many
+// NICs. The first one also carries the notify QP.
 func (c *Config) completions(nics int) int {
 	data, other := c.QP.QPsPerDevice, 1
 	credits, room := max(c.QP.Credits, 1), 2*c.QP.MaxMsgCntPerQP

@@ -127,7 +127,7 @@ type flushRequest struct {
 	kind    FlushKind
 }
 
-// newPools makes the pools of what a blocking flush needs while it waits.
+// newPools makes the pools of the objects that a blocking flush needs while it waits.
 func (w *Worker) newPools() {
 	w.completionPool.New = func() any { return &Completion{} }
 	w.flushPool.New = func() any {

@@ -76,7 +76,7 @@ func (l *lifetime) die() {
 	l.calling = 0
 }
 
-// diedOf says what has ended the worker.
+// diedOf returns the error that has ended the worker.
 func (l *lifetime) diedOf() error {
 	return fmt.Errorf("%v has panicked or called runtime.Goexit", callback(l.deadBy.Load()))
 }

@@ -26,7 +26,7 @@ type Message struct {
 	returnsCredit bool
 }
 
-// messageState is who has the buffer of a message.
+// messageState is the owner of a message's buffer.
 type messageState uint8
 
 const (
@@ -151,8 +151,8 @@ func (p *peerState) postBuffers() error {
 	return nil
 }
 
-// receiving is the receive direction of an endpoint: its receive buffers. What the peer may send is
-// counted by peerState.credits.
+// receiving is the receive direction of an endpoint: its receive buffers. peerState.credits counts
+// how much the peer may send.
 //
 // Invariant: each buffer is posted, in toRepost, with a handler, or kept by the program. While the
 // endpoint serves, the credits that the peer has, those that can be given back, and the active
@@ -250,7 +250,7 @@ func (p *peerState) arrived(slot uint32, n uint64) {
 	w.round.report(event{kind: eventMessage, peer: p, m: m})
 }
 
-// violated fails the endpoint because of what the peer has sent.
+// violated fails the endpoint because the peer broke the protocol.
 func (p *peerState) violated(why error) {
 	p.fail(stageViolated, ErrProtocol, why)
 }

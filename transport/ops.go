@@ -7,7 +7,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// opKind is what an outstanding operation stands for.
+// opKind is the kind of an outstanding operation.
 type opKind uint8
 
 const (
@@ -239,7 +239,7 @@ func reason(err error) error {
 	return err
 }
 
-// argumentError says what is wrong with an argument.
+// argumentError explains what is wrong with an argument.
 type argumentError struct {
 	detail string
 	err    error
@@ -281,8 +281,8 @@ func (p *peerState) isLostAtomic(wc *ibverbx.WC) bool {
 	return kind == opFetchAdd || kind == opCompareSwap
 }
 
-// retireLostAtomic ends the oldest operation, an atomic of which nobody knows whether it took
-// effect. Without a completion of its own, the next flush reports it.
+// retireLostAtomic ends the oldest operation, an atomic that may or may not have taken effect. If
+// it has no completion of its own, the next flush reports it.
 func (p *peerState) retireLostAtomic(status verbs.Status) {
 	o := p.sending.ops.Front()
 	err := p.refuse(opNames[o.kind], ErrAtomicLost, "%v on a queue pair that is lost: whether the number "+

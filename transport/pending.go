@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Outcome is what a pending function returns.
+// Outcome is the result of a pending function.
 type Outcome uint8
 
 const (
@@ -57,8 +57,8 @@ type Pending struct {
 	callAgain bool
 	internal  bool // a flush that waits to begin; Purge leaves it, because no program queued it
 	fence     bool // Fence was called between the request before and this one
-	// missing is what has to come back before the function is called again; if it is empty, it is
-	// called in its turn.
+	// missing is the set of resources that must come back before the function is called again; if
+	// it is empty, the function is called in its turn.
 	missing resources
 	asked   uint64 // with needUnknown: schedule.rounds when the function returned
 }
@@ -111,7 +111,7 @@ func (e *Endpoint) Pending(req *Pending) error {
 		return err
 	}
 	if !s.pending.any() && !p.stillBlocked(s.missing, 0) {
-		s.missing = 0 // the next attempt notes what is missing then
+		s.missing = 0 // the next attempt notes it anew
 		return ErrBusy
 	}
 	p.enqueue(req)

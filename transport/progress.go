@@ -173,8 +173,8 @@ const (
 	eventError                     // OnError of peer, with err
 )
 
-// round is what the present round of progress reports. Its callbacks run at its end, in the order
-// of its events; the callbacks of later belong to the next round, and follow at once.
+// round collects the events of the present round of progress. Its callbacks run at its end, in the
+// order of its events; the callbacks of later belong to the next round, and follow at once.
 //
 // Invariant: later is empty while events is. Worker.progressing guards events, Worker.mu the rest.
 type round struct {
@@ -274,7 +274,7 @@ func (w *Worker) settle(n int) (did int) {
 	return did
 }
 
-// keepAliveRounds is how many rounds of progress go by between two looks at the clock, which costs
+// keepAliveRounds is the number of rounds of progress between two looks at the clock, which costs
 // as much as a round.
 const keepAliveRounds = 128
 

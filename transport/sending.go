@@ -17,12 +17,12 @@ type sending struct {
 	// order, so the next completion is always the oldest one's. All but those of kind opFlush have
 	// a completion to come.
 	ops ring.Window[op]
-	// limit is how many operations of the program may be outstanding.
+	// limit is the most operations of the program that may be outstanding.
 	limit int
-	// controlOps is how many of the outstanding operations are the transport's own: credits, a
-	// goodbye, a probe. They are not counted against limit.
+	// controlOps counts the outstanding operations of the transport itself: credits, a goodbye, a
+	// probe. They are not counted against limit.
 	controlOps int
-	traffic    traffic // of what the program has called
+	traffic    traffic // of the program's calls
 	ownBuffers uint8   // set of its own bounce buffers that are free
 	fence      fence
 	// lostAtomic is the error of an atomic without a completion that has failed by itself, until a
@@ -40,7 +40,7 @@ type sending struct {
 	readyRequest    Pending // calls OnReady, for the views of NotifyReady
 }
 
-// fence is what Endpoint.Fence leaves to the next operations.
+// fence is the order that Endpoint.Fence leaves to the next operations.
 type fence struct {
 	now bool // the next operation waits for all before it
 	// later reports that Fence was called while requests were pending: the next operation that does
@@ -56,7 +56,7 @@ func (f *fence) posted(ordinary bool) {
 	}
 }
 
-// userOps is how many operations of the program are outstanding.
+// userOps returns the number of the program's operations that are outstanding.
 func (s *sending) userOps() int { return s.ops.Len() - s.controlOps }
 
 // full reports whether the program has as many operations outstanding as it may.

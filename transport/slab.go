@@ -45,7 +45,7 @@ func (s *slab) receive(slot uint32) ibverbx.Segment {
 	return s.mr.Slice(uint64(slot)*s.stride, uint64(s.buffer))
 }
 
-// ownBytes is the memory of one of its own bounce buffers.
+// ownBytes returns the memory of one of the endpoint's own bounce buffers.
 func (s *slab) ownBytes(k int32) []byte {
 	off := s.own + uint64(k)*s.stride
 	return s.mem[off : off+uint64(s.buffer) : off+uint64(s.buffer)]
@@ -69,9 +69,9 @@ func (s *slab) cellOffset(n uint64) uint64 { return s.cells + 8*(n&s.mask) }
 // scratch names the first n bytes of the scratch words.
 func (s *slab) scratch(n uint64) ibverbx.Segment { return s.mr.Slice(s.words, n) }
 
-// ownBuffers is how many bounce buffers an endpoint has beside those that all share, so that peers
-// whose operations do not end cannot take them all. With two, one is filled while the other is
-// sent.
+// ownBuffers is the number of bounce buffers that an endpoint has beside the shared ones, so that
+// peers whose operations do not end cannot take them all. With two, one is filled while the other
+// is sent.
 const ownBuffers = 2
 
 // bouncePool is registered memory cut into buffers of one size, which all endpoints share. The

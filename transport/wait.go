@@ -116,8 +116,8 @@ func (s *spinner) more(limit time.Duration) bool {
 	return !s.enough
 }
 
-// retryInterval is how often progress is made while a NIC refuses work, or a request waits for
-// something outside of the worker: no event announces the end of it.
+// retryInterval is the interval of progress while a NIC refuses work, or a request waits for
+// something outside of the worker, because no event announces the end of either.
 const retryInterval = time.Millisecond
 
 // sleepOrPoll sleeps until there may be something new. It makes progress once after arming the CQ,

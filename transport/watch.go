@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// watch is what the NICs of a worker have reported beside completions. When one dies, its
-// completions say that requests were flushed, and only an event says why.
+// watch collects what the NICs of a worker report beside completions. When a NIC dies, its
+// completions only say that requests were flushed; an event says why.
 type watch struct {
 	nics []watchedNIC
 	seen seenEvents
@@ -24,7 +24,7 @@ type watchedNIC struct {
 }
 
 const (
-	watchRoom = 64 // events of a NIC that come between two looks, of which each round of progress takes one
+	watchRoom = 64 // events of a NIC between two looks; each round of progress takes one
 	watchKept = 64 // events of queue pairs that are kept
 )
 
@@ -43,7 +43,7 @@ func (t *watch) end() {
 	}
 }
 
-// look reads what was reported since the last time.
+// look reads the events that have come since the last look.
 func (t *watch) look() {
 	for i := range t.nics {
 		if len(t.nics[i].events) != 0 {
@@ -52,8 +52,8 @@ func (t *watch) look() {
 	}
 }
 
-// take reads what a NIC has reported. Where events may have been lost it queries which ports are
-// up: of what was lost, only that explains later failures.
+// take reads a NIC's events. If events may have been lost, it queries which ports are up: of the
+// lost ones, only that explains later failures.
 func (t *watch) take(nic *watchedNIC) {
 	lost := len(nic.events) >= watchRoom-1
 	for len(nic.events) != 0 {
@@ -96,7 +96,7 @@ func (s *seenEvents) note(e verbs.Event) {
 	}
 }
 
-// drop forgets what is of a kind, and of the same NIC and port as an event.
+// drop forgets events of a kind for the NIC and port of an event.
 func (s *seenEvents) drop(kind verbs.EventType, e *verbs.Event) {
 	*s = slices.DeleteFunc(*s, func(o verbs.Event) bool {
 		return o.Type == kind && o.Device == e.Device && o.Port == e.Port

@@ -21,7 +21,7 @@ type wireKind uint8
 
 const (
 	wireAM      wireKind = 1
-	wireCredits wireKind = 2 // nothing but credits
+	wireCredits wireKind = 2 // only credits
 	wireBye     wireKind = 3 // the last message: the peer closes
 	wireAbort   wireKind = 4 // the last message: the peer aborts
 )
@@ -39,7 +39,7 @@ func (h header) put(b []byte) {
 	binary.LittleEndian.PutUint32(b[4:], uint32(h.credits))
 }
 
-// parse reads the header of a message and returns what is wrong with it; nil if nothing is.
+// parse reads the header of a message. It returns an error if the header is wrong.
 func (h *header) parse(msg []byte) error {
 	if len(msg) < wireHeader {
 		return fmt.Errorf("message of %d bytes: a header has %d", len(msg), wireHeader)

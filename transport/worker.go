@@ -47,8 +47,8 @@ type Worker struct {
 	completionPool, flushPool sync.Pool // see newPools
 }
 
-// pollBatch is how many completions a round of progress takes: enough to share the cost of the
-// locks, few enough to stay in the cache.
+// pollBatch is the number of completions that a round of progress takes: enough to share the cost
+// of the locks, few enough to stay in the cache.
 const pollBatch = 64
 
 // NewWorker makes a worker over the NICs of a domain, which several workers may share. The caller
