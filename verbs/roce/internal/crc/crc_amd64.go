@@ -38,7 +38,7 @@ func has512() bool { return cpu.X86.HasAVX512F && cpu.X86.HasAVX512VPCLMULQDQ &&
 // has256 reports the same for fold256.
 func has256() bool { return cpu.X86.HasAVX2 && cpu.X86.HasPCLMULQDQ && hasVPCLMULQDQ }
 
-// hasVPCLMULQDQ tells what package cpu tells of processors with AVX-512 only.
+// hasVPCLMULQDQ reports a feature that package cpu only reports for processors with AVX-512.
 var hasVPCLMULQDQ = extendedFeatures()>>10&1 != 0 //nolint:gochecknoglobals // read only
 
 // extendedFeatures is CPUID's answer in ECX to EAX = 7, ECX = 0.

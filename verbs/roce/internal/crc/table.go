@@ -46,8 +46,8 @@ const (
 	greatestPower = 2048 + 32
 )
 
-// powersOfX returns a function for x^n modulo the polynomial, as a constant: reflected, in 33 bits
-// of which the lowest is zero.
+// powersOfX returns a function that computes x^n modulo the polynomial, as a constant: reflected,
+// in 33 bits of which the lowest is zero.
 func powersOfX() (power func(n int) uint64) {
 	var powers [greatestPower - leastPower + 1]uint32
 	r := uint32(1 << 31) // x^0, reflected

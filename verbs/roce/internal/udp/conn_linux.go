@@ -140,8 +140,7 @@ func (c *Conn) WaitWritable(deadline time.Time) error {
 	return c.waitError(c.writable.wait(deadline))
 }
 
-// Yield offers the processor to other threads, for those who ask again and again whether something
-// has arrived.
+// Yield offers the processor to other threads. It is for callers that poll again and again.
 func (c *Conn) Yield() { yieldThread() }
 
 // waitError is the error of a wait as the caller may expect it.

@@ -165,7 +165,7 @@ func listenError(local netip.AddrPort, errno error, sysfs fs.FS) error {
 	return e
 }
 
-// portTaken says who may have a port, and what to do.
+// portTaken explains who may have a port, and what to do.
 func portTaken(port uint16, sysfs fs.FS) string {
 	const choose = "between two ends of this library another port will do: the same one at both"
 	if port != rocePort {

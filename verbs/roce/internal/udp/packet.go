@@ -73,7 +73,7 @@ type Stats struct {
 	GSORefused    uint64 // destinations to which bursts were given up
 }
 
-// PathMTU is what fits the way to a destination, in bytes.
+// PathMTU is the size of datagrams that fit the path to a destination, in bytes.
 type PathMTU struct {
 	IP      int // of a whole IP packet
 	Payload int // of UDP payload

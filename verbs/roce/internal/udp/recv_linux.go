@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// DefaultMessages is how many datagrams or bursts one Recv takes by default. On a loopback
-	// interface 8 made no difference that is larger than that between rounds.
+	// DefaultMessages is the number of datagrams or bursts that one Recv takes by default. On a
+	// loopback interface, 8 made no difference beyond that between rounds.
 	DefaultMessages = 16
 	// MaxMessage is the longest datagram or burst that can arrive, and the default of a buffer.
 	MaxMessage = 1 << 16
 	// maxMessages is the most that the kernel takes in one call.
 	maxMessages = 1024
 
-	recvControl = 64 // bytes for control messages, of which UDP_GRO is the only one
+	recvControl = 64 // bytes for control messages; UDP_GRO is the only one
 )
 
 // Batch is memory to receive into. It belongs to one goroutine at a time.

@@ -12,8 +12,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// stagedPackets is how many packets go into one sendmmsg; the burst that reaches it may go beyond.
-// More than 8 messages a call gain nothing.
+// stagedPackets is the number of packets that go into one sendmmsg; the burst that reaches it may
+// go beyond. More than 8 messages per call gain nothing.
 const stagedPackets = 64
 
 // Destination is a peer's address, with what sending to it needs.
@@ -26,7 +26,7 @@ type Destination struct {
 
 	segments bool // bursts were not refused yet
 
-	// What one sendmmsg takes. Grown to what Send was asked for, and reused.
+	// The messages of one sendmmsg. They grow with what Send is asked for, and are reused.
 	msgs    []unix.Mmsghdr
 	iov     []unix.Iovec
 	control []byte // segmentSpace for each message
@@ -117,7 +117,7 @@ func (d *Destination) Send(packets []Packet, segment bool) (n int, err error) {
 		}
 		switch {
 		case d.errno == 0 && refused:
-			// What was refused as a burst was taken packet by packet.
+			// The kernel took packet by packet what it had refused as a burst.
 			refused, d.segments = false, false
 			d.conn.gsoRefused.Add(1)
 		case d.errno == 0, d.errno == unix.EINTR:
@@ -178,8 +178,8 @@ func (d *Destination) stage(packets []Packet, segment bool) {
 	}
 }
 
-// reserve makes room for so many packets, and for the burst of the last one: what is staged must
-// not move, since the messages point at it.
+// reserve makes room for the given number of packets, and for the burst of the last one: staged
+// packets must not move, because messages point at them.
 func (d *Destination) reserve(packets int, segment bool) {
 	pieces := 3 * packets
 	if segment && packets > 1 {
@@ -201,8 +201,8 @@ func (d *Destination) release(packets []Packet) {
 	runtime.KeepAlive(packets)
 }
 
-// failed is the error of a packet of so many bytes. It does not ask what the path takes: whoever
-// sends may do so under a lock.
+// failed returns the error of a packet of so many bytes. It does not ask what the path takes,
+// because senders may hold a lock.
 func (d *Destination) failed(size int) error {
 	e := &Error{Op: "send", Local: d.conn.local, Remote: d.addr, Errno: d.errno}
 	switch d.errno {

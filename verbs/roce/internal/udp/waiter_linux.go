@@ -72,7 +72,8 @@ func (w *waiter) wait(deadline time.Time) error {
 	return err
 }
 
-// ctl says what is watched for from now on, once; with 0 it is errors alone, which the kernel adds.
+// ctl sets the events to watch for from now on, once; with 0 these are only errors, which the
+// kernel adds.
 func (w *waiter) ctl(op int, events uint32) error {
 	w.op, w.event[0] = op, unix.EpollEvent{Events: events | unix.EPOLLONESHOT}
 	if err := w.socket.Control(w.watch); err != nil {

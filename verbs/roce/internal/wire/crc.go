@@ -22,7 +22,7 @@ func makeZerosTables() (tables [16][256]uint32) {
 	return tables
 }
 
-// makeZerosTable makes the table of one k.
+// makeZerosTable makes the table for one k.
 func makeZerosTable(k int) (table [256]uint32) {
 	table = *crc32.IEEETable
 	for range k {
@@ -74,7 +74,7 @@ func runFew(r uint32, p []byte) uint32 {
 	return r
 }
 
-// many is from how many bytes on vector instructions are worth their call.
+// many is the least number of bytes for which vector instructions are worth their call.
 const many = 64
 
 // runMany runs any number of bytes through a register. Package crc is fast for multiples of 16.
@@ -114,7 +114,7 @@ func makeBackTables() (tables [2][256]uint32) {
 	return tables
 }
 
-// divideByX undoes the run of one zero bit.
+// divideByX undoes running one zero bit.
 func divideByX(r uint32) uint32 {
 	if r>>31 != 0 {
 		return (r^polynomial)<<1 | 1

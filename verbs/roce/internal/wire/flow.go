@@ -29,7 +29,7 @@ const (
 // fieldTable has the terms of a 16-bit field of the pseudo header: of its high and of its low byte.
 type fieldTable [2][256]uint32
 
-// term is what the field adds to the register when it holds v.
+// term returns the field's contribution to the register for the value v.
 func (t *fieldTable) term(v uint16) uint32 { return t[0][v>>8] ^ t[1][v&0xff] }
 
 // makeFieldTable makes the table of a field that ends so many bytes before the end
@@ -47,8 +47,8 @@ var (
 	udpLengthTable  = makeFieldTable(udpSize - 6)
 )
 
-// NewFlow is the flow from src to dst, which are of one family. IPv4 addresses in the form of IPv6
-// are IPv4. Datagrams of IPv4 have DF set.
+// NewFlow returns the flow from src to dst, which must be of one family. IPv4 addresses in the form
+// of IPv6 count as IPv4. IPv4 datagrams are taken to have DF set.
 func NewFlow(src, dst netip.AddrPort) Flow {
 	from, to := src.Addr().Unmap(), dst.Addr().Unmap()
 	f := Flow{ipv6: !from.Is4() || !to.Is4()}
@@ -136,9 +136,9 @@ func (f *Flow) SolveID(packet []byte) (id uint16, ok bool) {
 	if f.ipv6 || d == 0 {
 		return 0, d == 0
 	}
-	// What stands wrong at the end is the term of the identification, with all that follows it run
-	// through. Running it back as many zeros to before the identification gives its two bytes, and
-	// nothing else, in the register.
+	// The difference at the end is the term of the identification after running everything that
+	// follows it. Running it back as many zeros, to before the identification, leaves its two bytes
+	// and nothing else in the register.
 	d = runBack(d, len(packet)-ICRCSize+udpSize+ipv4Size-4)
 	return uint16(d&0xff<<8 | d>>8), d>>16 == 0
 }

@@ -9,7 +9,7 @@ import (
 // significant byte first, unlike everything else.
 const ICRCSize = 4
 
-// What is wrong with a packet that [Parse] refuses.
+// The errors of packets that [Parse] refuses.
 var (
 	ErrShort   = errors.New("roce: packet is shorter than its headers")
 	ErrVersion = errors.New("roce: packet has an unknown transport version")
@@ -29,9 +29,9 @@ type Header struct {
 	DestQP    uint32 // 24 bits
 	PSN       uint32 // 24 bits
 
-	// Reserved is the seven bits beside AckReq. They are sent as zero, and ignored by who receives
-	// them (IBTA volume 1, 9.2.3): ends of this provider announce themselves there.
-	// The ICRC covers them.
+	// Reserved is the seven bits beside AckReq. RoCE sends them as zero, and receivers ignore them
+	// (IBTA volume 1, 9.2.3): ends of this provider announce themselves there. The ICRC covers
+	// them.
 	Reserved uint8
 
 	// RETH: READ requests, and WRITE first and only. Addr and RKey of atomic requests too.
@@ -43,7 +43,7 @@ type Header struct {
 	SwapAdd uint64
 	Compare uint64
 
-	// AETH: acknowledgements, and READ responses but for middle.
+	// AETH: acknowledgements, and READ responses except middle ones.
 	Syndrome Syndrome
 	MSN      uint32 // 24 bits: messages that the responder completed
 
@@ -54,8 +54,8 @@ type Header struct {
 	Imm uint32
 }
 
-// What the reserved bits say between two ends of this provider. An end that sends back what it got
-// says neither in its place.
+// The values of the reserved bits between two ends of this provider. An end that only reflects what
+// it was sent sends neither in its place.
 const (
 	FromRequester = 'i' // in a request
 	FromResponder = 'b' // in an answer
@@ -207,6 +207,6 @@ func (h *Header) parseExtended(b []byte, traits trait) {
 // numbers and queue-pair numbers are as wide.
 const PSNMask = 1<<24 - 1
 
-// PSNDiff is how far a is ahead of b, negative when it is behind: -2^23 to 2^23 - 1. It serves
+// PSNDiff returns how far a is ahead of b, negative if it is behind: -2^23 to 2^23 - 1. It serves
 // message sequence numbers as well.
 func PSNDiff(a, b uint32) int { return int(int32((a-b)<<8) >> 8) }

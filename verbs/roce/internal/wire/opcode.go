@@ -44,7 +44,7 @@ const (
 // MaxHeader is the length of the longest BTH with its extended headers, that of an atomic request.
 const MaxHeader = bthSize + atomicETHSize
 
-// trait is a set of what is true of an opcode.
+// trait is a set of properties of an opcode.
 type trait uint16
 
 const (
@@ -65,7 +65,7 @@ const (
 	carries // a payload
 )
 
-// What the packets of one kind of message have in common.
+// The traits that the packets of one kind of message share.
 const (
 	ofSend         = known | request | send | carries
 	ofWrite        = known | request | write | carries

@@ -2,8 +2,8 @@ package wire
 
 import "strconv"
 
-// Syndrome is what an acknowledgement says (IBTA volume 1, table 43): the high three bits are the
-// kind, the low five its value.
+// Syndrome is the verdict of an acknowledgement (IBTA volume 1, table 43): the high three bits are
+// the kind, the low five its value.
 type Syndrome uint8
 
 // The syndromes that do not carry a value of the connection.
