@@ -28,17 +28,13 @@ func TestMain(m *testing.M) {
 var programs = map[string]program{
 	"messages":      messages,
 	"puts and gets": putsAndGets,
-	"atomics":       atomics,
 	"fence":         fence,
 	"killed":        killed,
 	"early":         early,
 	"lengths":       lengths,
-	"matching":      matching,
 	"tagged killed": taggedKilled,
 	"histogram":     asPE(histogram),
-	"halo":          asPE(halo),
 	"signal":        asPE(signal),
-	"barrier":       asPE(barrier),
 	"shmem killed":  asPE(shmemKilled),
 
 	"rendezvous":        meeting,

@@ -22,21 +22,10 @@ func TestShmemHistogramByTheZeroConfiguration(t *testing.T) {
 	team{program: "histogram", members: 8, rounds: 300, zero: true}.run(t)
 }
 
-// Eight PEs with a strip of a grid each smooth it step by step, and exchange the edges of the
-// strips with signals. Every cell is that of a single loop.
-func TestShmemHaloExchange(t *testing.T) {
-	outerShapes(t, team{program: "halo", members: 8, rounds: 20})
-}
-
 // A PE that sees a signal sees all data that was put before it, over any number of rails, whether
 // the signal is set or added to.
 func TestShmemPutWithSignal(t *testing.T) {
 	eachShape(t, team{program: "signal", members: 2, rounds: 30})
-}
-
-// After a barrier all PEs see what any PE has put before it.
-func TestShmemBarrier(t *testing.T) {
-	outerShapes(t, team{program: "barrier", members: 8, rounds: 6})
 }
 
 // shmemConfig is the configuration of a PE.
@@ -116,84 +105,6 @@ func histogram(ctx context.Context, m *member, pe *shmem.PE) error {
 	return shmem.Free(ctx, pe, mine)
 }
 
-const (
-	haloCols = 257 // edges are too long for inline, and of an odd length
-	haloRows = 5   // of each PE
-)
-
-// cell is a cell of the grid at the beginning.
-func cell(row, col int) float64 { return float64((row*31 + col*17) % 101) }
-
-// smooth makes a step on rows that have a row of each neighbour around them.
-func smooth(to, from []float64, rows int) {
-	for r := 1; r <= rows; r++ {
-		for c := 1; c < haloCols-1; c++ {
-			i := r*haloCols + c
-			to[i] = (from[i-haloCols] + from[i+haloCols] + from[i-1] + from[i+1]) / 4
-		}
-	}
-}
-
-// halo smooths the strip of this PE, which has a row of each neighbour around it. There are two
-// copies: when the edges of step n have come from a neighbour, it does not need those of step n-1
-// any more, and those of step n+1 may overwrite them.
-func halo(ctx context.Context, m *member, pe *shmem.PE) error {
-	whole := make([]float64, (m.Of*haloRows+2)*haloCols)
-	for i := range whole {
-		whole[i] = cell(i/haloCols, i%haloCols)
-	}
-	var grids [2]shmem.Sym[float64]
-	for i := range grids {
-		var err error
-		if grids[i], err = shmem.Alloc[float64](ctx, pe, (haloRows+2)*haloCols); err != nil {
-			return err
-		}
-		copy(grids[i].Local(pe), whole[m.Rank*haloRows*haloCols:])
-	}
-	// the step of the edges that have come from above and from below
-	come, err := shmem.Alloc[uint64](ctx, pe, 2)
-	if err != nil {
-		return err
-	}
-	row := func(s shmem.Sym[float64], r int) shmem.Sym[float64] { return s.Slice(r*haloCols, (r+1)*haloCols) }
-	serial := [2][]float64{whole, slices.Clone(whole)}
-	for step := 1; step <= m.Rounds; step++ {
-		from, to := grids[(step-1)%2], grids[step%2]
-		smooth(to.Local(pe), from.Local(pe), haloRows)
-		smooth(serial[step%2], serial[(step-1)%2], m.Of*haloRows)
-		if m.Rank > 0 {
-			if err := shmem.PutSignal(ctx, pe, row(to, haloRows+1), row(to, 1).Local(pe), come.At(1),
-				uint64(step), shmem.SignalSet, m.Rank-1); err != nil {
-				return err
-			}
-		}
-		if m.Rank < m.Of-1 {
-			if err := shmem.PutSignal(ctx, pe, row(to, 0), row(to, haloRows).Local(pe), come.At(0),
-				uint64(step), shmem.SignalSet, m.Rank+1); err != nil {
-				return err
-			}
-		}
-		if m.Rank > 0 {
-			if err := shmem.WaitUntil(ctx, pe, come.At(0), shmem.GE, uint64(step)); err != nil {
-				return err
-			}
-		}
-		if m.Rank < m.Of-1 {
-			if err := shmem.WaitUntil(ctx, pe, come.At(1), shmem.GE, uint64(step)); err != nil {
-				return err
-			}
-		}
-	}
-	got, want := grids[m.Rounds%2].Local(pe), serial[m.Rounds%2][m.Rank*haloRows*haloCols:]
-	for i, v := range got {
-		if v != want[i] {
-			return fmt.Errorf("row %d, column %d is %v, want %v", m.Rank*haloRows+i/haloCols, i%haloCols, v,
-				want[i])
-		}
-	}
-	return pe.Barrier(ctx)
-}
-
 // signal puts blocks to the other PE, which does the same, and checks the blocks that come.
 func signal(ctx context.Context, m *member, pe *shmem.PE) error {
 	const size = 120_001
@@ -235,41 +146,4 @@ func signal(ctx context.Context, m *member, pe *shmem.PE) error {
 		}
 	}
 	return pe.Barrier(ctx)
-}
-
-// barrier has every PE put a block to every PE, itself included, check after the barrier what it
-// has, and get a block of each PE.
-func barrier(ctx context.Context, m *member, pe *shmem.PE) error {
-	const size = 9001
-	from, err := shmem.Alloc[byte](ctx, pe, size*m.Of) // by sender
-	if err != nil {
-		return err
-	}
-	part := func(rank int) shmem.Sym[byte] { return from.Slice(rank*size, (rank+1)*size) }
-	for n := range m.Rounds {
-		for to := range m.Of {
-			if err := shmem.PutNBI(ctx, pe, part(m.Rank), filled(size, seed(m.Rank, to, n)), to); err != nil {
-				return err
-			}
-		}
-		if err := pe.Barrier(ctx); err != nil {
-			return err
-		}
-		got := make([]byte, size)
-		for rank := range m.Of {
-			if err := verify(part(rank).Local(pe), seed(rank, m.Rank, n)); err != nil {
-				return fmt.Errorf("round %d: from PE %d after the barrier: %w", n, rank, err)
-			}
-			if err := shmem.Get(ctx, pe, got, part(m.Rank), rank); err != nil {
-				return err
-			}
-			if err := verify(got, seed(m.Rank, rank, n)); err != nil {
-				return fmt.Errorf("round %d: back from PE %d: %w", n, rank, err)
-			}
-		}
-		if err := pe.Barrier(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
 }

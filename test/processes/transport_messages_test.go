@@ -12,8 +12,7 @@ import (
 
 // Active messages by short, bcopy and zcopy go in both directions at the same time. They arrive
 // once, whole, and in order, although each end has two buffers and keeps one of them for a while.
-// Then one end keeps both, and the next message of the other waits until they are released. At last
-// one end closes: the other reports that, and refuses sends for that reason.
+// At last one end closes: the other reports that, and refuses sends for that reason.
 func TestTransportMessages(t *testing.T) {
 	eachShape(t, team{program: "messages", members: 2, rounds: 120})
 }
@@ -23,10 +22,8 @@ func TestTransportMessagesByTheZeroConfiguration(t *testing.T) {
 	team{program: "messages", members: 2, rounds: 120, zero: true}.run(t)
 }
 
-const (
-	amData transport.AMID = 1 // a numbered message with a pattern
-	amHold transport.AMID = 2 // is kept
-)
+// amData is a numbered message with a pattern.
+const amData transport.AMID = 1
 
 // inbox checks what the peer sends.
 type inbox struct {
@@ -34,7 +31,6 @@ type inbox struct {
 	next     int // number of the next message
 	err      error
 	kept     *transport.Message
-	held     []*transport.Message
 }
 
 // data is the handler of amData. It keeps every third message until the next of those.
@@ -62,11 +58,6 @@ func (in *inbox) release() {
 	}
 }
 
-func (in *inbox) hold(msg *transport.Message) {
-	msg.Keep()
-	in.held = append(in.held, msg)
-}
-
 func messages(ctx context.Context, m *member) (err error) {
 	peer := 1 - m.Rank
 	in := &inbox{from: peer, to: m.Rank}
@@ -74,7 +65,7 @@ func messages(ctx context.Context, m *member) (err error) {
 	if !m.Zero {
 		cfg.AMBuffers, cfg.BufferSize = 2, 1<<10
 	}
-	h, err := newMesh(m, cfg, 1<<16, map[transport.AMID]transport.Handler{amData: in.data, amHold: in.hold})
+	h, err := newMesh(m, cfg, 1<<16, map[transport.AMID]transport.Handler{amData: in.data})
 	if err != nil {
 		return err
 	}
@@ -100,9 +91,6 @@ func messages(ctx context.Context, m *member) (err error) {
 	}
 	if s := h.w.Stats(); !m.Zero && s.NoResource == 0 {
 		return fmt.Errorf("%d messages met no flow control: %+v", m.Rounds, s)
-	}
-	if err := holding(ctx, h, in); err != nil {
-		return fmt.Errorf("while the peer keeps all messages: %w", err)
 	}
 	return closing(ctx, h, peer)
 }
@@ -139,61 +127,6 @@ func (h *mesh) sendNumbered(ctx context.Context, peer, n int) error {
 		return err
 	}
 	return h.w.Wait(ctx, comp) // the next one uses the same memory
-}
-
-// holding has member 1 keep all its buffers, and member 0 wait for them.
-func holding(ctx context.Context, h *mesh, in *inbox) error {
-	peer := 1 - h.m.Rank
-	room := h.w.Config().AMBuffers
-	if h.m.Rank == 1 {
-		if err := h.w.WaitFor(ctx, 0, func() bool { return len(in.held) == room }); err != nil {
-			return err
-		}
-		if err := h.m.meet(ctx); err != nil { // both are kept
-			return err
-		}
-		if err := h.m.meet(ctx); err != nil { // the sender has tried
-			return err
-		}
-		for _, msg := range in.held {
-			msg.Release()
-		}
-		return h.w.WaitFor(ctx, 0, func() bool { return len(in.held) == room+1 })
-	}
-	ep := h.eps[peer]
-	send := func() error { return ep.AMShort(amHold, nil, nil) }
-	for range room {
-		if err := h.do(ctx, send); err != nil {
-			return err
-		}
-	}
-	if err := h.m.meet(ctx); err != nil {
-		return err
-	}
-	for h.w.Progress() != 0 {
-	}
-	if err := send(); !errors.Is(err, transport.ErrNoResource) {
-		return fmt.Errorf("message %d for %d buffers: %w, want ErrNoResource", room+1, room, err)
-	}
-	var sent error
-	called := transport.NewCompletion(1, nil)
-	wait := transport.Pending{Func: func(_ *transport.Pending, turn *transport.Endpoint) transport.Outcome {
-		if sent = turn.AMShort(amHold, nil, nil); errors.Is(sent, transport.ErrNoResource) {
-			return transport.PendingNoResource
-		}
-		called.Done(nil)
-		return transport.PendingDone
-	}}
-	if err := ep.Pending(&wait); err != nil {
-		return err
-	}
-	if err := h.m.meet(ctx); err != nil {
-		return err
-	}
-	if err := h.w.Wait(ctx, called); err != nil {
-		return err
-	}
-	return errors.Join(sent, ep.Flush(ctx, transport.FlushLocal))
 }
 
 // closing has member 0 close its end, which member 1 must report.

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 
-	"ibverbx"
 	"ibverbx/transport"
 )
 
@@ -17,12 +15,6 @@ import (
 // same.
 func TestTransportPutsAndGets(t *testing.T) {
 	eachShape(t, team{program: "puts and gets", members: 3})
-}
-
-// Members 1 and 2 count in the memory of member 0, by fetch-and-add and by compare-and-swap. Every
-// value is found once.
-func TestTransportAtomics(t *testing.T) {
-	eachShape(t, team{program: "atomics", members: 3, rounds: 60})
 }
 
 const (
@@ -194,80 +186,4 @@ func (h *mesh) getBack(ctx context.Context, rank int) error {
 		}
 	}
 	return nil
-}
-
-func atomics(ctx context.Context, m *member) (err error) {
-	h, err := newMesh(m, m.transportConfig(), 16, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, h.close()) }()
-	if err := h.connect(ctx); err != nil {
-		return err
-	}
-	var added, swapped []uint64
-	if m.Rank != 0 {
-		if added, err = h.countByAdding(ctx, h.theirs[0].Slice(0, 8)); err != nil {
-			return err
-		}
-		if swapped, err = h.countBySwapping(ctx, h.theirs[0].Slice(8, 8)); err != nil {
-			return err
-		}
-	}
-	for at, mine := range [][]uint64{added, swapped} {
-		seen, err := exchange(ctx, m, mine)
-		if err != nil {
-			return err
-		}
-		all := slices.Concat(seen...)
-		slices.Sort(all)
-		for i, v := range all {
-			if v != uint64(i) {
-				return fmt.Errorf("counter %d: value %d of those seen, in their order, is %d", at, i, v)
-			}
-		}
-		if got, want := *word64(h.mem, 8*at), uint64((m.Of-1)*m.Rounds); m.Rank == 0 && got != want ||
-			len(all) != (m.Of-1)*m.Rounds {
-			return fmt.Errorf("counter %d is %d, and %d values were seen, want %d", at, got, len(all), want)
-		}
-	}
-	return h.closeAll(ctx)
-}
-
-// countByAdding has many adds outstanding at a time, and returns what they found.
-func (h *mesh) countByAdding(ctx context.Context, counter ibverbx.RemoteSegment) ([]uint64, error) {
-	seen := make([]uint64, h.m.Rounds)
-	comp := transport.NewCompletion(len(seen), nil)
-	for i := range seen {
-		if err := h.do(ctx, func() error {
-			return h.eps[0].FetchAdd(comp, &seen[i], counter, 1)
-		}); err != nil {
-			return nil, err
-		}
-	}
-	return seen, h.w.Wait(ctx, comp)
-}
-
-// countBySwapping counts by compare-and-swap, again whenever another member came first.
-func (h *mesh) countBySwapping(ctx context.Context, counter ibverbx.RemoteSegment) (seen []uint64,
-	err error) {
-	comp := transport.NewCompletion(1, nil)
-	guess, found := uint64(0), uint64(0)
-	for len(seen) < h.m.Rounds {
-		comp.Init(1, nil)
-		if err := h.do(ctx, func() error {
-			return h.eps[0].CompareSwap(comp, &found, counter, guess, guess+1)
-		}); err != nil {
-			return nil, err
-		}
-		if err := h.w.Wait(ctx, comp); err != nil {
-			return nil, err
-		}
-		if found == guess {
-			seen = append(seen, guess)
-			found++
-		}
-		guess = found
-	}
-	return seen, nil
 }

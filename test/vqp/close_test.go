@@ -36,26 +36,6 @@ func TestCloseDuringTraffic(t *testing.T) {
 	})
 }
 
-// Closing a virtual CQ closes the virtual queue pairs on it. What they report can still be polled.
-func TestClosingTheCQClosesItsVirtualQPs(t *testing.T) {
-	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
-		busyUntil(a, b, "traffic", underWay(a, b))
-		for _, e := range []*end{a, b} {
-			e.mayFail, e.closed = true, true
-			if err := e.CQ().Close(); err != nil {
-				t.Errorf("close: %v", err)
-			}
-			e.host.pump()
-			if !e.settled() {
-				t.Errorf("never reported:\n%s", e.describe())
-			}
-			if _, ok, err := e.CQ().PollOne(); ok || !isClosed(err) {
-				t.Errorf("with nothing left to poll: %v", err)
-			}
-		}
-	})
-}
-
 // After everything is closed the provider closes, no goroutine is left, and as many files are open
 // as before.
 func TestNothingIsLeftOpen(t *testing.T) {
@@ -90,16 +70,6 @@ func openFiles(t *testing.T) int {
 		return 0
 	}
 	return len(list)
-}
-
-// A provider with open objects refuses to close, without effect.
-func TestProviderWithOpenObjectsDoesNotClose(t *testing.T) {
-	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
-		if err := a.host.rig.nics.Close(); !isBusy(err) {
-			t.Errorf("closing a provider in use: %v, want %v", err, verbs.ErrBusy)
-		}
-		exchange(a, b)
-	})
 }
 
 // Drain waits until every accepted send has succeeded, and then flushes the receives that no

@@ -16,57 +16,23 @@ func sizes(e *end) []uint64 {
 		rails*fragment + 1, many*fragment + 5}
 }
 
-// A WRITE of any size lands whole, changes nothing beside it, and its completion has its length.
-func TestWriteOfAnySize(t *testing.T) {
+// Requests of every kind and any size: each lands whole, changes nothing beside it, and says its
+// length; a WRITE_WITH_IMM of one or many fragments completes one receive, with its immediate, and
+// a SEND the next receive with memory, also with notifications between them.
+func TestRequestsOfAnySize(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
 			for _, n := range sizes(from) {
-				from.send(from.write(n))
-				settle(a, b)
-			}
-		})
-	})
-}
-
-// A READ of any size brings all bytes.
-func TestReadOfAnySize(t *testing.T) {
-	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
-		bothWays(a, b, func(from, _ *end) {
-			for _, n := range sizes(from) {
-				from.send(from.read(n))
-				settle(a, b)
-			}
-		})
-	})
-}
-
-// A WRITE_WITH_IMM of one or many fragments completes one receive, which reports the immediate, of
-// any value, and the length.
-func TestWriteWithImmNotifiesOnce(t *testing.T) {
-	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
-		bothWays(a, b, func(from, _ *end) {
-			for _, n := range sizes(from) {
-				from.deliver(from.writeImm(n))
-				settle(a, b)
+				for _, kind := range []func(uint64) request{from.write, from.read, from.writeImm,
+					from.message} {
+					from.deliver(kind(n))
+					settle(a, b)
+				}
 			}
 			for _, imm := range []uint32{0, 1, 1 << 31, 1<<32 - 1} {
 				r := from.writeImm(100)
 				r.Imm = imm
 				from.deliver(r)
-			}
-			settle(a, b)
-		})
-	})
-}
-
-// SENDs land in the receives with memory in the order of posting, one in each, also with
-// notifications between them.
-func TestSendTakesTheNextReceiveWithMemory(t *testing.T) {
-	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
-		bothWays(a, b, func(from, _ *end) {
-			for _, n := range sizes(from) {
-				from.deliver(from.message(n))
-				settle(a, b)
 			}
 			for range 5 {
 				from.deliver(from.message(10), from.writeImm(3*fragment), from.message(1000),
@@ -178,22 +144,6 @@ func TestScatterGather(t *testing.T) {
 	})
 }
 
-// A request with more pieces than a physical request can have is cut into more fragments.
-func TestManySmallPieces(t *testing.T) {
-	eachShapeThat(t, multi, ibverbx.Config{FragmentSize: 1000}, func(_ *testing.T, a, b *end) {
-		for _, r := range []request{a.write(1000), a.writeImm(1000)} {
-			r.Local, r.want = ibverbx.Segment{}, nil
-			for i := range uint64(25) {
-				src := a.mem.source(28 + i)
-				r.SGL = append(r.SGL, a.mem.mr.Slice(src, 28+i))
-				r.want = append(r.want, a.mem.buf[src:src+28+i]...)
-			}
-			a.deliver(r)
-			settle(a, b)
-		}
-	})
-}
-
 // Requests of zero bytes are accepted, and need neither memory nor keys.
 func TestZeroBytes(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
@@ -232,24 +182,5 @@ func TestUnsignaled(t *testing.T) {
 		if s := a.Stats(); s.SendsCompleted != 1 || a.sends.reported-before != 11 {
 			t.Errorf("%d completions of one signaled request among ten that are not", s.SendsCompleted)
 		}
-	})
-}
-
-// DQPLB works without a notify queue pair. It then refuses SEND with an error that says so.
-func TestWithoutANotifyQP(t *testing.T) {
-	dqplb := func(s *shape) bool { return multi(s) && s.scheme == ibverbx.DQPLB }
-	eachShapeThat(t, dqplb, ibverbx.Config{NoNotifyQP: true}, func(t *testing.T, a, b *end) {
-		if n, err := a.PostSend(a.message(8).SendWR); n != 0 || !errors.Is(err, ibverbx.ErrOpcode) {
-			t.Errorf("SEND: %d, %v", n, err)
-		}
-		if n, err := b.PostRecv(ibverbx.RecvWR{Local: b.mem.mr.Slice(groundAt, 8)}); n != 0 ||
-			!errors.Is(err, ibverbx.ErrOpcode) {
-			t.Errorf("receive with memory: %d, %v", n, err)
-		}
-		bothWays(a, b, func(from, _ *end) {
-			from.deliver(from.write(5*fragment), from.writeImm(9*fragment), from.read(2*fragment),
-				from.fetchAdd(1), from.writeImm(1))
-		})
-		settle(a, b)
 	})
 }

@@ -227,5 +227,4 @@ func (h *host) close() {
 	}
 }
 
-func isBusy(err error) bool   { return errors.Is(err, verbs.ErrBusy) }
 func isClosed(err error) bool { return errors.Is(err, ibverbx.ErrClosed) }

@@ -59,29 +59,17 @@ const fragment = 4096
 // eachShape runs a test with two ends of every shape, connected with long timeouts.
 func eachShape(t *testing.T, cfg ibverbx.Config, test func(t *testing.T, a, b *end)) {
 	t.Helper()
-	eachShapeThat(t, func(*shape) bool { return true }, cfg, test)
-}
-
-// eachShapeThat does so with the shapes that are suitable.
-func eachShapeThat(t *testing.T, suitable func(*shape) bool, cfg ibverbx.Config,
-	test func(t *testing.T, a, b *end)) {
-	t.Helper()
 	if cfg.FragmentSize == 0 {
 		cfg.FragmentSize = fragment
 	}
 	for i := range shapes {
 		s := &shapes[i]
-		if !suitable(s) {
-			continue
-		}
 		t.Run(s.name, func(t *testing.T) {
 			a, b := newRig(t, s).connect(s.config(cfg))
 			test(t, a, b)
 		})
 	}
 }
-
-func multi(s *shape) bool { return !s.single() }
 
 // bothWays runs a test from a to b and from b to a.
 func bothWays(a, b *end, test func(from, to *end)) {

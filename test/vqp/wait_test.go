@@ -132,31 +132,3 @@ func TestWaitMissesNoCompletion(t *testing.T) {
 		}
 	})
 }
-
-// One goroutine serves two virtual CQs in a select, with Arm and Events.
-func TestArmAndEventsInASelect(t *testing.T) {
-	eachShape(t, shallow, func(t *testing.T, a, b *end) {
-		timeout := time.After(*waitFlag)
-		rig := a.host.rig
-		for round := range rig.kind.scaled(40) {
-			bothWays(a, b, func(from, _ *end) {
-				from.deliver(from.write(uint64(round*100+1)), from.writeImm(10*512), from.message(20))
-			})
-			for !a.settled() || !b.settled() {
-				if err := errors.Join(a.CQ().Arm(), b.CQ().Arm()); err != nil {
-					t.Fatal(err)
-				}
-				if rig.pump() != 0 {
-					continue
-				}
-				select {
-				case <-a.CQ().Events():
-				case <-b.CQ().Events():
-				case <-timeout:
-					t.Fatalf("no event for what is outstanding\n%s", rig.describe())
-				}
-			}
-		}
-		settle(a, b)
-	})
-}
