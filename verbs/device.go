@@ -64,7 +64,7 @@ func (s PortState) String() string {
 	return "port state " + strconv.FormatUint(uint64(s), 10)
 }
 
-// LinkLayer is what a port speaks (IBV_LINK_LAYER_*).
+// LinkLayer is the protocol of a port's link (IBV_LINK_LAYER_*).
 type LinkLayer uint8
 
 // The link layers.

@@ -74,7 +74,7 @@ const (
 	EventDeviceSpeedChange EventType = 20
 )
 
-// eventSubject is what an event is about.
+// eventSubject is the kind of object that an event concerns.
 type eventSubject uint8
 
 const (

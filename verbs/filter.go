@@ -74,7 +74,7 @@ func ParseDeviceFilter(s string) (DeviceFilter, error) {
 	return f, nil
 }
 
-// parseFilterEntry reads one entry, and says what is wrong with it if something is.
+// parseFilterEntry reads one entry. If the entry is wrong, wrong says why.
 func parseFilterEntry(text string) (e filterEntry, wrong string) {
 	name, port, hasPort := strings.Cut(text, ":")
 	if hasPort {

@@ -49,10 +49,10 @@ func (o Opcode) IsSend() bool { return o == OpSend || o == OpSendWithImm }
 // HasImm reports whether o carries an immediate.
 func (o Opcode) HasImm() bool { return o == OpRDMAWriteWithImm || o == OpSendWithImm }
 
-// WCOpcode is what a successful completion stands for (enum ibv_wc_opcode).
+// WCOpcode is the operation of a successful completion (enum ibv_wc_opcode).
 type WCOpcode uint32
 
-// What a successful completion stands for. A receive has bit 7 set.
+// The operations of successful completions. A receive has bit 7 set.
 const (
 	WCSend            WCOpcode = 0
 	WCRDMAWrite       WCOpcode = 1

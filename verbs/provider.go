@@ -5,7 +5,7 @@ package verbs
 // It means something only together with the provider that gave it.
 type DeviceID uint8
 
-// MaxDevices is how many devices a provider may have: every [DeviceID] is below it.
+// MaxDevices is the most devices of a provider: every [DeviceID] is below it.
 const MaxDevices = 64
 
 // Provider is a source of NICs: software ones in this process, or the kernel's.
@@ -78,7 +78,7 @@ type MR interface {
 
 // CQConfig configures a completion queue.
 type CQConfig struct {
-	// Depth is how many completions the queue can hold; 0 means 256.
+	// Depth is the number of completions that the queue can hold; 0 means 256.
 	Depth int
 	// Channel receives the queue's completion events; nil for a queue that is only polled. CQs of
 	// several devices may share one.
@@ -89,7 +89,7 @@ type CQConfig struct {
 // completion and is dead ([ErrOverrun] once it has been emptied), and the queue pairs on it fail.
 type CQ interface {
 	Device() Device
-	// Depth is how many completions it can hold, at least what was asked for.
+	// Depth is the number of completions that the queue can hold, at least what was asked for.
 	Depth() int
 	// Channel is the one given at creation, or nil.
 	Channel() *CompChannel

@@ -15,11 +15,11 @@ type QPAttr struct {
 	// connected before, packets of the earlier connection may still be on their way: begin far from
 	// their numbers.
 	SQPSN uint32
-	// Access is what the peer may do through this queue pair; a memory region must grant it too.
+	// Access is the peer's rights through this queue pair; a memory region must grant them too.
 	Access      AccessFlags
 	MaxRDAtomic uint8 // reads and atomics outstanding as the requester
-	// MaxDestRDAtomic is how many reads and atomics of the peer it serves at a time; the peer's
-	// MaxRDAtomic must not exceed it.
+	// MaxDestRDAtomic is the most reads and atomics of the peer that it serves at a time; the
+	// peer's MaxRDAtomic must not exceed it.
 	MaxDestRDAtomic uint8
 	MinRNRTimer     uint8 // 5-bit code of [RNRTimer]: how long the peer waits when no receive is posted
 	PKeyIndex       uint16

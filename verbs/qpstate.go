@@ -132,9 +132,9 @@ var transitions = [StateErr + 1][StateErr + 1]transition{
 	},
 }
 
-// CheckModify says whether a reliable-connected queue pair in state cur may be modified as attr and
-// mask ask. It returns a [*ModifyError] that names what is missing or not allowed. Providers call
-// it first.
+// CheckModify checks whether a reliable-connected queue pair in state cur may be modified as attr
+// and mask ask. It returns a [*ModifyError] that names what is missing or not allowed. Providers
+// call it first.
 func CheckModify(cur QPState, attr *QPAttr, mask QPAttrMask) error {
 	next := cur
 	if mask&QPAttrState != 0 {
