@@ -7,21 +7,20 @@ import (
 	"ibverbx/internal/ring"
 )
 
-// Rail is what a rail has outstanding, and how fast it was seen to carry it.
+// Rail is one rail: what it has outstanding, and its measured speed.
 //
-// A rate is measured over a sample, in which the rail was busy with large fragments all the time:
-// the bytes that were completed over the time that it took. A sample begins when the rail gets
+// A speed is measured over a sample, in which the rail was busy with large fragments all the time:
+// the bytes that were completed over the time that they took. A sample begins when the rail gets
 // work, or in the middle of it, and ends when the rail runs empty: the time until it gets more
 // depends on the program. Between two samples the rail rests: reading the clock costs as much as a
 // fragment does.
 //
-// Invariant: sizes has the length of each work request that the rail has, oldest first,
-// 0 for those that carry no fragment; load is their sum, with messageCost for each; large counts
-// those of at least least bytes.
+// Invariant: sizes has the length of each work request that the rail has, oldest first, 0 for those
+// that carry no fragment; load is their sum, with messageCost for each; large counts those of at
+// least least bytes.
 type Rail struct {
 	rails *Rails // those that it is compared with
-	// out says that the rail is out of service: it gets nothing, and what is known of it does not
-	// count.
+	// out says that the rail is out of service: it gets nothing, and its cost does not count.
 	out   bool
 	sizes ring.FIFO[uint32]
 	load  uint64
@@ -45,26 +44,27 @@ const (
 	// largeFragment is the least fragment that tells how fast a rail is, in bytes, where fragments
 	// may be as large: of smaller ones the cost of a message is a good part.
 	largeFragment = 16 << 10
-	// messageCost is what a message costs beside its bytes, as bytes: small messages are shared by
-	// number.
+	// messageCost is the cost of a message beside its bytes, in bytes: it makes small messages be
+	// shared by number.
 	messageCost = 4 << 10
-	// sample is how long a rate is measured, at least, while there is more to come.
+	// sample is the least time that a rate is measured while there is more to come.
 	sample = 50 * time.Microsecond
-	// restFragments is how many large fragments lie between two samples, and maxEvery how many
-	// between two looks at the clock in one.
+	// restFragments is the number of large fragments between two samples, and maxEvery the most
+	// between two looks at the clock within a sample.
 	restFragments, maxEvery = 16, 64
-	// similar is by how much rates may differ that are taken for the same. Measured ones of equal
-	// rails do, and then turns are better: they are cheaper, and no worse.
+	// similar is the ratio within which rates count as equal. Measured rates of equal rails differ
+	// by that much, and taking turns is then cheaper and no worse.
 	similar = 4.0 / 3
-	// forget is after how many fragments of others a rail without work is thought twice as fast as
-	// it was, after twice as many three times, and so on. So one that was slow is tried again, the
-	// later the slower it was: what the trial costs is a small part of what was carried meanwhile.
+	// forget is the number of other rails' fragments after which an idle rail is assumed to be
+	// twice as fast as measured; after twice as many three times as fast, and so on. So a slow rail
+	// is tried again, the later the slower it was, and a trial costs a small part of what was
+	// carried meanwhile.
 	forget = 128
-	// slowest is how many times slower than the fastest a rail is thought to be at most: what was
-	// measured when the program stood still must not rule it out for ever.
+	// slowest is the most times that a rail is assumed to be slower than the fastest: a measurement
+	// made while the program stood still must not rule it out for ever.
 	slowest = 100
-	// trials is how many large fragments a rail has at a time while its rate is not known: what a
-	// slow one was given it keeps.
+	// trials is the most large fragments at a time on a rail whose rate is unknown: a slow rail
+	// keeps what it was given.
 	trials = 2
 )
 
@@ -157,8 +157,9 @@ func (r *Rail) onTrial() bool {
 	return r.cost == 0 && r.large >= trials || r.idle >= forget && r.large != 0
 }
 
-// finished is when the rail will have finished another size bytes, in nanoseconds from now. It is
-// thought as fast as the fastest, at most, and until its own rate is known.
+// finished returns the time, in nanoseconds from now, at which the rail will have finished another
+// size bytes. The rail is assumed to be no faster than the fastest, and as fast as that until its
+// own rate is known.
 func (r *Rail) finished(size uint64, fastest float64) float64 {
 	cost := r.cost
 	if cost > slowest*fastest { // min and max of the language ask about NaN as well
@@ -186,7 +187,7 @@ func (r *Rail) Return() {
 	r.rails.compare()
 }
 
-// Rate is how many bytes the rail carries a second; 0 is not known.
+// Rate returns the rail's speed in bytes a second; 0 if it is unknown.
 func (r *Rail) Rate() uint64 {
 	if r.cost == 0 {
 		return 0
@@ -194,8 +195,8 @@ func (r *Rail) Rate() uint64 {
 	return uint64(1e9 / r.cost)
 }
 
-// Check returns an error where an invariant does not hold; outstanding is how many work requests
-// the rail has.
+// Check returns an error if an invariant does not hold; outstanding is the number of the rail's
+// work requests.
 func (r *Rail) Check(outstanding int) error {
 	if outstanding == 0 && (r.load != 0 || r.large != 0) {
 		return fmt.Errorf("nothing in use, ability counts a load of %d, %d large", r.load, r.large)

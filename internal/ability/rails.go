@@ -1,10 +1,10 @@
-// Package ability sees how fast rails are, and says which of several will have finished a fragment
-// first. A rail is whatever carries one work request after the other: the package knows no queue
-// pair, and no clock but the one that it is given.
+// Package ability measures the speed of rails, and says which of several will have finished a
+// fragment first. A rail is whatever carries one work request after the other: the package knows no
+// queue pair, and no clock but the one that it is given.
 //
 // The caller reports each work request of a rail when it is staged ([Rail.Add]) and when it ends
 // ([Rail.Done], [Rail.Fail]), in order. It asks [Rails.Alike] and [Rails.Soonest] where the next
-// fragment goes, and reports who got it with [Rails.Passed]. Nothing here calls the caller, except
+// fragment goes, and reports the choice with [Rails.Passed]. Nothing here calls the caller, except
 // to read the clock.
 //
 // A Rails is owned by one goroutine at a time.
@@ -23,7 +23,7 @@ type Rails struct {
 	alike   bool // all are known, and near each other
 }
 
-// NewRails makes n rails of which nothing is known, whose fragments have fragment bytes at most.
+// NewRails makes n rails of unknown speed, whose fragments have at most fragment bytes.
 func NewRails(n int, fragment uint64, clock func() time.Time) *Rails {
 	s := &Rails{clock: clock, rails: make([]Rail, n), least: min(largeFragment, fragment)}
 	for i := range s.rails {
@@ -36,7 +36,7 @@ func NewRails(n int, fragment uint64, clock func() time.Time) *Rails {
 // Rail returns a rail by its index.
 func (s *Rails) Rail(i int) *Rail { return &s.rails[i] }
 
-// compare compares the rails after what is known of one has changed.
+// compare compares the rails after the cost of one has changed.
 func (s *Rails) compare() {
 	highest := 0.0
 	s.fastest, s.known, s.alike = 1, false, true
@@ -58,7 +58,7 @@ func (s *Rails) compare() {
 }
 
 // Alike reports whether the rails may take turns at fragments of size bytes: they are equally fast,
-// or nothing is known of any, and so small a fragment would not change that.
+// or no speed is known and so small a fragment would not show one.
 func (s *Rails) Alike(size uint64) bool { return s.alike || !s.known && size < s.least }
 
 // Soonest returns the rail that will have finished another fragment of size bytes first; -1 if all

@@ -21,7 +21,7 @@ type Inbox struct {
 	awaitsImm  bool
 }
 
-// credit is what arrived on a receive ahead of its turn.
+// credit is a message that arrived on a receive ahead of its turn.
 type credit struct {
 	imm, bytes uint32
 	taken      bool
@@ -37,7 +37,7 @@ func NewInbox(credits int) Inbox {
 	return Inbox{mask: uint64(size - 1)}
 }
 
-// Room is how many more credits may be posted when posted were, ever.
+// Room returns how many more credits may be posted after posted ones in all.
 func (b *Inbox) Room(posted uint64) int { return int(b.next + b.mask + 1 - posted) }
 
 // Resolve finds the count of the posted credit that has the given low bits; mask has all of these
@@ -92,8 +92,8 @@ func (b *Inbox) DropPending() (dropped bool) {
 	return dropped
 }
 
-// Restart forgets what has arrived: the next credit is the one that is posted next, posted being
-// how many were, ever.
+// Restart forgets everything that has arrived. The next credit is the one that is posted next,
+// after posted ones in all.
 func (b *Inbox) Restart(posted uint64) {
 	clear(b.slots)
 	*b = Inbox{next: posted, slots: b.slots, mask: b.mask}

@@ -49,7 +49,7 @@ func NewReceiver(first uint32, rawImm bool) Receiver { return Receiver{next: fir
 // Next is the number expected next.
 func (r *Receiver) Next() uint32 { return r.next }
 
-// Held is how many messages wait for an earlier one.
+// Held returns the number of messages that wait for an earlier one.
 func (r *Receiver) Held() int { return r.held }
 
 // Arrive handles the next message of a rail, in the order in which the peer sent it there: its

@@ -18,8 +18,8 @@ type Sender struct {
 	sent  uint64 // the next number, not yet taken modulo Mod
 	acked uint64 // all before it were acknowledged
 	limit uint64 // how many numbers may be unacknowledged
-	// done is a bitmap of what was acknowledged beyond acked. It grows with need: what is
-	// acknowledged in order never sees it.
+	// done is a bitmap of the numbers acknowledged beyond acked. It grows with need: numbers
+	// acknowledged in order never enter it.
 	done   []uint64
 	beyond int
 }
@@ -47,10 +47,10 @@ func (s *Sender) Next() uint32 {
 // First is the number that the count started with.
 func (s *Sender) First() uint32 { return uint32(s.first) }
 
-// Sent is how many numbers were handed out.
+// Sent returns how many numbers were handed out.
 func (s *Sender) Sent() uint64 { return s.sent - s.first }
 
-// Open is how many numbers were handed out from the oldest unacknowledged one on.
+// Open returns how many numbers were handed out from the oldest unacknowledged one on.
 func (s *Sender) Open() int { return int(s.sent - s.acked) }
 
 // Ack handles the acknowledgement of the message with number num. It reports false for a number
@@ -86,7 +86,7 @@ func (s *Sender) Ack(num uint32) bool {
 	return true
 }
 
-// bit is where the bitmap, which must reach to n, has number n.
+// bit returns the place of number n in the bitmap, which must reach that far.
 func (s *Sender) bit(n uint64) (word *uint64, bit uint64) {
 	return &s.done[n>>6&uint64(len(s.done)-1)], 1 << (n & 63)
 }
@@ -105,7 +105,7 @@ func (s *Sender) grow() {
 
 // The parts of an immediate, once [Swap] has turned it.
 const (
-	// Mod is what numbers are counted modulo.
+	// Mod is the modulus of the numbers.
 	Mod = 1<<24 - 1
 	// Last marks the last message of a request: the receiver is to be notified.
 	Last = 1 << 31
@@ -125,7 +125,7 @@ func following(n uint32) uint32 {
 	return n
 }
 
-// Distance is how far n lies ahead of base, from 0 to Mod-1.
+// Distance returns how far n lies ahead of base, from 0 to Mod-1.
 func Distance(base, n uint32) uint32 {
 	if n >= base {
 		return n - base

@@ -65,10 +65,10 @@ func (l *Ledger) Connect(most int) { l.room, l.most = most, most }
 
 // The direction in which this end sends.
 
-// Room is how many messages this end may send now.
+// Room returns how many messages this end may send now.
 func (l *Ledger) Room() int { return l.room }
 
-// Most is how many places the peer has.
+// Most returns how many places the peer has.
 func (l *Ledger) Most() int { return l.most }
 
 // Sent subtracts the places of n messages, Room at most, that were sent.
@@ -99,10 +99,10 @@ func (l *Ledger) Arrive() (ok bool) {
 // Free makes n places due, whose messages are no longer needed.
 func (l *Ledger) Free(n int) { l.due += n }
 
-// Due is how many places are free and not granted yet.
+// Due returns how many places are free and not granted yet.
 func (l *Ledger) Due() int { return l.due }
 
-// Open is how many places were granted, and no message has reached yet.
+// Open returns how many places were granted and not used by a message yet.
 func (l *Ledger) Open() int { return l.open }
 
 // PeerWaits reports whether the peer has no room once all that is on its way has arrived: it waits

@@ -14,7 +14,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Offer is what an end tells its peer of its NICs. It travels as JSON.
+// Offer is an end's description of its NICs for its peer. It travels as JSON.
 type Offer struct {
 	Provider string `json:"provider"`
 	// Packets says in what packets the NICs speak; empty where that is not known.
@@ -31,8 +31,8 @@ func Of(provider string, devices []verbs.Device) Offer {
 	return o
 }
 
-// Check bounds an offer that has come from a peer, and makes it printable. What can be none is an
-// error that is [rendezvous.ErrProtocol].
+// Check bounds an offer that has come from a peer, and makes it printable. An impossible offer is
+// an error that is [rendezvous.ErrProtocol].
 func (o *Offer) Check() error {
 	if len(o.NICs) == 0 || len(o.NICs) > verbs.MaxDevices {
 		return fmt.Errorf("%w: the peer has %d NICs: must be 1 to %d", rendezvous.ErrProtocol, len(o.NICs),
@@ -45,7 +45,7 @@ func (o *Offer) Check() error {
 	return nil
 }
 
-// MaxName is how many characters of a name that the peer gave are kept.
+// MaxName is the most characters kept of a name that the peer gave.
 const MaxName = 100
 
 // Reaches says why NICs do not reach those of a peer, as an error that is [verbs.ErrUnreachable];

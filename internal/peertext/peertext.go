@@ -7,11 +7,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxText is how long text may be in bytes.
+// maxText is the longest text, in bytes.
 const maxText = 2000
 
-// Clean makes text safe for a terminal: control characters become spaces, but for line ends, and
-// what is too long is cut. Further lines are indented, so that none looks like a line of this end.
+// Clean makes text safe for a terminal: control characters other than line ends become spaces, and
+// text that is too long is cut. Further lines are indented, so that none looks like a line of this
+// end.
 func Clean(s string) string { return indent(Excerpt(s, maxText)) }
 
 // Line makes at most a number of characters safe for a line of a table or a log.

@@ -15,7 +15,7 @@ const minFIFO = 16
 // Len is the number of values.
 func (f *FIFO[T]) Len() int { return int(f.tail - f.head) }
 
-// Cap is how many values the queue holds without growing.
+// Cap returns how many values the queue holds without growing.
 func (f *FIFO[T]) Cap() int { return len(f.slots) }
 
 // Push adds a value.

@@ -54,10 +54,10 @@ func (w *Window[T]) Push() *T {
 // Len is the number of live values.
 func (w *Window[T]) Len() int { return int(w.Tail - w.Head) }
 
-// Cap is how many values the ring holds without growing.
+// Cap returns how many values the ring holds without growing.
 func (w *Window[T]) Cap() int { return len(w.slots) }
 
-// Grown is how often the ring was enlarged.
+// Grown returns how often the ring was enlarged.
 func (w *Window[T]) Grown() uint64 { return w.grown }
 
 // Resolve finds the live value whose number has the given low bits; mask has all of these bits set.

@@ -17,7 +17,7 @@ const (
 
 	// NumberMask has the bits of a request's number that an ID carries.
 	NumberMask = 1<<numberBits - 1
-	// MaxOutstanding is how many requests may be outstanding in a window.
+	// MaxOutstanding is the most requests that may be outstanding in a window.
 	MaxOutstanding = 1 << (numberBits - 1)
 	// AuxMask has the bits that an ID has for aux.
 	AuxMask = 1<<24 - 1
@@ -26,7 +26,7 @@ const (
 	railBits = railMask << railShift
 )
 
-// What a physical work request was for.
+// The purposes of a physical work request.
 const (
 	Data     = 1 + iota // a plain fragment, or an atomic
 	Numbered            // a message with a DQPLB number: a fragment or a marker
