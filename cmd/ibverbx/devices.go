@@ -113,7 +113,7 @@ func (f *devicesCmd) Run(c *console, k *kong.Context) error {
 		return errors.Join(err, writeJSON(c.out, doc))
 	case len(list) == 0:
 	case f.Verbose:
-		out.template(deviceAttributes, list)
+		out.template(deviceAttributeTable, list)
 	default:
 		out.template(deviceTable, list)
 	}
@@ -173,31 +173,31 @@ func inspectPort(d verbs.Device, n int) (portInfo, error) {
 	return port, failed
 }
 
-// deviceFuncs are for the templates below, whose cells end in tabs.
-var deviceFuncs = template.FuncMap{
-	"speed": func(bits uint64) string { // software NICs without one are as fast as memory
-		if bits == 0 {
-			return "-"
-		}
-		return units.Rate(bits / 8).String()
-	},
-	"dash": func(name string) string { return cmp.Or(name, "-") },
+// deviceTemplate is a template of text whose cells end in tabs.
+func deviceTemplate(text string) *template.Template {
+	return template.Must(template.New("").Funcs(template.FuncMap{
+		"speed": func(bits uint64) string { // software NICs without one are as fast as memory
+			if bits == 0 {
+				return "-"
+			}
+			return units.Rate(bits / 8).String()
+		},
+		"dash": func(name string) string { return cmp.Or(name, "-") },
+	}).Parse(text))
 }
 
 // deviceTable has a line for each GID.
-var deviceTable = template.Must(template.New("").Funcs(deviceFuncs).Parse(
-	`DEVICE	PORT	STATE	LINK	MTU	SPEED	INDEX	TYPE	NETDEV	GID
+var deviceTable = deviceTemplate(`DEVICE	PORT	STATE	LINK	MTU	SPEED	INDEX	TYPE	NETDEV	GID
 {{range $d := .}}{{range .Ports -}}
 {{$d.Name}}	{{.Port}}	{{.State}}	{{.LinkLayer}}	{{.ActiveMTU}}	{{speed .Speed}}
 {{- range $i, $g := .GIDs}}{{if $i}}					{{end -}}
 	{{"\t"}}{{.Index}}	{{.Type}}	{{dash .NetDev}}	{{.GID}}
 {{else}}				
 {{end}}{{else}}{{.Name}}	-								
-{{end}}{{end}}`))
+{{end}}{{end}}`)
 
-// deviceAttributes has everything, in the way of ibv_devinfo.
-var deviceAttributes = template.Must(template.New("").Funcs(deviceFuncs).Parse(
-	`{{range $i, $d := .}}{{if $i}}
+// deviceAttributeTable has everything, in the way of ibv_devinfo.
+var deviceAttributeTable = deviceTemplate(`{{range $i, $d := .}}{{if $i}}
 {{end}}{{.Name}}
   provider	{{.Provider}}
 {{with .Attr}}  device id	{{$d.ID}}
@@ -226,4 +226,4 @@ var deviceAttributes = template.Must(template.New("").Funcs(deviceFuncs).Parse(
     max message bytes	{{.MaxMsgSize}}
     LID	{{.LID}}
 {{range .GIDs}}    GID {{.Index}}	{{.GID}} ({{.Type}}, {{dash .NetDev}})
-{{end}}{{end}}{{end}}`))
+{{end}}{{end}}{{end}}`)

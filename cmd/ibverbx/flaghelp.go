@@ -15,10 +15,10 @@ import (
 // struct tags: its own, or that of perf.
 func describeFlags(k *kong.Kong) error {
 	for _, command := range k.Model.Children {
-		help := map[string]map[string]string{"perftest": perftestFlagHelp,
-			"devices": devicesFlagHelp}[command.Name]
+		help := map[string]map[string]string{"perftest": perftestFlagText,
+			"devices": devicesFlagText}[command.Name]
 		for _, flag := range command.Flags {
-			flag.Help = cmp.Or(help[flag.Name], flag.Help, perfFlagHelp[flag.Name])
+			flag.Help = cmp.Or(help[flag.Name], flag.Help, perfFlagText[flag.Name])
 			if spelled := strings.ReplaceAll(flag.Name, "-", "_"); spelled != flag.Name {
 				flag.Aliases = append(flag.Aliases, spelled) // as perftest spells some
 			}
@@ -55,7 +55,7 @@ func placeholder(t reflect.Type) string {
 }
 
 // The texts of the flags, by their names. In brackets is what holds without the flag.
-var perfFlagHelp = map[string]string{
+var perfFlagText = map[string]string{
 	"layer": "What is measured: qp, virtual queue pairs, or a layer above them: transport, tagged, " +
 		"shmem. [${default}]",
 	"op": "Operation. qp: write, write-imm, read, send, fetch-add, cmp-swap. Others: see below. [the " +
@@ -134,7 +134,7 @@ var perfFlagHelp = map[string]string{
 	"connection":   "RC, which all queue pairs are.",
 }
 
-var perftestFlagHelp = map[string]string{
+var perftestFlagText = map[string]string{
 	"test":     "The kind of test, by the name of perftest's tool, such as ib_write_bw.",
 	"host":     "The host where that tool listens. Without it this end listens.",
 	"size":     "Message size: 4096, 64K, 1M. [65536, of latencies 2]",
@@ -155,7 +155,7 @@ var perftestFlagHelp = map[string]string{
 		"differ in unit.",
 }
 
-var devicesFlagHelp = map[string]string{
+var devicesFlagText = map[string]string{
 	"provider": "Where the NICs come from: soft, software NICs, rdmacore, the host's, or roce, UDP " +
 		"sockets. [rdmacore, or roce where the host has no usable RDMA NIC]",
 	"device": "Which NICs: mlx5_0,mlx5_1, mlx5_*, ^mlx5_2 (all but that). Of roce: interfaces and " +

@@ -163,8 +163,8 @@ func TestEveryFlagHasHelp(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, command := range k.Model.Children {
-		help := maps.Clone(map[string]map[string]string{"perf": perfFlagHelp, "devices": devicesFlagHelp,
-			"perftest": perftestFlagHelp}[command.Name])
+		help := maps.Clone(map[string]map[string]string{"perf": perfFlagText, "devices": devicesFlagText,
+			"perftest": perftestFlagText}[command.Name])
 		for _, flag := range command.Flags {
 			if flag.Help == "" {
 				t.Errorf("%s --%s has no help", command.Name, flag.Name)

@@ -119,30 +119,34 @@ func (t *perfTable) header() {
 	t.headings()
 }
 
-// columnWidth is the width of a scheme's figures.
-const columnWidth = 27
+// layout is how the figures of a scheme are printed, and their names. Between two processes there is
+// no copy() to compare with, and atomics have no bandwidth.
+func (t *perfTable) layout() (format string, names []any) {
+	switch {
+	case t.p.Op.Atomic():
+		return "  %15s %5s", []any{"Mmsg/s", "±"}
+	case t.peer != nil:
+		return "  %12s %5s %8s", []any{t.unit.name, "±", "Mmsg/s"}
+	}
+	return "  %7s %5s %6s %6s", []any{t.unit.name, "±", "×copy", "Mmsg/s"}
+}
 
-// headings names the columns of bandwidths, or of rates where messages have no bandwidth. Between
-// two processes there is no copy() to compare with.
+// copies is what is printed of copy(), where figures are compared with it.
+func (t *perfTable) copies(figure, spread string) string {
+	if t.p.Op.Atomic() || t.peer != nil {
+		return ""
+	}
+	return fmt.Sprintf("  %8s %5s", figure, spread)
+}
+
+// headings names the columns.
 func (t *perfTable) headings() {
-	if t.p.Op.Atomic() {
-		t.printf("%9s", "Mmsg/s")
-		for _, s := range t.p.Schemes {
-			t.printf("  %15s %5s", t.name(s), "±")
-		}
-		t.printf("\n")
-		return
-	}
-	first, second := fmt.Sprintf("%9s  %8s %5s", "", "copy()", ""),
-		fmt.Sprintf("%9s  %8s %5s", "size", t.unit.name, "±")
-	figures := fmt.Sprintf("  %7s %5s %6s %6s", t.unit.name, "±", "×copy", "Mmsg/s")
-	if t.peer != nil {
-		first, second = fmt.Sprintf("%9s", ""), fmt.Sprintf("%9s", "size")
-		figures = fmt.Sprintf("  %12s %5s %8s", t.unit.name, "±", "Mmsg/s")
-	}
+	first := fmt.Sprintf("%9s", "") + t.copies("copy()", "")
+	second := fmt.Sprintf("%9s", "size") + t.copies(t.unit.name, "±")
+	format, names := t.layout()
 	for _, s := range t.p.Schemes {
-		name := " " + t.name(s) + " "
-		side := max(columnWidth-utf8.RuneCountInString(name), 0)
+		figures, name := fmt.Sprintf(format, names...), " "+t.name(s)+" "
+		side := max(utf8.RuneCountInString(figures)-2-utf8.RuneCountInString(name), 0)
 		first += "  " + strings.Repeat("─", side/2) + name + strings.Repeat("─", side-side/2)
 		second += figures
 	}
@@ -265,43 +269,29 @@ func (t *perfTable) Row(row []bench.Result) {
 }
 
 func (t *perfTable) bandwidths(row []bench.Result) {
-	t.printf("%9v", row[0].Size)
-	if !t.p.Op.Atomic() && t.peer == nil {
-		t.printf("  %8s %5s", t.unit.fix(row[0].CopyGB), t.spread(row[0].CopySpread))
-	}
+	line := fmt.Sprintf("%9v", row[0].Size)
+	line += t.copies(t.unit.fix(row[0].CopyGB), t.spread(row[0].CopySpread))
+	format, names := t.layout()
 	for _, s := range t.p.Schemes {
-		r := find(row, s)
-		if r != nil && r.Messages == 0 && !r.Failed {
-			r = nil // nothing was measured before the end
-		}
-		word := "-"
-		if r != nil && r.Failed {
-			word = "failed"
-		}
-		switch {
-		case t.p.Op.Atomic() && (r == nil || r.Failed):
-			t.printf("  %15s %5s", word, "")
-		case t.p.Op.Atomic():
-			t.printf("  %15s %5s", t.atomicRate(r.MsgPerSecond), t.spread(r.Spread))
-		case r == nil || r.Failed:
-			t.printf("  %7s %5s %6s %6s", word, "", "", "")
-		case t.peer != nil:
-			t.printf("  %12s %5s %8s", digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread),
-				digits(r.MsgPerSecond/1e6))
-		default:
-			t.printf("  %7s %5s %5.2f%1s %6s", t.unit.fix(r.GBPerSecond), t.spread(r.Spread),
-				r.RatioToCopy, t.noise(r.RatioSpread), rate(r.MsgPerSecond))
-		}
+		line += fmt.Sprintf(format, t.figures(find(row, s))[:len(names)]...)
 	}
-	t.printf("\n")
+	t.printf("%s\n", line)
 }
 
-// atomicRate is millions of messages a second; real NICs may have far fewer.
-func (t *perfTable) atomicRate(perSecond float64) string {
-	if t.peer != nil {
-		return digits(perSecond / 1e6)
+// figures are what is printed of a scheme.
+func (t *perfTable) figures(r *bench.Result) []any {
+	switch {
+	case r != nil && r.Failed:
+		return []any{"failed", "", "", ""}
+	case r == nil || r.Messages == 0: // nothing was measured before the end
+		return []any{"-", "", "", ""}
+	case t.p.Op.Atomic():
+		return []any{digits(r.MsgPerSecond / 1e6), t.spread(r.Spread)}
+	case t.peer != nil:
+		return []any{digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread), digits(r.MsgPerSecond / 1e6)}
 	}
-	return fmt.Sprintf("%.2f", perSecond/1e6)
+	ratio := fmt.Sprintf("%.2f%1s", r.RatioToCopy, t.noise(r.RatioSpread))
+	return []any{t.unit.fix(r.GBPerSecond), t.spread(r.Spread), ratio, rate(r.MsgPerSecond)}
 }
 
 // digits writes a figure with three significant digits: the figures of NICs differ by a factor of

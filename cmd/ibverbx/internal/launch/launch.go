@@ -55,6 +55,8 @@ func (e *OutputError) Error() string { return "output: " + e.Err.Error() }
 func (e *OutputError) Unwrap() error { return e.Err }
 
 // ending are the signals that end the job.
+//
+//nolint:gochecknoglobals // a constant
 var ending = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
 // Signals are those that a job takes, until stop is called.

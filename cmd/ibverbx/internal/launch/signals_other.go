@@ -8,6 +8,8 @@ import (
 )
 
 // forwarded are the signals that are forwarded and do not end the job: there are none here.
+//
+//nolint:gochecknoglobals // a constant
 var forwarded []os.Signal
 
 // ownGroup does nothing: there are no groups.

@@ -9,6 +9,8 @@ import (
 )
 
 // forwarded are the signals that are forwarded and do not end the job.
+//
+//nolint:gochecknoglobals // a constant
 var forwarded = []os.Signal{syscall.SIGUSR1, syscall.SIGUSR2}
 
 // ownGroup has a process begin a group of its own: signals reach what it starts, too, and Ctrl-C
