@@ -2,24 +2,16 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
-	"unicode/utf8"
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
 
-const (
-	// defaultWidth is what sentences are wrapped to where there is no terminal: a little wider than
-	// the table.
-	defaultWidth = 110
-	leastWidth   = 60
-	// labelWidth is how far sentences are indented behind their label.
-	labelWidth = 18
-)
+// labelWidth is how far sentences are indented behind their label.
+const labelWidth = 18
 
 // details writes what happened in a cell beyond its figures: faults, what failover did, and what
 // each rail carried.
@@ -91,25 +83,15 @@ func (t *perfTable) failedOver(r *bench.Result) {
 	}
 }
 
-// downRails says how many rails of an end are out of service, and which, by their NIC.
+// downRails says how many rails of an end are out of service, and which, with their NICs.
 func downRails(s *bench.QPStats) (n int, where string) {
-	var nics []string
-	rails := map[string][]string{}
+	var rails []string
 	for k := range s.Rails {
-		rail := &s.Rails[k]
-		if !rail.Down {
-			continue
+		if rail := &s.Rails[k]; rail.Down {
+			rails = append(rails, rail.Device+": "+nameOf(k, rail))
 		}
-		n++
-		if !slices.Contains(nics, rail.Device) {
-			nics = append(nics, rail.Device)
-		}
-		rails[rail.Device] = append(rails[rail.Device], nameOf(k, rail))
 	}
-	for i, nic := range nics {
-		nics[i] = nic + ": " + strings.Join(rails[nic], ", ")
-	}
-	return n, strings.Join(nics, "; ")
+	return len(rails), strings.Join(rails, "; ")
 }
 
 // nameOf is what rail k is called.
@@ -149,33 +131,7 @@ func (t *perfTable) rails(end string, s *ibverbx.Stats) {
 	}
 }
 
-// say writes a sentence behind its label, wrapped and indented.
+// say writes a sentence behind its label.
 func (t *perfTable) say(label, text string) {
-	for i, line := range wrap(text, max(t.width, leastWidth)-4-labelWidth) {
-		if i > 0 {
-			label = ""
-		}
-		t.printf("    %-*s%s\n", labelWidth, label, line)
-	}
-}
-
-// wrap breaks text at spaces into lines of at most width runes, where words allow. Control
-// characters of external text are escaped.
-func wrap(text string, width int) (lines []string) {
-	line := ""
-	for _, word := range strings.Fields(text) {
-		word = harmless(word)
-		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
-			lines = append(lines, line)
-			line = ""
-		}
-		if line != "" {
-			line += " "
-		}
-		line += word
-	}
-	if line != "" {
-		lines = append(lines, line)
-	}
-	return lines
+	t.printf("    %-*s%s\n", labelWidth, label, harmless(strings.Join(strings.Fields(text), " ")))
 }

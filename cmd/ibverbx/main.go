@@ -25,16 +25,15 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"sync"
-	"unicode"
 
 	"github.com/alecthomas/kong"
 	kongcompletion "github.com/jotaen/kong-completion"
 	"golang.org/x/term"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/internal/peertext"
 )
 
 // Exit codes.
@@ -79,7 +78,6 @@ type console struct {
 	out    io.Writer
 	err    io.Writer
 	errTTY bool // err is a terminal
-	width  int  // of the terminal that out is; 0 when it is none
 
 	mu sync.Mutex // one line after another
 }
@@ -92,23 +90,8 @@ func (c *console) complain(format string, args ...any) {
 	_, _ = io.WriteString(c.err, harmless(fmt.Sprintf(format, args...)))
 }
 
-// harmless writes control characters other than line ends as Go would.
-func harmless(text string) string {
-	if !strings.ContainsFunc(text, isControl) {
-		return text
-	}
-	var b strings.Builder
-	for _, r := range text {
-		if isControl(r) {
-			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
-}
-
-func isControl(r rune) bool { return r != '\n' && unicode.In(r, unicode.Cc, unicode.Cf) }
+// harmless is a text without control characters other than line ends.
+func harmless(text string) string { return peertext.Excerpt(text, len(text)) }
 
 // habits are flags that perftest's users type and that change nothing here.
 type habits struct {
@@ -131,8 +114,7 @@ func reason(err error) string {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process
-	c := &console{ctx: ctx, out: os.Stdout, err: os.Stderr, errTTY: isTerminal(os.Stderr),
-		width: terminalWidth(os.Stdout)}
+	c := &console{ctx: ctx, out: os.Stdout, err: os.Stderr, errTTY: term.IsTerminal(int(os.Stderr.Fd()))}
 	os.Exit(run(c, os.Args[1:]))
 }
 
@@ -170,11 +152,15 @@ func run(c *console, args []string) (code int) {
 	}
 	parsed, err := parser.Parse(args)
 	if err != nil {
-		why := reason(err)
-		if !strings.HasPrefix(why, "unknown flag --") {
+		why, command := reason(err), "ibverbx"
+		if strings.HasPrefix(why, "unknown flag -") && !strings.HasPrefix(why, "unknown flag --") {
 			why, _, _ = strings.Cut(why, ", did you mean") // one of all letters
 		}
-		c.complain("ibverbx: %s\nTry %s --help.\n", why, commandOf(args))
+		var wrong *kong.ParseError
+		if errors.As(err, &wrong) && wrong.Context.Selected() != nil {
+			command = wrong.Context.Selected().FullPath()
+		}
+		c.complain("ibverbx: %s\nTry %s --help.\n", why, command)
 		return exitUsage
 	}
 	if err := parsed.Run(c); err != nil {
@@ -193,16 +179,6 @@ func run(c *console, args []string) (code int) {
 		return exitFailed
 	}
 	return exitOK
-}
-
-// commandOf is the command that args call, for the hint where to find help.
-func commandOf(args []string) string {
-	for _, name := range []string{"perf", "perftest", "devices", "run", "version"} {
-		if args[0] == name {
-			return "ibverbx " + name
-		}
-	}
-	return "ibverbx"
 }
 
 type versionCmd struct{}
@@ -224,15 +200,4 @@ func version() string {
 		return info.Main.Version
 	}
 	return "unknown"
-}
-
-func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
-
-// terminalWidth is the width of a terminal; 0 when f is none.
-func terminalWidth(f *os.File) int {
-	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil {
-		return 0
-	}
-	return width
 }

@@ -140,9 +140,6 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		table = newPerfTable(c.out, f.Verbose)
 		table.again, f.outcome.table = f.outcome.table, true
 		table.unit = unitOf(f.ReportGbits)
-		if c.width > 0 {
-			table.width = c.width
-		}
 		o = table
 		if c.errTTY {
 			table.progress = c.err

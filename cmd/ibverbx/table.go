@@ -23,7 +23,6 @@ type perfTable struct {
 	p       *bench.Params
 	peer    *bench.Peer // nil when both ends are in this process
 	verbose bool
-	width   int  // that sentences are wrapped to
 	gap     bool // details stand below the last row: the next one is set off
 	noisy   bool // a figure was marked as noise
 	again   bool // another table stands above
@@ -35,7 +34,7 @@ type perfTable struct {
 }
 
 func newPerfTable(w io.Writer, verbose bool) *perfTable {
-	return &perfTable{printer: printer{w: w}, verbose: verbose, width: defaultWidth, unit: gigabytes}
+	return &perfTable{printer: printer{w: w}, verbose: verbose, unit: gigabytes}
 }
 
 // Start writes what comes above the rows.
@@ -119,8 +118,8 @@ func (t *perfTable) header() {
 	t.headings()
 }
 
-// layout is how the figures of a scheme are printed, and their names. Between two processes there is
-// no copy() to compare with, and atomics have no bandwidth.
+// layout is how the figures of a scheme are printed, and their names. Between two processes there
+// is no copy() to compare with, and atomics have no bandwidth.
 func (t *perfTable) layout() (format string, names []any) {
 	switch {
 	case t.p.Op.Atomic():

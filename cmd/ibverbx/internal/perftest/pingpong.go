@@ -120,7 +120,7 @@ func (p *pingPong) look(outstanding bool) (moved bool, err error) {
 			p.seen++
 			moved = true
 		}
-	} else if p.takes {
+	} else if p.takes > 0 {
 		if moved, err = p.take(); err != nil {
 			return false, err
 		}

@@ -25,7 +25,8 @@ type session struct {
 // get as far as to connect their queue pairs.
 func Run(ctx context.Context, nc net.Conn, client bool, dev verbs.Device, cfg *Config, o Observer) (
 	r *Report, err error) {
-	defer func() { err = errors.Join(err, nc.Close()) }()
+	defer func() { _ = nc.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = nc.Close() })()
 	e, err := probe(dev, cfg)
 	if err != nil {
 		return nil, err
@@ -228,10 +229,8 @@ func (s *session) messages(size int) error {
 		pp = newPingPong(st, s.client)
 		run = pp.run
 	}
-	if st.takes {
-		if err := st.expect(); err != nil {
-			return err
-		}
+	if err := st.expect(); err != nil {
+		return err
 	}
 	if sends || both {
 		if err := s.sync("begin of its messages", 0, false); err != nil {

@@ -14,7 +14,7 @@ const batch = 32
 type stream struct {
 	*end
 	size         int
-	sends, takes bool // whether this end sends, and whether it has to receive
+	sends, takes int // messages of each queue pair that this end sends, and that it receives
 
 	opcode verbs.Opcode
 	qps    []flow
@@ -33,41 +33,33 @@ type stream struct {
 type flow struct{ posted, sent, expected, took int }
 
 func newStream(e *end, size int, sends, takes bool) *stream {
-	return &stream{end: e, size: size, sends: sends, takes: takes, opcode: e.cfg.Kind.opcode(),
-		qps: make([]flow, e.cfg.QPs)}
+	s := &stream{end: e, size: size, opcode: e.cfg.Kind.opcode(), qps: make([]flow, e.cfg.QPs)}
+	if sends {
+		s.sends = e.cfg.Messages
+	}
+	if takes {
+		s.takes = e.cfg.Messages
+	}
+	return s
 }
 
-// total is how many messages go one way.
-func (s *stream) total() int { return s.cfg.Messages * s.cfg.QPs }
-
 // run moves the messages and says how long that took: to the last completion.
-func (s *stream) run(w *waiter) (took time.Duration, err error) {
-	want, wantTaken := 0, 0
-	if s.sends {
-		want = s.total()
-	}
-	if s.takes {
-		wantTaken = s.total()
-	}
+func (s *stream) run(w *waiter) (time.Duration, error) {
+	all := (s.sends + s.takes) * len(s.qps)
 	start := time.Now()
-	for s.sent < want || s.took < wantTaken {
-		moved := false
-		if s.sends {
-			if moved, err = s.send(); err != nil {
-				return 0, err
-			}
+	for s.sent+s.took < all {
+		sent, err := s.send()
+		if err != nil {
+			return 0, err
 		}
-		if s.takes {
-			came, err := s.take()
-			if err != nil {
-				return 0, err
-			}
-			moved = moved || came
+		came, err := s.take()
+		if err != nil {
+			return 0, err
 		}
-		if moved {
+		if sent || came {
 			w.moved()
 		} else if err := w.pause(); err != nil {
-			return 0, under(err, s.sent+s.took, want+wantTaken)
+			return 0, under(err, s.sent+s.took, all)
 		}
 	}
 	return time.Since(start), nil
@@ -107,12 +99,19 @@ func (s *stream) collect() (n int, err error) {
 // post posts messages on a queue pair.
 func (s *stream) post(i int) (n int, err error) {
 	f := &s.qps[i]
-	n = min(s.cfg.Messages-f.posted, s.cfg.sends()-(f.posted-f.sent), batch)
+	n = min(s.sends-f.posted, s.cfg.sends()-(f.posted-f.sent), batch)
 	if n <= 0 {
 		return 0, nil
 	}
 	for k := range n {
-		s.fill(k, i, s.offset(f.posted+k))
+		message := f.posted + k
+		s.sges[k] = s.sge(s.source(i), message)
+		s.wrs[k] = verbs.SendWR{ID: uint64(i), Opcode: s.opcode, Flags: verbs.SendSignaled,
+			SGL: s.sges[k : k+1]}
+		if s.opcode != verbs.OpSend {
+			s.wrs[k].RemoteAddr = s.peers[i].addr + uint64(s.offset(message))
+			s.wrs[k].RKey = s.peers[i].rkey
+		}
 	}
 	n, err = s.end.qps[i].PostSend(s.wrs[:n])
 	f.posted += n
@@ -122,15 +121,9 @@ func (s *stream) post(i int) (n int, err error) {
 	return n, nil
 }
 
-// fill makes request k of a batch: a message of a queue pair, at an offset of its slots.
-func (s *stream) fill(k, i, at int) {
-	s.sges[k] = verbs.SGE{Addr: s.mr.Addr() + uint64(s.source(i)+at), Length: uint32(s.size),
-		LKey: s.mr.LKey()}
-	wr := &s.wrs[k]
-	*wr = verbs.SendWR{ID: uint64(i), Opcode: s.opcode, Flags: verbs.SendSignaled, SGL: s.sges[k : k+1]}
-	if s.opcode != verbs.OpSend {
-		wr.RemoteAddr, wr.RKey = s.peers[i].addr+uint64(at), s.peers[i].rkey
-	}
+// sge is where message n of a queue pair is, in slots that begin at an offset of the memory.
+func (s *stream) sge(slots, n int) verbs.SGE {
+	return verbs.SGE{Addr: s.mr.Addr() + uint64(slots+s.offset(n)), Length: uint32(s.size), LKey: s.mr.LKey()}
 }
 
 // offset is where in its slots message n goes: small ones walk through a page, line by line, but
@@ -149,15 +142,14 @@ func (s *stream) expect() error {
 	several := min(batch, s.cfg.receives()) / 2
 	for i := range s.qps {
 		f := &s.qps[i]
-		due := min(s.cfg.Messages-f.expected, s.cfg.receives()-(f.expected-f.took))
-		if due < several && f.expected+due < s.cfg.Messages {
+		due := min(s.takes-f.expected, s.cfg.receives()-(f.expected-f.took))
+		if due < several && f.expected+due < s.takes {
 			continue
 		}
 		for due > 0 {
 			n := min(due, batch)
 			for k := range n {
-				s.sges[k] = verbs.SGE{Addr: s.mr.Addr() + uint64(s.target(i)+s.offset(f.expected+k)),
-					Length: uint32(s.size), LKey: s.mr.LKey()}
+				s.sges[k] = s.sge(s.target(i), f.expected+k)
 				s.rwrs[k] = verbs.RecvWR{ID: uint64(i), SGL: s.sges[k : k+1]}
 			}
 			n, err := s.end.qps[i].PostRecv(s.rwrs[:n])
@@ -173,6 +165,9 @@ func (s *stream) expect() error {
 
 // take collects what has come, and makes room for more.
 func (s *stream) take() (moved bool, err error) {
+	if s.takes == 0 {
+		return false, nil
+	}
 	n, err := s.recvCQ.Poll(s.wcs[:])
 	if err != nil || n == 0 {
 		return false, err

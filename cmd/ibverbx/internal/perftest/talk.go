@@ -24,7 +24,8 @@ var (
 // agree is what is not exchanged, and has to be the same.
 const agree = "give both ends the same kind of test, -q, -n, -s, -a and -b"
 
-// talk is the conversation: exchanges over a TCP connection. It has one user at a time.
+// talk is the conversation: exchanges over a TCP connection, which is closed when ctx ends. It has
+// one user at a time.
 type talk struct {
 	nc      net.Conn
 	r       *bufio.Reader
@@ -38,9 +39,6 @@ type talk struct {
 func newTalk(ctx context.Context, nc net.Conn, client bool, timeout time.Duration) *talk {
 	return &talk{nc: nc, r: bufio.NewReaderSize(nc, 4096), ctx: ctx, client: client, timeout: timeout}
 }
-
-// past is a deadline that ends every call at once.
-func past() time.Time { return time.Unix(1, 0) }
 
 // exchange sends one message and receives one of the same length. step says which, for errors. A
 // patient one waits for its message as long as it takes.
@@ -60,52 +58,30 @@ func (t *talk) exchange(step string, out []byte, patient bool) (in []byte, err e
 
 // write sends a message with one call, since perftest reads it with one.
 func (t *talk) write(step string, b []byte) error {
-	stop := t.bound(false)
-	_, err := t.nc.Write(b)
-	stop()
-	if err == nil {
-		return nil
+	t.limit()
+	if _, err := t.nc.Write(b); err != nil {
+		return t.explain(err, step, -1, len(b))
 	}
-	return t.explain(err, step, -1, len(b))
+	return nil
 }
 
 // read receives a message.
 func (t *talk) read(step string, b []byte, patient bool) error {
 	if patient {
-		stop := t.bound(true)
-		_, err := t.r.Peek(1)
-		stop()
-		if err != nil {
+		_ = t.nc.SetDeadline(time.Time{})
+		if _, err := t.r.Peek(1); err != nil {
 			return t.explain(err, step, 0, len(b))
 		}
 	}
-	stop := t.bound(false)
-	n, err := io.ReadFull(t.r, b)
-	stop()
-	if err == nil {
-		return nil
+	t.limit()
+	if n, err := io.ReadFull(t.r, b); err != nil {
+		return t.explain(err, step, n, len(b))
 	}
-	return t.explain(err, step, n, len(b))
+	return nil
 }
 
-// bound ends the calls that follow with the timeout, unless they are patient, and with the context.
-func (t *talk) bound(patient bool) (stop func()) {
-	var deadline time.Time
-	if !patient {
-		deadline = time.Now().Add(t.timeout)
-	}
-	_ = t.nc.SetDeadline(deadline) // a closed connection fails when it is used
-	cut := make(chan struct{})
-	cancel := context.AfterFunc(t.ctx, func() {
-		_ = t.nc.SetDeadline(past())
-		close(cut)
-	})
-	return func() {
-		if !cancel() {
-			<-cut
-		}
-	}
-}
+// limit ends the calls that follow with the timeout. A closed connection fails when it is used.
+func (t *talk) limit() { _ = t.nc.SetDeadline(time.Now().Add(t.timeout)) }
 
 // explain turns an error of the connection into one of this package. n is how much of a message of
 // so many bytes has come, or -1 where one was sent.
@@ -143,7 +119,7 @@ func (t *talk) watch() (stop func()) {
 		t.early <- err
 	}()
 	return func() {
-		_ = t.nc.SetReadDeadline(past())
+		_ = t.nc.SetReadDeadline(time.Unix(1, 0)) // at once
 		<-done
 	}
 }
@@ -151,8 +127,7 @@ func (t *talk) watch() (stop func()) {
 // bye says farewell, and waits until the peer has closed its end too: the queue pairs of both have
 // to be there until then, for a last acknowledgement may have been lost.
 func (t *talk) bye(farewell string) {
-	stop := t.bound(false)
-	defer stop()
+	t.limit()
 	if farewell != "" {
 		_, _ = t.nc.Write([]byte(farewell)) // the peer may have gone: it does not wait for it
 	}
