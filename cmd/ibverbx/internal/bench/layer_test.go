@@ -76,7 +76,8 @@ func TestLayerStopsWithinRound(t *testing.T) {
 }
 
 // TestAnsweredSeriesStopsAtOnce interrupts measurements of latency whose messages are answered. The
-// last message gets its answer, so nothing has to wait until a deadline ends the round.
+// last message gets its answer, so nothing has to wait until a deadline ends the round. On a busy
+// machine a round may take that long; one that waits for an answer does whenever it is interrupted.
 func TestAnsweredSeriesStopsAtOnce(t *testing.T) {
 	for name, fill := range map[string]func(*Params){
 		"qp send":              func(p *Params) { p.Op = Send },
@@ -86,7 +87,9 @@ func TestAnsweredSeriesStopsAtOnce(t *testing.T) {
 		"shmem put and signal": func(p *Params) { p.Layer, p.Op = layers.SHMEM, "put-signal" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			for range 5 {
+			const tries = 5
+			late := 0
+			for range tries {
 				ctx, interrupt := context.WithCancel(t.Context())
 				p := params(fill, func(p *Params) {
 					p.Mode, p.Iterations, p.Duration, p.Sizes = Latency, 0, Seconds(time.Hour),
@@ -100,9 +103,15 @@ func TestAnsweredSeriesStopsAtOnce(t *testing.T) {
 				began := time.AfterFunc(50*time.Millisecond, func() { asked = time.Now(); interrupt() })
 				_, err := Run(ctx, p, openSoft, observer{})
 				began.Stop()
-				if took := time.Since(asked); !errors.Is(err, ErrInterrupted) || took >= lastRound {
-					t.Fatalf("error %v, %v after the interruption", err, took)
+				if !errors.Is(err, ErrInterrupted) {
+					t.Fatal(err)
 				}
+				if time.Since(asked) >= lastRound {
+					late++
+				}
+			}
+			if late == tries {
+				t.Errorf("each of %d rounds ended when it had to", tries)
 			}
 		})
 	}

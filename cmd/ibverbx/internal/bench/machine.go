@@ -1,10 +1,9 @@
 package bench
 
 import (
-	"bufio"
 	"os"
+	"regexp"
 	"runtime"
-	"strings"
 	"time"
 )
 
@@ -25,18 +24,13 @@ func ThisMachine() Machine {
 		Go: runtime.Version(), Clock: int64(clockCost())}
 }
 
+var modelName = regexp.MustCompile(`(?m)^model name\s*:\s*(.*\S)`)
+
 // cpuModel is the processor's name, or the architecture where the system does not say.
 func cpuModel() string {
-	f, err := os.Open("/proc/cpuinfo")
-	if err != nil {
-		return runtime.GOARCH
-	}
-	defer func() { _ = f.Close() }()
-	for scan := bufio.NewScanner(f); scan.Scan(); {
-		key, value, _ := strings.Cut(scan.Text(), ":")
-		if strings.TrimSpace(key) == "model name" {
-			return strings.TrimSpace(value)
-		}
+	text, _ := os.ReadFile("/proc/cpuinfo") // without it there is no name either
+	if name := modelName.FindSubmatch(text); name != nil {
+		return string(name[1])
 	}
 	return runtime.GOARCH
 }

@@ -103,22 +103,15 @@ type railCurve struct {
 	curve
 	device string
 	role   RailRole
-	frozen bool // it was, when the counters were read last
+	frozen bool // what the rail completes from now on has failed
 }
 
 // tallied is what the counters of both ends say.
 type tallied struct {
-	total uint64 // bytes of messages reported
-	lost  uint64 // rails, at the end that has lost more
-	back  uint64 // likewise
-	rails []railTally
-}
-
-type railTally struct {
-	device string
-	role   RailRole
-	bytes  uint64
-	frozen bool // what the rail completes from now on has failed
+	total uint64      // bytes of messages reported
+	lost  uint64      // rails, at the end that has lost more
+	back  uint64      // likewise
+	rails []railCurve // without a curve yet
 }
 
 func newRecorder(c *cell) *recorder {
@@ -135,9 +128,7 @@ func newRecorder(c *cell) *recorder {
 	}
 	counts := c.tallied()
 	r.total.count, r.lost, r.back = counts.total, counts.lost, counts.back
-	for _, n := range counts.rails {
-		r.rails = append(r.rails, railCurve{curve: curve{count: n.bytes}, device: n.device, role: n.role})
-	}
+	r.rails = counts.rails
 	return r
 }
 
@@ -171,9 +162,9 @@ func (c *cell) read() {
 		switch {
 		case n.frozen:
 		case line.frozen: // it is back: what it had is not its work any more
-			line.count, line.at = n.bytes, now
+			line.count, line.at = n.count, now
 		default:
-			line.move(now, r.interval, n.bytes)
+			line.move(now, r.interval, n.count)
 		}
 		line.frozen = n.frozen
 	}
@@ -285,10 +276,10 @@ func (c *cell) tallied() (n tallied) {
 		for k := range stats.Rails {
 			rail := &stats.Rails[k]
 			if len(n.rails) <= k {
-				n.rails = append(n.rails, railTally{device: rail.Device, role: roleOf(rail)})
+				n.rails = append(n.rails, railCurve{device: rail.Device, role: roleOf(rail)})
 			}
 			if !single {
-				n.rails[k].bytes += c.completed(rail)
+				n.rails[k].count += c.completed(rail)
 			}
 			n.rails[k].frozen = n.rails[k].frozen || rail.Down || q.VQP.Err() != nil
 		}
