@@ -313,7 +313,7 @@ func (d *Device) Counters() Counters {
 	defer d.mu.Unlock()
 	c := d.counts
 	c.Overflowed = socket.RecvDropped
-	c.Malformed += socket.RecvTruncated // longer than packets can be
+	c.Malformed += socket.RecvTruncated // datagrams longer than any packet
 	c.RecvErrors = d.recv.failed.Load()
 	c.Unsendable += socket.SendDropped
 	for _, q := range d.qps.All {

@@ -2,24 +2,24 @@ package rc
 
 import "ibverbx/verbs/roce/internal/wire"
 
-// How two ends of this package find each other. Whoever carries the numbers of queue pairs and the
-// GIDs from one to the other need know nothing of it, and no foreign end can be taken for one of
-// ours: it would have to answer a question that it ignores.
+// This file lets two ends of this package recognise each other. The program that exchanges queue
+// pair numbers and GIDs need not know of it. No foreign end can be mistaken for one of ours: it
+// would have to answer a question that it ignores.
 //
-// The reserved bits of the BTH are zero in RoCE, and whoever receives them ignores them. A
-// requester says in them that it is an end of this package (wire.FromRequester), in every packet
-// that it sends for the first time, until it knows who answers. A responder that has seen it says
-// the same (wire.FromResponder) in all answers up to maxTrack numbers behind the last such request:
-// whatever was under way is answered by then. An answer without it to a packet that had it is from
-// a foreign end, and the requester ceases. So a foreign requester never sees a reserved bit that is
-// not zero; a foreign responder sees some until its first answer has come.
+// The reserved bits of the BTH are zero in RoCE, and receivers ignore them. A requester sets them
+// (wire.FromRequester) in every packet that it sends for the first time, until it knows its peer. A
+// responder that has seen them sets its own (wire.FromResponder) in all answers up to maxTrack
+// numbers behind the last such request: whatever was under way is answered by then. An answer
+// without them to a packet that had them is from a foreign end, and the requester stops setting
+// them. So a foreign requester never sees a reserved bit that is not zero; a foreign responder sees
+// some until its first answer has come.
 //
-// What is sent again never announces: an end that drops such packets, against the specification,
-// costs a retry and no connection.
+// A packet that is sent again never announces: an end that drops such packets, against the
+// specification, costs a retry and no connection.
 //
-// Each end learns for itself. Until both know, one may talk as to a foreign end and the other not:
-// a NAK for a gap that tells nothing makes an end of ours go back too (sequenceError), and what
-// tells of a gap announces (transmitAnswers), so that its receiver knows how to read it.
+// Each end learns for itself. Until both know, one may treat the other as foreign and not the other
+// way round: a NAK for a gap without a list makes an end of ours go back too (sequenceError), and
+// one with a list announces (transmitAnswers), so that its receiver knows how to read it.
 
 // requestAnnounces handles reserved bits in a request that is not far from those under way.
 func (q *QP) requestAnnounces(h *wire.Header, s seq) {
@@ -32,8 +32,8 @@ func (q *QP) requestAnnounces(h *wire.Header, s seq) {
 	r.announced = max(r.announced, s+maxTrack)
 }
 
-// answerAnnounces handles the reserved bits in an answer for a number that was sent: what they say,
-// and what it means that they say nothing.
+// answerAnnounces handles the reserved bits in an answer to a number that was sent, also if there
+// are none.
 func (q *QP) answerAnnounces(h *wire.Header, s seq) {
 	r := &q.req
 	switch {

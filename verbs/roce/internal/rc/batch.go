@@ -4,7 +4,7 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// Packet is one that leaves.
+// Packet is a packet to send.
 type Packet struct {
 	before  [8]byte // room for pad and ICRC of the packet before this one: see Trailer
 	Header  [wire.MaxHeader]byte
@@ -13,25 +13,25 @@ type Packet struct {
 	Payload []byte
 }
 
-// BatchPackets is how many packets a batch holds.
+// BatchPackets is the most packets in a batch.
 const BatchPackets = 60
 
-// Batch is packets of one QP that leave together. Their payloads lie in registered memory, or in
-// the batch where a packet's payload lies in several pieces.
+// Batch holds packets of one QP that leave together. Their payloads lie in registered memory, or in
+// the batch if a packet's payload is in several pieces.
 type Batch struct {
 	packets [BatchPackets + 1]Packet // the last one is there for the room before it
 	n       int
 	staging []byte
 }
 
-// Packets are those in the batch.
+// Packets returns the packets of the batch.
 func (b *Batch) Packets() []Packet { return b.packets[:b.n] }
 
 // Reset empties the batch.
 func (b *Batch) Reset() { b.n, b.staging = 0, b.staging[:0] }
 
-// Trailer is memory for the pad and the ICRC of packet i, with no meaning yet. It ends where the
-// header of the next packet begins: in a burst the kernel gathers both as one piece.
+// Trailer returns the memory for the pad and the ICRC of packet i, not filled in yet. It ends where
+// the header of the next packet begins: in a burst the kernel gathers both as one piece.
 func (b *Batch) Trailer(i int) []byte {
 	room := &b.packets[i+1].before
 	return room[len(room)-wire.ICRCSize-int(b.packets[i].Pad):]

@@ -9,35 +9,36 @@ import (
 	"ibverbx/verbs/internal/nic"
 )
 
-// Config is what a QP is made of.
+// Config configures a QP.
 type Config struct {
-	// QP has the queues, the attributes and the state, of which this package changes all but what
-	// is posted.
+	// QP has the queues, the attributes and the state. This package changes all of it except the
+	// posted requests.
 	QP *nic.QP
 	// MaxMsgSize is the longest message, bytes.
 	MaxMsgSize uint64
 	Sink       Sink
-	// Rand draws what a failed completion leaves undefined.
+	// Rand draws the fields that a failed completion leaves undefined.
 	Rand *rand.Rand
-	// Window is how many bytes may be under way to an end of this package; 0 means 1 MiB.
+	// Window is the most bytes under way to an end of this package; 0 means 1 MiB.
 	Window int
-	// Announce says in the packets that this is an end of this package, and takes a peer that says
-	// so for one. Without, every peer is foreign unless PeerIsOurs is called.
+	// Announce marks packets as those of an end of this package, and recognises a peer that does
+	// so. Without it, every peer is foreign unless PeerIsOurs is called.
 	Announce bool
 	// Rate bounds what the queue pair sends, bytes of payload a second; 0 is no bound.
 	Rate float64
 }
 
-// Sink takes what a QP has to say to its owner. Of the QP it may call Fail alone.
+// Sink receives the completions and events of a QP. The only method of the QP that it may call is
+// Fail.
 type Sink interface {
-	// Complete is given each completion, in the order of posting of each direction. It is the QP's
-	// again afterwards.
+	// Complete receives each completion, in posting order for each direction. The QP reuses the
+	// completion afterwards.
 	Complete(*nic.Completion)
-	// Raise is given the events of the queue pair.
+	// Raise receives the events of the queue pair.
 	Raise(verbs.EventType)
 }
 
-// QP is a reliable connection. See the package's documentation for how it is driven.
+// QP is a reliable connection. The package documentation says how to drive it.
 type QP struct {
 	*nic.QP
 	cfg   Config
@@ -57,20 +58,20 @@ type QP struct {
 
 // Stats counts what a QP has done since it was made.
 type Stats struct {
-	Sent       uint64 // packets of requests and answers, not acknowledgements
+	Sent       uint64 // packets of requests and answers, without acknowledgements
 	Received   uint64 // the same
 	Resent     uint64 // packets that were sent again
 	Timeouts   uint64 // of the acknowledgement timer
 	Probes     uint64 // of a lost tail
-	NAKs       uint64 // received, but for those of a receiver that is not ready
+	NAKs       uint64 // received, other than RNR NAKs
 	RNRNAKs    uint64 // received
 	Duplicates uint64 // packets received that were carried out before
-	Ahead      uint64 // packets received before one that is missing
+	Ahead      uint64 // packets received ahead of a missing one
 	Unexpected uint64 // packets dropped: of another connection, or answers to nothing under way
 	Broken     uint64 // packets received against the protocol
 }
 
-// Never is the time of what does not happen.
+// Never is a time that never comes.
 const Never = math.MaxInt64
 
 // New makes a QP in RESET.
@@ -81,18 +82,18 @@ func New(cfg Config) *QP {
 	return &QP{QP: cfg.QP, cfg: cfg}
 }
 
-// Stats is what the QP has done.
+// Stats returns the counters.
 func (q *QP) Stats() Stats { return q.stats }
 
-// PeerIsOurs says that the peer is an end of this package.
+// PeerIsOurs declares the peer an end of this package.
 func (q *QP) PeerIsOurs() { q.ours = true }
 
 // IsOurs reports whether the peer is known to be an end of this package: it has announced that
 // since the last reset, or PeerIsOurs was called.
 func (q *QP) IsOurs() bool { return q.ours }
 
-// Enter takes the QP to a state, after the attributes were applied. The caller has checked that
-// both are legal ([nic.QP.CheckModify]).
+// Enter takes the QP to a state after its attributes were applied. The caller has checked that both
+// are legal ([nic.QP.CheckModify]).
 func (q *QP) Enter(now int64, state verbs.QPState) {
 	q.now = now
 	if state == q.State {

@@ -44,7 +44,7 @@ func (r *reorderBuffer) keep(expected, s seq, h *wire.Header, payload []byte) bo
 // has reports whether a packet is kept.
 func (r *reorderBuffer) has(s seq) bool { return r.n != 0 && r.at(s).s == s }
 
-// hasBetween reports whether a packet is kept whose number is from first to end-1.
+// hasBetween reports whether a packet with a number from first to end-1 is kept.
 func (r *reorderBuffer) hasBetween(first, end seq) bool {
 	if r.n == 0 {
 		return false
@@ -74,8 +74,8 @@ func (r *reorderBuffer) take(s seq) *earlyPacket {
 // seq is a packet sequence number that does not wrap. Its low 24 bits are the PSN.
 type seq uint64
 
-// firstSeq is the sequence number of the first packet of a direction. It leaves room below, so that
-// what lies before the first packet is no underflow.
+// firstSeq returns the sequence number of the first packet of a direction. It leaves room below, so
+// that numbers before the first packet do not underflow.
 func firstSeq(psn uint32) seq { return 1<<32 | seq(psn&psnMask) }
 
 const psnMask = 1<<24 - 1

@@ -80,7 +80,7 @@ const (
 	ackWithin = 4 * int64(time.Millisecond)
 )
 
-// start begins a connection in which the first packet has a number.
+// start begins a connection whose first packet has the number first.
 func (r *requester) start(q *QP, first seq) {
 	*r = requester{first: first, una: first, next: first, end: first, resend: first, acked: first,
 		numbered: q.SQ.Posted, sending: q.SQ.Posted}
@@ -159,9 +159,9 @@ func (q *QP) transmitRequests(b *Batch) {
 	}
 }
 
-// resendNext sends the first lost number again. It returns false when the window is full, or the
-// request has failed. The oldest number may leave whatever the window is: it tells what has become
-// of the others, which may be lost too and fill the window for nothing.
+// resendNext sends the first lost number again. It returns false if the window is full, or the
+// request has failed. The oldest number may leave even if the window is full: its answer shows what
+// has become of the others, which may be lost too.
 func (q *QP) resendNext(b *Batch) bool {
 	r := &q.req
 	for r.resend = max(r.resend, r.una); r.at(r.resend).state != lost; r.resend++ {
@@ -260,8 +260,8 @@ func (q *QP) failRequest(s *nic.SendSlot, status verbs.Status) {
 	q.advance()
 }
 
-// windowFor is how many numbers may be under way when a packet of a request is sent. What comes
-// back for a read has to find room here, in the window that the owner of the QP has set.
+// windowFor returns how many numbers may be under way when a packet of a request is sent. The
+// answer to a read must fit too, into the window that the owner of the QP has set.
 func (q *QP) windowFor(s *nic.SendSlot) int {
 	w := &q.req.window
 	if s.Opcode == verbs.OpRDMARead {
@@ -270,7 +270,7 @@ func (q *QP) windowFor(s *nic.SendSlot) int {
 	return w.size(q)
 }
 
-// trackLimit is how many numbers may be under way.
+// trackLimit returns how many numbers may be under way.
 func (q *QP) trackLimit() int {
 	if q.ours {
 		return maxTrack
@@ -336,9 +336,9 @@ func (q *QP) send(b *Batch, slot uint64, s *nic.SendSlot, sp span, first seq, n 
 // defaultPKey is the only partition that there is: full membership of the default one.
 const defaultPKey = 0xffff
 
-// wantsAck reports whether the packet with a number asks for an acknowledgement: the last one of
-// those posted, of a request whose completion somebody waits for, and every so many; and those that
-// fill the window or were lost before, since nothing else might be sent behind them.
+// wantsAck reports whether the packet with a number requests an acknowledgement: the last one
+// posted, the last of a request whose completion somebody waits for, every so many packets, and
+// packets that fill the window or were lost before, because nothing else might be sent behind them.
 func (q *QP) wantsAck(s *nic.SendSlot, n seq, isLast bool) bool {
 	r := &q.req
 	every := foreignAckEvery

@@ -10,7 +10,7 @@ import (
 // numbers.
 //
 // Invariant: everything before expected was carried out, once, and nothing behind it. While silent,
-// a NAK for expected was sent or is due, and what is ahead of it is dropped without another.
+// a NAK for expected was sent or is due, and packets ahead of it are dropped without another NAK.
 type responder struct {
 	first    seq // of the connection
 	expected seq
@@ -18,20 +18,20 @@ type responder struct {
 	message  message
 	silent   bool
 
-	ackDue  bool // an acknowledgement is to be sent, for the number ackAt
+	ackDue  bool // an acknowledgement of the number ackAt is due
 	ackAt   seq
-	gapDue  bool          // a NAK for expected that tells what was kept is to be sent
-	nak     wire.Syndrome // a NAK that is to be sent, for the number nakAt; 0 is none
+	gapDue  bool          // a NAK for expected is due that lists the packets kept
+	nak     wire.Syndrome // a NAK of the number nakAt that is due; 0 is none
 	nakAt   seq
-	answers answerQueue    // they leave before all of these
-	atomics []atomicResult // the last ones, for the peer that asks again
+	answers answerQueue    // they leave before acknowledgements and NAKs
+	atomics []atomicResult // the last ones, in case the peer asks again
 	ahead   reorderBuffer
 	// announced is the end of the numbers whose answers announce this end to a peer that has
 	// announced itself.
 	announced seq
 }
 
-// message is the peer's message of which some packets have arrived.
+// message is a message of the peer that has partly arrived.
 type message struct {
 	kind   messageKind
 	at     uint64 // bytes that have arrived
@@ -48,7 +48,7 @@ const (
 	writeMessage
 )
 
-// atomicResult is what an atomic has found.
+// atomicResult is the value that an atomic has found.
 type atomicResult struct {
 	s        seq
 	original uint64
@@ -60,7 +60,7 @@ func (r *responder) start(first seq, reads int) {
 	r.allow(reads)
 }
 
-// allow says how many reads and atomics the peer may have outstanding.
+// allow sets how many reads and atomics the peer may have outstanding.
 func (r *responder) allow(reads int) {
 	r.answers.limit = reads
 	if reads > cap(r.atomics) {
@@ -68,7 +68,7 @@ func (r *responder) allow(reads int) {
 	}
 }
 
-// stop forgets what has arrived.
+// stop drops the message that has partly arrived, and the packets kept.
 func (r *responder) stop() { r.message, r.ahead = message{}, reorderBuffer{} }
 
 // receiveRequest takes a packet of the requester.
@@ -119,7 +119,7 @@ func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 	r := &q.resp
 	if uint64(len(payload)) > q.mtu() {
 		q.stats.Broken++
-		return // what is kept has a bound
+		return // the memory for kept packets is bounded
 	}
 	if q.ours {
 		if r.ahead.keep(r.expected, s, h, payload) && !r.silent {
@@ -133,9 +133,10 @@ func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 	}
 }
 
-// duplicate handles a packet that was carried out before: what needs no answer is acknowledged
-// again, a read is read again, and of an atomic the peer gets what it found (IBTA 9.7.5.1.2). What
-// cannot have been carried out before is dropped: it is no packet of the peer.
+// duplicate handles a packet that was carried out before: a packet that needs no answer is
+// acknowledged again, a read is read again, and an atomic is answered with the value that it found
+// (IBTA 9.7.5.1.2). A packet that cannot have been carried out before is dropped: it is not the
+// peer's.
 //
 // A foreign peer gets the acknowledgement for the packet itself. The last number that was carried
 // out may be that of a read whose answer was lost, and rdma_rxe completes a read that is
@@ -395,8 +396,8 @@ func (q *QP) reject(s seq, why wire.Syndrome) {
 	}
 }
 
-// denyReceive is deny for a SEND that does not fit the oldest receive. That fails too, and says so
-// in place of an event.
+// denyReceive is deny for a SEND that does not fit the oldest receive. The receive fails too, in
+// place of an event.
 func (q *QP) denyReceive(why wire.Syndrome, status verbs.Status) {
 	q.resp.nak, q.resp.nakAt = why, q.resp.expected
 	slot, _ := q.RQ.Take()
@@ -404,7 +405,7 @@ func (q *QP) denyReceive(why wire.Syndrome, status verbs.Status) {
 	q.toError()
 }
 
-// gap is the payload of a packet between our own ends that tells what was kept: a bit for each
+// gap returns the payload of a NAK between our own ends that lists the packets kept: a bit for each
 // number behind the expected one, from the lowest bit of the first byte on.
 func (q *QP) gap(b *Batch) []byte {
 	r := &q.resp

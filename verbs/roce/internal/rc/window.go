@@ -5,28 +5,28 @@ import (
 	"time"
 )
 
-// window is how much may be under way, in packets.
+// window is the most packets that may be under way.
 //
-// Towards foreign ends it is what the kernel's rdma_rxe allows itself, and all control of
+// Towards foreign ends it is the limit that the kernel's rdma_rxe sets itself, and all control of
 // congestion is left to the rate limit: their acknowledgements are coalesced in ways that say
 // little about the network.
 //
-// Between our own ends it follows the delay, in the way of TCP Vegas and Swift (Kumar et al.,
-// SIGCOMM 2020): it grows by a packet a round trip while the shortest round trip of that is not
-// much longer than the shortest one ever, and shrinks in proportion to the excess. A queue that
-// builds up somewhere makes it yield before packets are dropped.
+// Between our own ends it follows the delay, as TCP Vegas and Swift do (Kumar et al., SIGCOMM
+// 2020): it grows by a packet per round trip while the shortest round trip of the round is not much
+// longer than the shortest one ever, and shrinks in proportion to the excess. A queue that builds
+// up somewhere makes it yield before packets are dropped.
 //
 // A connection that comes to a path that others fill takes their queue for the length of the path,
-// and would push them aside. So each takes its window back to almost nothing now and then, for one
+// and would push them aside. So now and then each takes its window back to almost nothing for one
 // round trip, in which its own queue drains: all of them see the path as it is (the slowdowns of
-// LEDBAT++, draft-irtf-iccrg-ledbat-plus-plus). It costs no more than that round trip without a
-// queue. Without, of two connections on a gigabit the later one had 97 %.
+// LEDBAT++, draft-irtf-iccrg-ledbat-plus-plus). This costs no more than that round trip without a
+// queue. Without it, the later one of two connections on a gigabit had 97 %.
 //
-// Loss alone means little on a network that corrupts or that reorders; as in BBR v2
-// (draft-cardwell-iccrg-bbr-congestion-control) it counts from 2 % on, as where a receive buffer or
-// a switch overflows. It is averaged over packets and not counted by the round: a round of a small
-// window has few packets, of which one in five could be lost for ever. When nothing comes back at
-// all the window collapses.
+// Loss alone means little on a network that corrupts or reorders packets. As in BBR v2
+// (draft-cardwell-iccrg-bbr-congestion-control) it counts from 2 % on, as when a receive buffer or
+// a switch overflows. It is averaged over packets, not counted by the round: a round of a small
+// window has few packets, of which one in five could be lost for ever. If nothing comes back at
+// all, the window collapses.
 //
 // Invariant: minWindow <= packets <= limit.
 type window struct {
@@ -35,8 +35,8 @@ type window struct {
 	slowStart bool // the window doubles each round
 
 	base     int64 // the shortest round trip of the last baseRounds
-	nextBase int64 // the shortest one since base was begun anew
-	rounds   int   // since then
+	nextBase int64 // the shortest round trip since base was last renewed
+	rounds   int   // rounds since then
 
 	roundEnd int64   // when the present round ends
 	roundMin int64   // its shortest round trip
@@ -50,10 +50,10 @@ type window struct {
 const (
 	minWindow     = 2
 	startWindow   = 16
-	baseRounds    = 4096 // the path may change: old round trips are forgotten
+	baseRounds    = 4096 // the path may change, so old round trips are forgotten
 	slowdownEvery = 128  // rounds
 	shrink        = 0.7  // the window after a round of loss, as in CUBIC (RFC 9438)
-	tolerate      = 0.02 // the share of losses that is no congestion
+	tolerate      = 0.02 // the share of losses that does not count as congestion
 	lossWeight    = 1. / 64
 	maxShrink     = 0.5 // the most that delay takes in one round
 	targetFixed   = int64(500 * time.Microsecond)
@@ -72,7 +72,7 @@ func (w *window) start(mtu, limit int) {
 	w.packets = math.Min(w.packets, w.limit)
 }
 
-// size is how many packets may be under way.
+// size returns how many packets may be under way.
 func (w *window) size(q *QP) int {
 	if !q.ours {
 		return foreignTrack
@@ -89,7 +89,8 @@ func (w *window) arrived(now, rtt int64) {
 		w.base = min(w.base, rtt)
 	}
 	if w.slowdown != 0 {
-		// It ends with the first packet that left in it: no more than minWindow were under way.
+		// The slowdown ends with the first packet that left in it: no more than minWindow were
+		// under way.
 		if rtt > 0 && now-rtt >= w.slowdown || now-w.slowdown > 4*(w.roundEnd-w.slowdown) {
 			w.packets, w.slowdown = w.before, 0
 			w.beginRound(now)
@@ -110,7 +111,7 @@ func (w *window) missed() {
 	w.lossRate += (1 - w.lossRate) * lossWeight
 }
 
-// endRound adjusts the window by what has happened in a round trip.
+// endRound adjusts the window to the losses and round trips of a round.
 func (w *window) endRound(now int64) {
 	if w.roundEnd == 0 || w.roundMin == math.MaxInt64 && w.losses == 0 {
 		w.beginRound(now)
@@ -157,12 +158,12 @@ func (w *window) collapse() {
 type limiter struct {
 	rate   float64 // bytes a second; 0 is no bound
 	tokens float64 // may be negative: the last packet may take more than there was
-	at     int64   // when tokens was right
+	at     int64   // the time of tokens
 }
 
-// burst is for how long the tokens last at most that a limiter gathers while nothing is sent, and
-// lateBurst while a packet waits for them: on a busy host programs are called later than they asked
-// to be, and would never make up for it. The window bounds what leaves at once, too.
+// burst limits the tokens that a limiter gathers while nothing is sent, and lateBurst those while a
+// packet waits for them, in the time that they last: on a busy host programs are called later than
+// they asked to be, and would never make up for it. The window bounds what leaves at once, too.
 const (
 	burst     = int64(time.Millisecond)
 	lateBurst = 50 * burst
@@ -186,7 +187,7 @@ func (l *limiter) allows(now int64) bool {
 	return l.tokens >= 0
 }
 
-// packetsIn is how many packets leave in a time, at least one.
+// packetsIn returns how many packets leave in a time, at least one.
 func (l *limiter) packetsIn(time int64, mtu uint64) int {
 	return max(int(l.rate*float64(time)/1e9/float64(mtu)), 1)
 }
@@ -197,7 +198,7 @@ func (l *limiter) spend(n int) {
 	}
 }
 
-// next is when a packet may leave that may not now; Never if it may.
+// next returns the time at which a packet may leave that may not leave now; Never if it may.
 func (l *limiter) next(now int64) int64 {
 	if l.allows(now) {
 		return Never
