@@ -20,7 +20,7 @@ import (
 type Store interface {
 	// Put sets a value, in place of one that the key may have.
 	Put(ctx context.Context, key string, value []byte) error
-	// Get returns a value. Where there is none yet it waits for it.
+	// Get returns a value. If there is none yet, it waits for one.
 	Get(ctx context.Context, key string) ([]byte, error)
 }
 

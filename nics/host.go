@@ -16,7 +16,7 @@ import (
 	"ibverbx/verbs/roce"
 )
 
-// Host is the NICs of this process. It is a [verbs.Provider]. Its methods may be called from any
+// Host holds the NICs of this process. It is a [verbs.Provider]. Its methods may be called from any
 // goroutine.
 type Host struct {
 	cfg     Config // with the provider that was chosen

@@ -37,7 +37,7 @@ func NewInbox(credits int) Inbox {
 	return Inbox{mask: uint64(size - 1)}
 }
 
-// Room returns how many more credits may be posted after posted ones in all.
+// Room returns how many more credits may be posted; posted is the number of those posted so far.
 func (b *Inbox) Room(posted uint64) int { return int(b.next + b.mask + 1 - posted) }
 
 // Resolve finds the count of the posted credit that has the given low bits; mask has all of these
@@ -92,8 +92,8 @@ func (b *Inbox) DropPending() (dropped bool) {
 	return dropped
 }
 
-// Restart forgets everything that has arrived. The next credit is the one that is posted next,
-// after posted ones in all.
+// Restart forgets everything that has arrived. posted is the number of credits posted so far; the
+// next one posted is the next to arrive.
 func (b *Inbox) Restart(posted uint64) {
 	clear(b.slots)
 	*b = Inbox{next: posted, slots: b.slots, mask: b.mask}

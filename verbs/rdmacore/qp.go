@@ -189,7 +189,7 @@ func (q *qp) Device() verbs.Device { return q.d }
 func (q *qp) Num() uint32          { return q.num }
 func (q *qp) Cap() verbs.QPCap     { return q.cap }
 
-// err is an error of a call that concerns the queue pair.
+// err returns the error of a call that concerns the queue pair.
 func (q *qp) err(op string, err error, detail string) error {
 	return &verbs.OpError{Op: op, Device: q.d.name, QPNum: q.num, Err: err, Detail: detail}
 }
