@@ -12,7 +12,7 @@ type launcher struct {
 	name       string
 	rank, size string   // variables with the two numbers
 	more       []string // further variables that matter
-	hint       string   // what to do where size is missing
+	hint       string   // what to do if size is missing
 	sizeShared bool     // size is meaningless without rank
 	pmix       bool     // it may offer PMIx, in which its processes have the same ranks
 	inherited  bool     // launchers that run inside pass its variables on

@@ -56,7 +56,7 @@ func find(cfg *Config, lookup func(string) (string, bool)) (p Place, err error) 
 	}
 	from := p.Source
 	if cfg.Store != nil {
-		p.Address = "" // what a launcher guesses is no better than what rank 0 knows
+		p.Address = "" // a launcher's guess is no better than what rank 0 knows
 	}
 	if v := env.value(EnvAddress); v != "" && cfg.Size == 0 {
 		p.Address, from = v, EnvAddress
@@ -71,7 +71,7 @@ func find(cfg *Config, lookup func(string) (string, bool)) (p Place, err error) 
 		p.Job = cfg.Job
 	}
 	if from != p.Source || cfg.Store != nil {
-		p.pmix = p.Size == 0 // for that alone
+		p.pmix = p.Size == 0 // only for the size
 	}
 	switch {
 	case p.Size == 1:

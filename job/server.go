@@ -36,7 +36,7 @@ type server struct {
 	came   map[int]bool  // ranks that have joined, or were told why they cannot
 	heard  chan struct{} // closed when came has all
 	over   bool          // the job has failed, or rank 0 has left
-	why    error         // of over
+	why    error         // the reason for over
 	call   *call         // the collective call under way
 	left   *guest
 	values values

@@ -19,10 +19,10 @@ import (
 // Host holds the NICs of this process. It is a [verbs.Provider]. Its methods may be called from any
 // goroutine.
 type Host struct {
-	cfg     Config // with the provider that was chosen
+	cfg     Config // the configuration, with the provider that was chosen
 	source  Source
 	named   verbs.Provider // nil where NICs of roce are made by conversation
-	usable  []verbs.Device // of named: those with a port that is up, if nobody has chosen
+	usable  []verbs.Device // the NICs of named with a port that is up, unless the configuration names NICs
 	instead error
 	leftOut error
 
@@ -101,7 +101,7 @@ func openHost(cfg Config) (*Host, error) {
 	if cfg.Devices == "" {
 		var down error
 		if h.usable, down = portsUp(all); len(h.usable) == 0 {
-			h.usable = all // to take none says less than the error of connecting them
+			h.usable = all // taking none would say less than the error of connecting them
 		} else {
 			h.leftOut = errors.Join(h.leftOut, down)
 		}

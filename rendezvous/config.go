@@ -44,7 +44,7 @@ type Config struct {
 // The defaults.
 const (
 	defaultTimeout    = 30 * time.Second
-	defaultGreeting   = 5 * time.Second // of a listener
+	defaultGreeting   = 5 * time.Second // default of a listener
 	defaultMaxMessage = 1 << 20
 	defaultMaxOpen    = 512
 )

@@ -41,7 +41,7 @@ var errNoContext = fmt.Errorf("%w: the context is nil", verbs.ErrInvalid)
 // goroutine at a time.
 type Conn struct {
 	nc      net.Conn
-	r       *bufio.Reader // of nc, behind the greeting
+	r       *bufio.Reader // reads nc, behind the greeting
 	cfg     Config
 	inbox   chan Message
 	closing chan struct{} // this end has closed it

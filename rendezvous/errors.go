@@ -33,7 +33,7 @@ func (e *PeerError) Error() string { return "peer: " + e.Text }
 // OpError is the error of a call that is a step: Listen, Accept, Dial, Connect, Exchange, Barrier.
 type OpError struct {
 	Op   string // "listen", "accept", "dial", "connect", "exchange", "barrier"
-	Addr string // of the peer, or of the listener
+	Addr string // the address of the peer, or of the listener
 	Err  error
 }
 

@@ -218,7 +218,7 @@ type ibvDevice struct {
 	nodeType      int32
 	transportType int32
 	name          [64]byte
-	devName       [64]byte // of the character device: "uverbs0"
+	devName       [64]byte // the character device's name: "uverbs0"
 }
 
 // ibvContext is the head of struct ibv_context. The calls of the hot path are inline functions of

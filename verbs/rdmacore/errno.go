@@ -14,7 +14,7 @@ import (
 type callError struct {
 	call     string // "ibv_reg_mr"
 	errno    syscall.Errno
-	sentinel error // of package verbs, or nil
+	sentinel error // an error of package verbs, or nil
 }
 
 // Error reads "ibv_reg_mr: cannot allocate memory (errno 12)".

@@ -20,7 +20,7 @@ import (
 type fdReader struct {
 	file *os.File
 	done chan struct{}
-	mem  mapping // what next reads into; given back by stop
+	mem  mapping // the memory that next reads into; stop gives it back
 }
 
 // readFD calls next whenever there may be something to read, until it says that nothing will ever

@@ -236,5 +236,5 @@ func (q *qp) flushReceives() {
 		return
 	}
 	*q.attr = ibvQPAttr{qpState: uint32(verbs.StateErr)}
-	_ = q.modify(verbs.QPAttrState) // when the NIC will not, the receives wait for the next change of state
+	_ = q.modify(verbs.QPAttrState) // if the NIC refuses, the receives wait for the next change of state
 }

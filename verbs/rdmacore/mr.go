@@ -22,7 +22,7 @@ type mr struct {
 	lkey, rkey uint32
 	buf        []byte // keeps Go memory reachable; nil for a dma-buf
 	pin        runtime.Pinner
-	arena      *Arena // that buf lies in; nil for other memory
+	arena      *Arena // the arena that contains buf; nil for other memory
 
 	mu     sync.Mutex
 	closed bool

@@ -61,8 +61,8 @@ type Counters struct {
 	Sent       uint64 // packets of requests and answers, not acknowledgements
 	Received   uint64 // the same
 	Resent     uint64 // packets that were sent again
-	Timeouts   uint64 // of acknowledgement timers
-	Probes     uint64 // of a tail that may be lost
+	Timeouts   uint64 // acknowledgement timeouts
+	Probes     uint64 // packets sent again because a tail may be lost
 	NAKs       uint64 // received, other than RNR NAKs
 	RNRNAKs    uint64 // received
 	Duplicates uint64 // packets received that were carried out before

@@ -125,7 +125,7 @@ type Fault struct {
 	// to, is called with the fabric locked, and must not call into it.
 	Match func(*verbs.SendWR) bool
 	Skip  int // so many matching requests pass first
-	Count int // how many it strikes after that; 0 means 1, negative means for ever
+	Count int // how many requests it strikes after that; 0 means 1, negative means all
 	Kind  FaultKind
 
 	Status    verbs.Status  // FailSend, FailAfterData, FailRecv, ArriveLate

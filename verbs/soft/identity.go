@@ -16,7 +16,7 @@ import (
 //nolint:gochecknoglobals // what they identify is the process's
 var (
 	firstIdentity = rand.Uint32()
-	fabrics       atomic.Uint32 // that were ever made
+	fabrics       atomic.Uint32 // fabrics ever made
 )
 
 // newIdentity returns the part that the GIDs and GUIDs of a fabric's NICs share. Nothing that

@@ -19,12 +19,12 @@ type late struct {
 
 // straggler is a message still on its way to a queue pair after its sender has given it up.
 type straggler struct {
-	id     uint64 // of the work request, for the reader of a trace
+	id     uint64 // ID of the work request, for the reader of a trace
 	msg    nic.Message
-	data   []byte // of a SEND or write
+	data   []byte // payload of a SEND or write
 	rkey   uint32
 	addr   uint64
-	change [2]uint64 // of an atomic: the value to add or to compare with, and to swap in
+	change [2]uint64 // atomic: the value to add or compare with, and the value to swap in
 	psn    uint32
 	due    int64
 }

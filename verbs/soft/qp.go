@@ -28,7 +28,7 @@ type QP struct {
 // hidden is a completion that is not visible yet.
 type hidden struct {
 	nic.Completion
-	due int64 // when it is, in the time of the engine
+	due int64 // the engine's time at which it becomes visible
 }
 
 // runState is the progress of a queue pair's requests: which is executing, and what the head waits

@@ -40,7 +40,7 @@ func (q *QP) Sent(e *Completion, seq uint64, s *SendSlot) {
 type Message struct {
 	Opcode    verbs.Opcode // one that consumes a receive
 	Length    uint64       // bytes
-	Imm       uint32       // of those that have one
+	Imm       uint32       // only if the opcode has an immediate
 	SrcQP     uint32
 	Solicited bool
 }

@@ -12,7 +12,7 @@ import (
 type CQ struct {
 	_       guard.NoCopy
 	dev     *Device
-	handle  verbs.CQ // what users know it as
+	handle  verbs.CQ // the queue as its users know it
 	depth   int
 	channel *verbs.CompChannel
 	ring    []Completion // a power of two: as many as were ever visible at a time

@@ -12,11 +12,11 @@ type MR struct {
 	_      guard.NoCopy
 	pd     *PD
 	buf    []byte
-	mapped []byte // what buf is part of, of a dma-buf; nil for other memory
+	mapped []byte // for a dma-buf, the mapping that contains buf; nil for other memory
 	addr   uint64
 	access verbs.AccessFlags
 	key    uint32 // the local key; the remote key is this one with remoteKeyBit
-	holds  int    // what uses buf outside of the lock: see Pieces.Hold
+	holds  int    // uses of buf outside of the lock: see Pieces.Hold
 	closed bool
 }
 

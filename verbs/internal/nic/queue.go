@@ -18,7 +18,7 @@ type SendSlot struct {
 	RemoteAddr uint64
 	CompareAdd uint64
 	Swap       uint64
-	Length     uint64 // of the message, bytes
+	Length     uint64 // length of the message, bytes
 	Opcode     verbs.Opcode
 	Flags      verbs.SendFlags
 	Imm        uint32
@@ -30,7 +30,7 @@ type SendSlot struct {
 	VendorErr uint32
 	Status    verbs.Status // once executed: how it ended
 	Local     bool         // once executed: decided on this side, so no acknowledgement has to arrive
-	Result    uint64       // of an atomic: the value found
+	Result    uint64       // atomic: the value found
 	Mark      int64        // a time, or a number of the wire
 }
 

@@ -11,8 +11,8 @@ type answer struct {
 	sent     uint64 // packets sent so far
 	packets  uint64 // packets in all
 	addr     uint64 // of a read
-	length   uint64 // of a read, bytes
-	original uint64 // of an atomic: what it found
+	length   uint64 // read: bytes
+	original uint64 // atomic: the value found
 	rkey     uint32 // of a read
 	atomic   bool
 	again    bool // the peer has asked for it again

@@ -162,7 +162,7 @@ func (q *QP) goBack(from seq) {
 func (q *QP) receiverNotReady(s seq, timer uint8) {
 	t := &q.req.timers
 	if q.now < t.rnr || q.req.at(s).state == lost {
-		return // of a packet that left before the one that was answered first, or a copy
+		return // a packet that left before the one that was answered first, or a copy
 	}
 	if q.Attr.RNRRetry != verbs.RNRRetryForever {
 		if t.rnrTries >= int(q.Attr.RNRRetry) {

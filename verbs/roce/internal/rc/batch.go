@@ -8,7 +8,7 @@ import (
 type Packet struct {
 	before  [8]byte // room for pad and ICRC of the packet before this one: see Trailer
 	Header  [wire.MaxHeader]byte
-	Len     uint8 // of the header
+	Len     uint8 // length of the header
 	Pad     uint8 // bytes of zeros behind the payload
 	Payload []byte
 }

@@ -44,14 +44,14 @@ type QP struct {
 	cfg   Config
 	shift uint  // the logarithm of the path MTU in bytes
 	ours  bool  // the peer is an end of this package
-	now   int64 // of the call under way, nanoseconds
+	now   int64 // the time of the call under way, nanoseconds
 	turn  bool  // requests come before answers in the next batch
 	// announcing is set while requests that are sent for the first time announce this end.
 	announcing bool
 
 	req     requester
 	resp    responder
-	limiter limiter // of both
+	limiter limiter // for req and resp together
 	stats   Stats
 	done    nic.Completion // on its way to the sink
 }
@@ -61,8 +61,8 @@ type Stats struct {
 	Sent       uint64 // packets of requests and answers, without acknowledgements
 	Received   uint64 // the same
 	Resent     uint64 // packets that were sent again
-	Timeouts   uint64 // of the acknowledgement timer
-	Probes     uint64 // of a lost tail
+	Timeouts   uint64 // acknowledgement timeouts
+	Probes     uint64 // probes for a lost tail
 	NAKs       uint64 // received, other than RNR NAKs
 	RNRNAKs    uint64 // received
 	Duplicates uint64 // packets received that were carried out before

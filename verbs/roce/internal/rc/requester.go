@@ -14,12 +14,12 @@ import (
 // Invariant: una <= next <= end, and next-una <= len(track). Each number from una to next-1 is
 // flying, kept, lost or done; flying and lost are counted. una is not done.
 type requester struct {
-	first seq // of the connection
+	first seq // the first number of the connection
 	una   seq // the oldest number that is not done
 	next  seq // the first one that was never sent
 	end   seq // one past the last packet of the last request posted
 
-	track  []track // of the numbers from una to next-1, by their low bits
+	track  []track // the numbers from una to next-1, indexed by their low bits
 	flying int     // numbers under way
 	lost   int     // numbers to be sent again
 	resend seq     // no number before it is lost
@@ -233,7 +233,7 @@ func (q *QP) sendNext(b *Batch) bool {
 	}
 	r.flying += n
 	if r.next == sp.end {
-		r.sending++ // at once: its slot may be in use again when the next request is sent
+		r.sending++ // before the next send, when its slot may be in use again
 	}
 	return true
 }
@@ -345,7 +345,7 @@ func (q *QP) wantsAck(s *nic.SendSlot, n seq, isLast bool) bool {
 	if q.ours {
 		every = min(ackEvery, max(r.window.size(q)/4, 1)) // so that it comes even if the window shrinks
 	}
-	if q.limiter.rate != 0 { // and within a timeout
+	if q.limiter.rate != 0 { // often enough for the acknowledgement timeout
 		every = min(every, q.limiter.packetsIn(ackWithin, q.mtu()))
 	}
 	r.quiet++

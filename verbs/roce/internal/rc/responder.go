@@ -12,7 +12,7 @@ import (
 // Invariant: everything before expected was carried out, once, and nothing behind it. While silent,
 // a NAK for expected was sent or is due, and packets ahead of it are dropped without another NAK.
 type responder struct {
-	first    seq // of the connection
+	first    seq // the first number of the connection
 	expected seq
 	msn      uint32 // messages carried out
 	message  message
@@ -35,7 +35,7 @@ type responder struct {
 type message struct {
 	kind   messageKind
 	at     uint64 // bytes that have arrived
-	length uint64 // of a WRITE
+	length uint64 // length of a WRITE
 	addr   uint64
 	rkey   uint32
 }
@@ -87,7 +87,7 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 		q.requestAnnounces(h, s)
 	}
 	switch {
-	case s < r.first: // of another connection, or the ends do not agree on where this one begins
+	case s < r.first: // another connection's, or the ends do not agree on where this one begins
 		q.stats.Unexpected++
 		return
 	case s < r.expected:
@@ -286,7 +286,7 @@ func (q *QP) receiveWrite(h *wire.Header, payload []byte) {
 		return
 	}
 	if begins {
-		if length != 0 && !h.Opcode.IsOnly() { // of one packet, the range is that of its payload
+		if length != 0 && !h.Opcode.IsOnly() { // a single packet's range is that of its payload
 			if _, ok := q.RemoteSlice(h.RKey, h.Addr, length, verbs.AccessRemoteWrite); !ok {
 				q.deny(wire.NakRemoteAccess)
 				return

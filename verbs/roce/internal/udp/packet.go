@@ -75,8 +75,8 @@ type Stats struct {
 
 // PathMTU is the size of datagrams that fit the path to a destination, in bytes.
 type PathMTU struct {
-	IP      int // of a whole IP packet
-	Payload int // of UDP payload
+	IP      int // the largest IP packet
+	Payload int // the largest UDP payload
 }
 
 // pathMTU is the PathMTU of IP packets of so many bytes.

@@ -29,7 +29,7 @@ type Batch struct {
 	more      bool
 
 	conn    *Conn
-	size    int    // of a buffer
+	size    int    // size of a buffer
 	buffers []byte // size for each message
 	names   []byte // unix.SizeofSockaddrInet6 for each message
 	control []byte // recvControl for each message

@@ -37,7 +37,7 @@ type Header struct {
 	// RETH: READ requests, and WRITE first and only. Addr and RKey of atomic requests too.
 	Addr   uint64
 	RKey   uint32
-	Length uint32 // of the message, in bytes
+	Length uint32 // length of the message, in bytes
 
 	// AtomicETH: atomic requests.
 	SwapAdd uint64
