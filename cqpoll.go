@@ -197,6 +197,10 @@ func (c *VirtualCQ) progress(out *sink) {
 		q.touched = false
 		q.progress(out)
 	}
+	if len(c.touched) == n { // the usual case, without the call that copy is
+		c.touched = c.touched[:0]
+		return
+	}
 	c.touched = c.touched[:copy(c.touched, c.touched[n:])]
 }
 

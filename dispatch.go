@@ -70,7 +70,12 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 		if r.fragments&(fragmentSpan-1) == 0 && s.logs && r.left != 0 {
 			return false // their ids could not be told apart: see sendReq.index
 		}
-		rl := s.pick(r)
+		var rl *rail // as pick says, without the call (16 fragments: 3 %)
+		if s.rails.abilities == nil {
+			rl = s.rails.pick()
+		} else {
+			rl = s.rails.pickAble(min(uint64(s.rails.maxFragment), r.length-r.offset))
+		}
 		if rl == nil {
 			return false
 		}

@@ -204,11 +204,11 @@ func (s *railSet) limitTo(credits int) {
 
 // take counts a slot of a rail that has room as in use.
 func (s *railSet) take(rl *rail) {
+	rl.inUse++
 	if rl.role != failover.Data {
-		rl.inUse++
 		return
 	}
-	s.takeData(rl)
+	s.free--
 	if s.abilities != nil {
 		rl.ability.Add(0)
 	}
@@ -236,12 +236,8 @@ func (s *railSet) giveData(rl *rail, waiting, ok bool) {
 	if waiting {
 		s.lastFreed = rl
 	}
-	switch {
-	case s.abilities == nil:
-	case ok:
-		rl.ability.Done()
-	default:
-		rl.ability.Fail()
+	if s.abilities != nil {
+		rl.ability.End(ok)
 	}
 }
 

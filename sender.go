@@ -157,8 +157,11 @@ func (r *sendReq) flushUnlessFailed() {
 // waiting reports whether the data of a request waits for free slots.
 func (s *sender) waiting() bool { return s.next != s.win.Tail }
 
-// busy reports whether a progress may find something to stage or to post.
-func (s *sender) busy() bool { return s.next != s.win.Tail || s.finals != 0 || s.blocked }
+// busy reports whether a progress may find something to stage or to post: data that waits, a final
+// message that has come due, or what a queue pair has refused for now.
+func (s *sender) busy() bool {
+	return s.next != s.win.Tail || s.finalsPosted != s.dataDone || s.blocked
+}
 
 // resolve finds the live request that a work-request id belongs to.
 func (s *sender) resolve(id uint64) (n uint64, ok bool) {

@@ -96,7 +96,7 @@ func (s *stations) complete() int {
 	}
 	if s.rails != nil {
 		r := s.rails.Rail(first)
-		r.Done()
+		r.End(true)
 		if err := r.Check(len(s.queue[first])); err != nil {
 			s.t.Fatal(err)
 		}

@@ -87,8 +87,17 @@ func (r *Rail) begin(now time.Time, fresh bool) {
 	r.began, r.fresh, r.rest, r.moved, r.left = now, fresh, 0, 0, r.every
 }
 
-// Done counts the oldest work request as complete.
-func (r *Rail) Done() {
+// End counts the oldest work request as complete. One that ended without success, or never began,
+// tells nothing of the rail.
+func (r *Rail) End(success bool) {
+	if success {
+		r.done()
+	} else {
+		r.fail()
+	}
+}
+
+func (r *Rail) done() {
 	size := uint64(r.sizes.Pop())
 	r.load -= size + messageCost
 	if size < r.least {
@@ -141,8 +150,7 @@ func (r *Rail) believe(seen float64) {
 	r.cost += (min(seen, 2*r.cost) - r.cost) / 4
 }
 
-// Fail counts the oldest work request as ended without success, or never begun: that tells nothing.
-func (r *Rail) Fail() {
+func (r *Rail) fail() {
 	size := uint64(r.sizes.Pop())
 	r.load -= size + messageCost
 	if size >= r.least {

@@ -16,17 +16,17 @@ func TestAbilityOfFailures(t *testing.T) {
 	for range 8 {
 		a.Add(1 << 20)
 	}
-	a.Fail()
-	a.Done() // the time of a failure may lie in what it took
+	a.End(false)
+	a.End(true) // the time of a failure may lie in what it took
 	for range 6 {
-		a.Fail()
+		a.End(false)
 	}
 	a.Add(100)
 	a.Add(1 << 20)
-	if a.Fail(); a.large != 1 {
+	if a.End(false); a.large != 1 {
 		t.Errorf("%d large fragments are left, want 1", a.large)
 	}
-	a.Fail()
+	a.End(false)
 	if a.cost != 0 || a.load != 0 || a.large != 0 || a.sizes.Len() != 0 {
 		t.Errorf("%+v", a)
 	}
@@ -42,11 +42,11 @@ func TestAbilityLeavesNothing(t *testing.T) {
 		if a.sizes.Len() == 0 || rng.IntN(2) == 0 {
 			a.Add(uint64(rng.IntN(2 * largeFragment)))
 		} else {
-			a.Done()
+			a.End(true)
 		}
 	}
 	for a.sizes.Len() != 0 {
-		a.Done()
+		a.End(true)
 	}
 	if a.load != 0 || a.large != 0 || a.cost <= 0 {
 		t.Errorf("left: %+v", a)
@@ -99,7 +99,7 @@ func TestAbilityMeasures(t *testing.T) {
 					a.Add(s.add)
 				}
 				if s.times == 0 {
-					a.Done()
+					a.End(true)
 				}
 			}
 			if math.Abs(a.cost-c.cost) > 1e-9 {
@@ -116,7 +116,7 @@ func TestAbilityRestsAfterNothing(t *testing.T) {
 	a := NewRails(1, 1<<20, clock).Rail(0)
 	for range 17 {
 		a.Add(largeFragment)
-		a.Done()
+		a.End(true)
 	}
 	if looks != 2 {
 		t.Errorf("the clock was read %d times for 17 fragments", looks)
@@ -139,7 +139,7 @@ func TestAbilityBelieves(t *testing.T) {
 		a.cost, a.idle = c.cost, c.idle
 		a.Add(1 << 20)
 		now = now.Add(time.Duration(c.seen * (1 << 20)))
-		a.Done()
+		a.End(true)
 		if math.Abs(a.cost-c.want) > 1e-6 || a.idle != 0 {
 			t.Errorf("idle for %d fragments, %v and then %v: a byte costs %v, want %v", c.idle, c.cost,
 				c.seen, a.cost, c.want)

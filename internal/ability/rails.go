@@ -3,9 +3,9 @@
 // queue pair, and no clock but the one that it is given.
 //
 // The caller reports each work request of a rail when it is staged ([Rail.Add]) and when it ends
-// ([Rail.Done], [Rail.Fail]), in order. It asks [Rails.Alike] and [Rails.Soonest] where the next
-// fragment goes, and reports the choice with [Rails.Passed]. Nothing here calls the caller, except
-// to read the clock.
+// ([Rail.End]), in order. It asks [Rails.Alike] and [Rails.Soonest] where the next fragment goes,
+// and reports the choice with [Rails.Passed]. Nothing here calls the caller, except to read the
+// clock.
 //
 // A Rails is owned by one goroutine at a time.
 package ability
