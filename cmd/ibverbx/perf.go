@@ -26,11 +26,13 @@ func groups() []kong.Group {
 type perfCmd struct {
 	Host connectFlag `arg:"" optional:"" placeholder:"HOST" help:"As --connect: the host that listens."`
 
-	Params bench.Params `embed:""`
+	// The order is that of the headings in --help.
+
 	choiceFlags
 	nicFlags
 	connFlags
 	meetFlags
+	Params bench.Params `embed:""`
 	outFlags
 	habits
 

@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,9 +41,7 @@ func (f *Fault) UnmarshalText(text []byte) (err error) {
 // faultKind is a row of the table of faults.
 type faultKind struct {
 	name, help string
-	keys       string // those that it understands, beside msg and at
-	nic, rail  int    // which it strikes where no key says so; -1 for none
-	lasts      time.Duration
+	keys       string // that it understands, beside msg and at, with what holds where they are not given
 	strike     func(c *pair, f *Fault) (*struck, error)
 }
 
@@ -50,17 +50,22 @@ type faultKind struct {
 // line follow from the row.
 func faultKinds() []faultKind {
 	return []faultKind{
-		{"kill-qp", "a queue pair goes to ERR", "rail end", -1, 0, 0, killQP},
-		{"nic-down", "a NIC fails permanently, or works again after for=", "nic end for", 0, -1, 0, nicDown},
-		{"link-down", "a NIC's link goes down permanently", "nic end", 0, -1, 0, linkDown},
-		{"link-flap", "a NIC's link goes down, and up again after for=", "nic end for", 0, -1,
-			20 * time.Millisecond, linkDown},
-		{"slow", "a NIC and its peer become by= times slower", "nic by for", 0, -1, 0, slowNIC},
+		{"kill-qp", "a queue pair goes to ERR", "rail=0 end", killQP},
+		{"nic-down", "a NIC fails permanently, or works again after for=", "nic=0 end for", nicDown},
+		{"link-down", "a NIC's link goes down permanently", "nic=0 end", linkDown},
+		{"link-flap", "a NIC's link goes down, and up again after for=", "nic=0 end for=20ms", linkDown},
+		{"slow", "a NIC and its peer become by= times slower", "nic=0 by=10 for", slowNIC},
 	}
 }
 
 // all is the keys that it understands.
-func (k *faultKind) all() []string { return append(strings.Fields(k.keys), "msg", "at") }
+func (k *faultKind) all() (keys []string) {
+	for _, key := range strings.Fields(k.keys) {
+		key, _, _ = strings.Cut(key, "=")
+		keys = append(keys, key)
+	}
+	return append(keys, "msg", "at")
+}
 
 func (f *Fault) kind() *faultKind {
 	for _, k := range faultKinds() {
@@ -76,8 +81,15 @@ func FaultHelp() string {
 	var b strings.Builder
 	for _, k := range faultKinds() {
 		var keys []string
-		for _, key := range k.all() {
-			keys = append(keys, key+k.initially(key))
+		for _, key := range strings.Fields(k.keys + " msg at") {
+			key, usual, _ := strings.Cut(key, "=")
+			if key == "for" {
+				usual = cmp.Or(usual, "permanently")
+			}
+			if usual != "" {
+				key += " [" + usual + "]"
+			}
+			keys = append(keys, key)
 		}
 		fmt.Fprintf(&b, "  %-14s %s (keys: %s)\n", k.name, k.help, strings.Join(keys, ", "))
 	}
@@ -92,39 +104,24 @@ func FaultNames() (names []string) {
 	return names
 }
 
-// initially is the value of a key that is not given, in brackets,
-// where it is not the same for all kinds.
-func (k *faultKind) initially(key string) string {
-	switch {
-	case key == "nic" && k.nic >= 0:
-		return fmt.Sprintf(" [%d]", k.nic)
-	case key == "rail" && k.rail >= 0:
-		return fmt.Sprintf(" [%d]", k.rail)
-	case key == "by":
-		return fmt.Sprintf(" [%d]", defaultBy)
-	case key == "for" && k.lasts > 0:
-		return fmt.Sprintf(" [%v]", k.lasts)
-	case key == "for":
-		return " [permanently]"
-	}
-	return ""
-}
-
-// How many times slower a NIC becomes, and at most.
-const (
-	defaultBy = 10
-	mostBy    = 1000
-)
+// mostBy is how many times slower a NIC becomes at most.
+const mostBy = 1000
 
 // ParseFault reads a fault.
 func ParseFault(text string) (Fault, error) {
 	name, where, located := strings.Cut(text, "@")
-	f := Fault{Kind: name, End: "a", Message: 100, By: defaultBy, text: text}
+	f := Fault{Kind: name, End: "a", NIC: -1, Rail: -1, Message: 100, text: text}
 	k := f.kind()
 	if k == nil {
 		return f, fmt.Errorf("fault %q: have %s", name, strings.Join(FaultNames(), ", "))
 	}
-	f.NIC, f.Rail, f.For = k.nic, k.rail, k.lasts
+	for _, key := range strings.Fields(k.keys) {
+		if key, usual, ok := strings.Cut(key, "="); ok {
+			if err := f.set(key, usual); err != nil {
+				panic(err) // the row is wrong
+			}
+		}
+	}
 	if !located {
 		return f, nil
 	}
@@ -149,43 +146,43 @@ func ParseFault(text string) (Fault, error) {
 	return f, nil
 }
 
+// set reads the value of a key.
 func (f *Fault) set(key, value string) error {
-	if key == "end" {
-		if f.End = value; value != "a" && value != "b" {
+	number := func(to *int, least, most int) (err error) {
+		if *to, err = strconv.Atoi(value); err != nil || *to < least || *to > most {
+			if most == math.MaxInt {
+				return fmt.Errorf("%q: want a number, %d or more", value, least)
+			}
+			return fmt.Errorf("%q: want a number, %d to %d", value, least, most)
+		}
+		return nil
+	}
+	duration := func(to *time.Duration) (err error) {
+		if *to, err = time.ParseDuration(value); err != nil || *to <= 0 {
+			return fmt.Errorf("%q: want a duration above 0 such as 20ms", value)
+		}
+		return nil
+	}
+	switch key {
+	case "end":
+		if f.End = value; value != endName(0) && value != endName(1) {
 			return fmt.Errorf("%q: want a, the initiator, or b", value)
 		}
 		return nil
-	}
-	if key == "for" || key == "at" {
-		d, err := time.ParseDuration(value)
-		if err != nil || d <= 0 {
-			return fmt.Errorf("%q: want a duration above 0 such as 20ms", value)
-		}
-		if key == "at" {
-			f.At = d
-		} else {
-			f.For = d
-		}
-		return nil
-	}
-	n, err := strconv.Atoi(value)
-	if key == "by" && (err != nil || n < 2 || n > mostBy) {
-		return fmt.Errorf("%q: want a number, 2 to %d", value, mostBy)
-	}
-	if err != nil || n < 0 {
-		return fmt.Errorf("%q: want a number, 0 or more", value)
-	}
-	switch key {
-	case "nic":
-		f.NIC = n
-	case "rail":
-		f.Rail = n
-	case "msg":
-		f.Message = n
+	case "at":
+		return duration(&f.At)
+	case "for":
+		return duration(&f.For)
 	case "by":
-		f.By = n
+		return number(&f.By, 2, mostBy)
+	case "nic":
+		return number(&f.NIC, 0, math.MaxInt)
+	case "rail":
+		return number(&f.Rail, 0, math.MaxInt)
+	case "msg":
+		return number(&f.Message, 0, math.MaxInt)
 	}
-	return nil
+	return fmt.Errorf("key %q has no value", key)
 }
 
 // check says whether the run has what the fault is to strike.
