@@ -39,7 +39,7 @@ func Free[T Element](ctx context.Context, pe *PE, s Sym[T]) error {
 // request is one PE's call of Alloc or Free.
 type request struct {
 	n, size int    // elements, and bytes of each
-	off     uint64 // of Free: where the block is
+	off     uint64 // Free: the block's offset
 }
 
 // requestBytes is the length of an encoded request.

@@ -17,7 +17,7 @@ type assembly struct {
 	length int      // of the message, bytes; 0 for none
 	got    int      // bytes that have arrived
 	req    *Request // the receive that matched, into whose buffers they go
-	in     *inbound // where they are kept until one matches
+	in     *inbound // the message kept until a receive matches
 }
 
 // arrived handles this package's active messages.
@@ -244,7 +244,7 @@ func (e *Endpoint) arrivedDone(id uint32) error {
 // inbound is a message that waits for a receive: eager, in blocks, or announced, with the
 // description of its memory in a block.
 type inbound struct {
-	ep        *Endpoint // where it came from
+	ep        *Endpoint // the sender
 	match     entry     // in matching.unexpected
 	own       entry     // in Endpoint.kept
 	length    int       // of the message, bytes
@@ -253,7 +253,7 @@ type inbound struct {
 	announced bool      // the message lies at the sender
 	count     int       // pieces of memory of an announced message
 	got       int       // bytes of an eager message that have arrived
-	fragments int       // of an eager message that have arrived, each of which holds a place
+	fragments int       // fragments of an eager message that have arrived; each holds a place
 	head      *block
 	tail      *block
 	next      *inbound // in inboundPool
@@ -282,8 +282,8 @@ func (in *inbound) keep(p *blockPool, data []byte) {
 // inboundPool keeps inbounds for use again.
 type inboundPool struct {
 	free  *inbound
-	count int // of free ones
-	most  int // that are kept: Config.MaxUnexpected
+	count int // free ones
+	most  int // the most that are kept: Config.MaxUnexpected
 }
 
 // get is an inbound that is not used, or a new one.

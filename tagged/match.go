@@ -5,7 +5,7 @@ import "ibverbx/internal/list"
 // entry is the part of a waiting receive, or of a waiting message, that matching uses.
 type entry struct {
 	tag, mask uint64 // the mask of a message is Exact
-	seq       uint64 // of receives: the order in which they were posted
+	seq       uint64 // receives: the order in which they were posted
 
 	bucket   *list.List[entry] // of hashTable, while the entry is in one
 	inBucket list.Link[entry]

@@ -14,8 +14,8 @@ type reading struct {
 	e      *Endpoint
 	req    *Request // the receive that it is for
 	id     uint32   // the sender's number for the message
-	memory memory   // where the message lies at the sender
-	pins   pinList  // where it goes
+	memory memory   // the message's memory at the sender
+	pins   pinList  // the memory that it is read into
 	inList list.Link[reading]
 	readCursor
 }

@@ -12,7 +12,7 @@ import (
 type Info struct {
 	Tag    uint64
 	Length int       // bytes that the sender has sent, also where the receive was too short for them
-	Source *Endpoint // where it came from; nil for sends, and for receives that nothing has matched
+	Source *Endpoint // the sender; nil for sends, and for receives that nothing has matched
 }
 
 // Request is a send or a receive in progress. It is safe for concurrent use, except Free. It must
@@ -44,7 +44,7 @@ type Request struct {
 type sendState struct {
 	ep      *Endpoint
 	kind    sendKind
-	matched bool   // of sendSync: the notice came before all of the message had gone out
+	matched bool   // sendSync: the notice came before the whole message had gone out
 	id      uint32 // in Endpoint.waiting; 0 for none
 	sent    int    // bytes that have gone out in fragments
 }

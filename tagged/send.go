@@ -257,10 +257,10 @@ func (t *sendTable) remove(r *Request) {
 // Invariant: between posts src is clear, and from and batch.first are nil: nothing refers to the
 // program's memory.
 type outgoing struct {
-	hdr     [maxHeader]byte // of the active message
+	hdr     [maxHeader]byte // the active message's header
 	short   [256]byte       // payload of an active message that is sent inline
 	scratch []byte          // payload of an announcement
-	src     pieces          // what goes out, where that is not a request's own pieces
+	src     pieces          // what goes out, if not a request's own pieces
 	from    *pieces         // what pack copies from
 	left    int             // bytes that pack copies
 	batch   batch

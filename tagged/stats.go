@@ -19,8 +19,8 @@ type Stats struct {
 	UnexpectedBytes int `json:"unexpected_bytes"` // memory that they take
 	Leftover        int `json:"leftover"`         // fragments, of these, of endpoints that were closed
 	SpareBytes      int `json:"spare_bytes"`      // memory that is kept for such messages
-	Requests        int `json:"requests"`         // that are not done
-	SpareRequests   int `json:"spare_requests"`   // that are kept for use again
+	Requests        int `json:"requests"`         // requests that are not done
+	SpareRequests   int `json:"spare_requests"`   // requests kept for reuse
 	// RequestsMade is how many requests were allocated: none any more once the pool is warm, where
 	// requests are freed.
 	RequestsMade   uint64 `json:"requests_made"`

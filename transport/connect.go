@@ -103,7 +103,7 @@ type Card struct {
 	Version    int                  `json:"version"` // of the wire format: 2
 	QP         ibverbx.BusinessCard `json:"qp"`
 	AMBuffers  int                  `json:"am_buffers"`      // receive buffers for active messages
-	BufferSize int                  `json:"buffer_size"`     // of each, bytes
+	BufferSize int                  `json:"buffer_size"`     // bytes of each buffer
 	Handlers   uint64               `json:"handlers,string"` // set of the ids that have a handler
 	Flush      ibverbx.RemoteMR     `json:"flush"`           // memory that a remote flush reads
 }

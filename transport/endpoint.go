@@ -60,7 +60,7 @@ type conn struct {
 	last     *ibverbx.Stats
 	maxAM    int              // longest active message that the peer takes, with its headers; 0 until Connect
 	handlers uint64           // set of the ids that the peer has a handler for
-	flush    ibverbx.RemoteMR // what remote flushes and probes read
+	flush    ibverbx.RemoteMR // the peer's memory that remote flushes and probes read
 }
 
 // connected reports whether Connect has ever succeeded.
@@ -131,7 +131,7 @@ type Limits struct {
 	PutShort int
 	PutBcopy int
 	GetBcopy int
-	Pieces   int // of registered memory in one active message by zcopy
+	Pieces   int // pieces of registered memory in one active message by zcopy
 }
 
 // Limits returns how long the data of each operation may be, once the endpoint is connected.

@@ -17,8 +17,8 @@ import (
 type Message struct {
 	_      guard.NoCopy
 	peer   *peerState
-	slot   uint32 // of its buffer
-	length uint32 // of all that has arrived, bytes
+	slot   uint32 // slot of its buffer
+	length uint32 // everything that has arrived, bytes
 	header uint8  // length of the sender's header in that
 	id     AMID
 	state  messageState
@@ -160,7 +160,7 @@ func (p *peerState) postBuffers() error {
 type receiving struct {
 	messages []Message // by the slot of their receive buffer
 	toRepost []uint32  // slots of the buffers to post again
-	bytes    uint64    // of the active messages that have arrived, without the transport's headers
+	bytes    uint64    // bytes of the active messages that have arrived, without the transport's headers
 	// attempt counts the attempts to connect that failed with receives posted. Those were flushed;
 	// their completions have another number in their ids and are dropped.
 	attempt uint16

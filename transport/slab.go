@@ -17,10 +17,10 @@ type slab struct {
 	mem    []byte
 	buffer int    // size of a buffer of either kind, bytes
 	stride uint64 // from one buffer to the next
-	own    uint64 // where its own bounce buffers begin
-	cells  uint64 // where the cells begin
-	mask   uint64 // how many cells there are, less one: they are a power of two
-	words  uint64 // where the scratch words begin, one for each rail
+	own    uint64 // offset of its own bounce buffers
+	cells  uint64 // offset of the cells
+	mask   uint64 // the number of cells less one: they are a power of two
+	words  uint64 // offset of the scratch words, one for each rail
 }
 
 // newSlab registers the memory for so many receive buffers, operations and rails.

@@ -50,7 +50,7 @@ type Stats struct {
 	Gets          uint64 `json:"gets"`
 	GetBytes      uint64 `json:"get_bytes"`
 	Atomics       uint64 `json:"atomics"`
-	AtomicsLost   uint64 `json:"atomics_lost"` // that ended with ErrAtomicLost
+	AtomicsLost   uint64 `json:"atomics_lost"` // atomics that ended with ErrAtomicLost
 	RailsLost     uint64 `json:"rails_lost"`   // queue pairs, while their endpoint went on
 	RailsBack     uint64 `json:"rails_back"`   // queue pairs that were lost, and are in service again
 	Control       uint64 `json:"control"`      // messages of the transport itself
@@ -59,7 +59,7 @@ type Stats struct {
 	PendingNow    int    `json:"pending_now"`  // endpoints with requests in their queue, now
 	Probes        uint64 `json:"probes"`       // reads that probe silent peers
 	Failures      uint64 `json:"failures"`     // endpoints that failed, or whose peer closed
-	Violations    uint64 `json:"violations"`   // of these, by what the peer sent
+	Violations    uint64 `json:"violations"`   // of these, because the peer broke the protocol
 	BounceTotal   int    `json:"bounce_total"` // bounce buffers
 	BounceFree    int    `json:"bounce_free"`  // of these, now
 	// completions that fit no operation or receive, and were dropped
@@ -106,7 +106,7 @@ type EndpointStats struct {
 	ReceivedBytes uint64 `json:"received_bytes"`
 
 	Outstanding int `json:"outstanding"` // operations
-	Limit       int `json:"limit"`       // how many there may be
+	Limit       int `json:"limit"`       // the most that may be outstanding
 	Credits     int `json:"credits"`     // active messages that the peer has room for
 	Owed        int `json:"owed"`        // credits to give back to the peer
 	Pending     int `json:"pending"`     // requests in the queue

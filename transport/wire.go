@@ -30,7 +30,7 @@ const (
 type header struct {
 	kind    wireKind
 	id      AMID
-	length  uint8 // of the user's header
+	length  uint8 // length of the user's header
 	credits uint16
 }
 

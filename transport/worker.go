@@ -31,7 +31,7 @@ type Worker struct {
 	round     round
 	cq        *ibverbx.VirtualCQ
 	bounce    *bouncePool
-	flushArea *ibverbx.MR // what the remote flushes of peers read
+	flushArea *ibverbx.MR // the memory that the remote flushes of peers read
 	endpoints endpointTable
 	handlers  handlerTable
 	templates templates

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// ErrConfig is what is wrong with a [Config], or an argument. Test with errors.Is.
+// ErrConfig marks errors of a wrong [Config] or argument. Test with errors.Is.
 var ErrConfig = errors.New("invalid configuration")
 
 // Config says where etcd is. Endpoints are required.
@@ -21,14 +21,14 @@ type Config struct {
 	// TLS says whom to trust, and which certificate to show. Nil is no TLS, or for https:// that of
 	// a web browser.
 	TLS *tls.Config
-	// Username and Password are for an etcd that asks for them; empty otherwise.
+	// Username and Password are for an etcd that requires them; empty otherwise.
 	Username, Password string
 	// Prefix is put before all keys, for an etcd that others use as well, and where a user may
 	// write a part of it alone.
 	Prefix string
 
-	// Lease is how long what this process has put outlives it if it is killed; 0 means 10 seconds.
-	// In whole seconds, at least 2; etcd may take more.
+	// Lease is how long the values of this process outlive it if it is killed; 0 means 10 seconds.
+	// In whole seconds, at least 2; etcd may take longer.
 	Lease time.Duration
 	// Wait is how long Open waits for etcd to answer; 0 means 10 seconds.
 	Wait time.Duration
@@ -41,7 +41,8 @@ const (
 	defaultWait  = 10 * time.Second
 )
 
-// withDefaults returns c with zero fields replaced, or what is wrong with it.
+// withDefaults returns c with defaults in place of zero fields, or an error that names the wrong
+// field.
 func (c Config) withDefaults() (Config, error) {
 	if len(c.Endpoints) == 0 {
 		return c, invalid("no Endpoints: name etcd's members, as in \"etcd:2379\"")

@@ -31,8 +31,8 @@ func (s *Store) grant(ctx context.Context) (<-chan *clientv3.LeaseKeepAliveRespo
 	return s.client.KeepAlive(s.ctx, granted.ID)
 }
 
-// keep keeps a lease, and takes another where it is lost: etcd was not there for longer, or this
-// process had no time.
+// keep keeps the lease alive. If the lease has expired, because etcd was away for longer or this
+// process had no time, it takes a new one.
 func (s *Store) keep(alive <-chan *clientv3.LeaseKeepAliveResponse) {
 	for {
 		select {
@@ -77,8 +77,8 @@ func (s *Store) renew() <-chan *clientv3.LeaseKeepAliveResponse {
 	}
 }
 
-// restore puts again what the lost lease has taken with it. What somebody else has put there since
-// stays. It fails only if the new lease is lost as well, or the store ends.
+// restore puts again the values that the lost lease has taken with it. A value that somebody else
+// has put there since stays. It fails only if the new lease is lost as well, or the store ends.
 func (s *Store) restore() error {
 	s.mu.Lock()
 	mine := make(map[string]string, len(s.mine))
@@ -117,9 +117,9 @@ func (s *Store) has(name, value string) bool {
 	return s.mine[name] == value
 }
 
-// claim puts a value where there is none, and says which there is in the end. The same value under
-// another lease than the present one is this process's own, from before, and is put again: that
-// lease ends.
+// claim puts a value if there is none, and returns the value that is there in the end. If the same
+// value is there under an earlier lease, it is this process's own and is put again: that lease
+// ends.
 func (s *Store) claim(ctx context.Context, name, value string) (there string, err error) {
 	lease := s.leased()
 	put := clientv3.OpPut(name, value, clientv3.WithLease(lease))

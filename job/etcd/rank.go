@@ -22,7 +22,7 @@ func (s *Store) Rank(ctx context.Context, job string, size int) (rank int, err e
 	}
 	what := fmt.Sprintf("rank in job %.40q of %d processes", job, size)
 	prefix := s.cfg.Prefix + "/ibverbx/rank/" + url.PathEscape(job) + "/"
-	host, _ := os.Hostname() // for who looks at the keys
+	host, _ := os.Hostname() // for people who look at the keys
 	me := fmt.Sprintf("%s, pid %d (%s)", host, os.Getpid(), rand.Text())
 	full := ""
 	err = s.retry(ctx, what, func() error {

@@ -37,7 +37,7 @@ type Store struct {
 
 	mu    sync.Mutex
 	lease clientv3.LeaseID
-	mine  map[string]string // what this process has put, to put it again if the lease is lost
+	mine  map[string]string // the values of this process, to put them again if the lease is lost
 }
 
 var _ job.Store = (*Store)(nil)
@@ -146,7 +146,7 @@ func (s *Store) await(ctx context.Context, name string, after int64, options ...
 	defer cancel() // ends the watch
 	for seen := range s.client.Watch(ctx, name, append(options, clientv3.WithRev(after+1))...) {
 		if err := seen.Err(); err != nil {
-			if seen.CompactRevision != 0 { // what has happened meanwhile is forgotten
+			if seen.CompactRevision != 0 { // the events of the meantime are forgotten
 				return nil, errAgain
 			}
 			return nil, err
@@ -194,7 +194,7 @@ func passing(err error) bool {
 		errors.Is(err, rpctypes.ErrLeaseNotFound) // keep takes another
 }
 
-// explain says what was asked and what stands between.
+// explain adds the request, and what prevents it, to an error.
 func (s *Store) explain(ctx context.Context, what string, err error) error {
 	where := strings.Join(s.cfg.Endpoints, ", ")
 	last := s.link.why()
@@ -211,7 +211,7 @@ func (s *Store) explain(ctx context.Context, what string, err error) error {
 	return fmt.Errorf("etcd: %s at %s: %w", what, where, err)
 }
 
-// parting is how long Close waits for etcd.
+// parting is the time that Close waits for etcd.
 const parting = time.Second
 
 // Close takes back what this process has put, and ends the connections. An etcd that does not
