@@ -266,21 +266,6 @@ func (w *watcher) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// TestConnectWithoutAListener connects to a port where nothing listens.
-func TestConnectWithoutAListener(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	l.Close()
-	code, _, errs := command(t, "perf --provider left --connect "+address)
-	if code != exitFailed || !strings.Contains(errs, "connection refused") ||
-		!strings.Contains(errs, "ibverbx perf --listen") {
-		t.Errorf("exit %d, stderr %q", code, errs)
-	}
-}
-
 // TestConnectToNoHost shows that what fails before anybody can refuse it asks for no listening end.
 func TestConnectToNoHost(t *testing.T) {
 	for _, args := range []string{"perf --provider left --connect", "perftest ib_write_bw --provider roce"} {
@@ -319,19 +304,6 @@ func TestListenStrangers(t *testing.T) {
 		if !strings.Contains(errsB, want) {
 			t.Errorf("no %q in %s", want, errsB)
 		}
-	}
-}
-
-// TestRealInOneProcess measures between two ends that share the NICs of a provider.
-func TestRealInOneProcess(t *testing.T) {
-	code, out, errs := command(t, "perf --provider left"+quick)
-	if code != exitOK || !strings.Contains(out, "in this process, each with 2 left NICs") ||
-		!strings.Contains(out, "copy()") {
-		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
-	}
-	code, out, errs = command(t, "perf --provider left -d soft1 --op send --mode lat"+quick)
-	if code != exitOK || !strings.Contains(out, "each with 1 left NIC of 4") {
-		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 }
 

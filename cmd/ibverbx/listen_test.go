@@ -98,32 +98,6 @@ func connects(t *testing.T, address, args string) {
 	}
 }
 
-// TestListenSilentStrangers connects silent strangers before a client,
-// which must not wait for them.
-func TestListenSilentStrangers(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
-	for range 6 {
-		dial(t, address)
-	}
-	connects(t, address, "--timeout 20s"+quick)
-	if code, out, errs := server.wait(t); code != exitOK || !strings.Contains(out, "verified byte for byte") {
-		t.Errorf("the listening end: exit %d: %s\n%s", code, errs, out)
-	}
-}
-
-// TestListenMoreStrangersThanGreeted shows that strangers who stay do not use up the places in
-// which clients are greeted: the one that has been silent longest makes room.
-func TestListenMoreStrangersThanGreeted(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --timeout 1m")
-	for range maxGreeted + 10 {
-		dial(t, address)
-	}
-	connects(t, address, "--timeout 20s"+quick)
-	if code, _, errs := server.wait(t); code != exitOK {
-		t.Errorf("the listening end: exit %d: %s", code, errs)
-	}
-}
-
 // TestListenClosedConnections shows that no number of connections that are closed at once ends a
 // listening end, nor do they fill the terminal.
 func TestListenClosedConnections(t *testing.T) {
@@ -230,19 +204,4 @@ func TestListenJSON(t *testing.T) {
 	if want := []string{"false 0 peer: changed my mind", "true 6 "}; !slices.Equal(got, want) {
 		t.Errorf("documents %q, want %q; stderr %s", got, want, errs)
 	}
-}
-
-// TestListenSilentClient lets a client greet, and say nothing then: it is told why it is not
-// measured, and the next one is.
-func TestListenSilentClient(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --timeout 1s")
-	silent := offered(t, address)
-	<-silent.Done()
-	var said *rendezvous.PeerError
-	if err := silent.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, `message "task"`) {
-		t.Errorf("error %v", err)
-	}
-	server.says(t, 1, "still listening")
-	connects(t, address, quick)
-	server.wait(t)
 }

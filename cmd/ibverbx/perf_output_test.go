@@ -117,7 +117,7 @@ func TestLayerTable(t *testing.T) {
 // TestJSONOfNothing shows that there is a document too where nothing could be measured.
 func TestJSONOfNothing(t *testing.T) {
 	for args, want := range map[string]string{
-		"perf --json --provider left --connect 127.0.0.1:1": "refused",
+		"perf --json --provider left --connect 127.0.0.1:1": `refused: is "ibverbx perf --listen" running`,
 		"perf --json --provider none --connect 127.0.0.1:1": "no NIC today",
 		"perf --json --provider none":                       "no NIC today",
 		"perf --json --op swim":                             "has write",

@@ -59,17 +59,6 @@ func TestRoCEApart(t *testing.T) {
 	}
 }
 
-// TestRoCEDevice measures over addresses that were named, with the provider and without.
-func TestRoCEDevice(t *testing.T) {
-	setRealNICs(t, rdmacore.ErrNoDevice)
-	nics := connectsOverRoCE(t, "127.0.0.1:0 --provider roce -d 127.0.0.4,127.0.0.5",
-		"127.0.0.1:PORT -d 127.0.0.6,127.0.0.7")
-	if len(nics) != 4 || !strings.Contains(nics[1], "127.0.0.7:") ||
-		!strings.Contains(nics[2], "127.0.0.4:") {
-		t.Errorf("NICs %q", nics)
-	}
-}
-
 // TestRoCEAddressesAlone shows that addresses ask for roce, whatever else the host has.
 func TestRoCEAddressesAlone(t *testing.T) {
 	setRealNICs(t, errors.New("open device: mlx5_0: permission denied"))
@@ -92,15 +81,6 @@ func TestRoCEAddressesAlone(t *testing.T) {
 		if code != exitUsage || out != "" || !strings.Contains(errs, "names ::1 twice") {
 			t.Errorf("%s: exit %d, stdout %q, stderr %q", of, code, out, errs)
 		}
-	}
-}
-
-// TestRoCEInOneProcess measures between two ends that share a NIC.
-func TestRoCEInOneProcess(t *testing.T) {
-	code, out, errs := command(t, "perf --provider roce"+quick)
-	if code != exitOK || !strings.Contains(out, "each with 1 roce NIC") ||
-		!strings.Contains(out, "messages verified") {
-		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 }
 
@@ -177,24 +157,6 @@ func TestRoCEWithoutALink(t *testing.T) {
 	if _, _, errs := server.wait(t); !strings.Contains(errs, "soft0: no port is up") ||
 		!strings.Contains(errs, "going on without it") || !strings.Contains(errs, "with soft1\n") {
 		t.Errorf("stderr %s", errs)
-	}
-}
-
-// TestRoCENotByItself leaves NICs that were asked for, and those that are there, what they are.
-func TestRoCENotByItself(t *testing.T) {
-	setRealNICs(t, rdmacore.ErrNoDevice)
-	for _, args := range []string{"--provider rdmacore", "-d mlx5_0", "--library libibverbs.so.1"} {
-		code, _, errs := command(t, "perf --connect 127.0.0.1 "+args)
-		if code != exitFailed || strings.Contains(errs, roceNote) ||
-			!strings.Contains(errs, rdmacore.ErrNoDevice.Error()) {
-			t.Errorf("%s: exit %d, stderr %q", args, code, errs)
-		}
-	}
-	setRealNICs(t, errors.New("permission denied"))
-	code, _, errs := command(t, "perf --connect 127.0.0.1")
-	if code != exitFailed || strings.Contains(errs, roceNote) ||
-		!strings.Contains(errs, "permission denied") {
-		t.Errorf("exit %d, stderr %q", code, errs)
 	}
 }
 

@@ -47,29 +47,6 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestDecode reads what encode writes.
-func TestDecode(t *testing.T) {
-	if k, err := decodeKeys(someKeys.encode()); err != nil || k != someKeys {
-		t.Errorf("%+v, %v", k, err)
-	}
-	r := report{1, 2, 3, 4.25, 5}
-	if got, err := decodeReport(bytes.Join(slices.Collect(r.figures()), nil)); err != nil || got != r {
-		t.Errorf("%+v, %v", got, err)
-	}
-	for m := verbs.MTU256; m <= verbs.MTU4096; m++ {
-		if got, err := decodeMTU(encodeMTU(m)); err != nil || got != m {
-			t.Errorf("%v, %v", got, err)
-		}
-	}
-	text, number, err := decodeVersion([]byte("6.29\x00garbage....")[:versionSize])
-	if err != nil || text != "6.29" || number != 6.29 {
-		t.Errorf("%q, %v, %v", text, number, err)
-	}
-	if n, err := decodeNumber(encodeNumber(65536), "page size", 1<<26); err != nil || n != 65536 {
-		t.Errorf("%d, %v", n, err)
-	}
-}
-
 // TestDecodeRefuses takes nothing that no peer writes.
 func TestDecodeRefuses(t *testing.T) {
 	change := func(at int, to byte) []byte {

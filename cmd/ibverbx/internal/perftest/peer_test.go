@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx"
 	"ibverbx/internal/tcptest"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
@@ -228,4 +229,42 @@ func FuzzPeer(f *testing.F) {
 		_, _ = Run(t.Context(), fakeConn{in: bytes.NewReader(text)}, false, fabric.Device(0), &cfg,
 			func(*Report) {})
 	})
+}
+
+// odd is a NIC whose port and GIDs are what a test makes of them.
+type odd struct {
+	verbs.Device
+	port verbs.PortAttr
+	gid  verbs.GIDEntry
+	err  error
+}
+
+func (d odd) QueryPort(int) (verbs.PortAttr, error)     { return d.port, d.err }
+func (d odd) QueryGID(int, int) (verbs.GIDEntry, error) { return d.gid, d.err }
+
+// TestUnsuitableNICs says what a NIC or its flags lack before anything is made.
+func TestUnsuitableNICs(t *testing.T) {
+	nic, _ := nics(t)
+	type conn = ibverbx.ConnConfig
+	for want, change := range map[string]func(*odd, *conn){
+		"":                      func(_ *odd, c *conn) { c.MTU = verbs.MTU256 },
+		"no answer":             func(d *odd, _ *conn) { d.err = errors.New("no answer") },
+		"is DOWN: it has to be": func(d *odd, _ *conn) { d.port.State = verbs.PortDown },
+		"give both ends -x":     func(d *odd, _ *conn) { d.port.LinkLayer = verbs.LinkLayerInfiniBand },
+		"carries at most 9 in":  func(d *odd, _ *conn) { d.port.MaxMsgSize = 9 },
+		"--mtu 4096: port 1 of": func(_ *odd, c *conn) { c.MTU = verbs.MTU4096 },
+		"entry 2 of the GID":    func(d *odd, c *conn) { c.GIDIndex, d.gid.GID = 2, verbs.GID{} },
+		"has no GID of RoCE v2": func(d *odd, _ *conn) { d.gid.GID = verbs.GID{} },
+	} {
+		cfg := Config{Kind: WriteBW, Size: 64}
+		d := odd{Device: nic, port: verbs.PortAttr{State: verbs.PortActive, ActiveMTU: verbs.MTU1024,
+			LinkLayer: verbs.LinkLayerEthernet, GIDTableLen: 1},
+			gid: verbs.GIDEntry{GID: someKeys.gid, Type: verbs.GIDTypeRoCEv2}}
+		change(&d, &cfg.Conn)
+		e, err := probe(d, &cfg)
+		if want == "" && (err != nil || e.mtu != verbs.MTU256) || want != "" &&
+			(err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
 }
