@@ -70,24 +70,50 @@ func fill(e *vqptest.End, tb testing.TB, sends, recvs int) {
 	}
 }
 
-// A Drain whose context ends says how much is left, over one queue pair as an upper bound: the
-// requests that have no completion yet.
+// A Drain whose context ends says how much is left: over one queue pair as an upper bound, which is
+// the requests that have no completion yet, and at most what the queues hold; and why nothing goes
+// on, if something has failed.
 func TestInterruptedDrainSaysWhatIsLeft(t *testing.T) {
-	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{MaxMsgCntPerQP: 4}})
-	interrupted := func(want string) {
+	interrupted := func(e *vqptest.End, want ...string) {
 		t.Helper()
-		err := l.A.Drain(endedContext())
-		if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v; want %q", err, want)
+		err := e.Drain(endedContext())
+		for _, want := range want {
+			if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v; want %q", err, want)
+			}
 		}
 	}
-	stall := l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
-	fill(l.A, t, 2, 1)
-	interrupted("at most 3 sends and receives are still outstanding")
-	stall.Remove()
-	if err := l.A.Drain(patience(t)); err != nil {
-		t.Fatal(err)
+	single := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{MaxMsgCntPerQP: 4}})
+	for range 10 { // three of four have no completion, and stay on the count
+		for id := range uint64(4) {
+			wr := single.A.Write(verbs.OpRDMAWrite, id, 0, 8)
+			if id < 3 {
+				wr.Flags = 0
+			}
+			if _, err := single.A.PostSend(wr); err != nil {
+				t.Fatal(err)
+			}
+		}
+		single.A.Wait(t, 1)
 	}
+	r := single.A.Stats().Rails[0]
+	stall := single.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+	single.A.Send(t, single.A.Write(verbs.OpRDMAWrite, 5, 0, 8))
+	interrupted(single.A, fmt.Sprintf("at most %d sends and receives are still outstanding",
+		r.Limit+r.RecvLimit))
+	stall.Remove()
+
+	single = vqptest.NewLink(t, vqptest.LinkConfig{})
+	single.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+	fill(single.A, t, 2, 1)
+	interrupted(single.A, "at most 3 sends and receives are still outstanding")
+
+	l := vqptest.SteppedLink(t, 2, ibverbx.Config{FragmentSize: 1000, Linger: time.Hour})
+	fill(l.A, t, 2, 3)
+	interrupted(l.A, "sends still outstanding: 2")
+	l = vqptest.SteppedLink(t, 2, ibverbx.Config{})
+	fill(l.A, t, 0, 3)
+	interrupted(l.A, "no send is outstanding, 3 receives are still to be flushed")
 }
 
 // Drain retries posts after transient refusals, also where no completion would wake it.

@@ -118,15 +118,31 @@ func TestReceivesAreFlushedAfterARefusedMoveToErr(t *testing.T) {
 	}
 }
 
-// Drain asks again by itself: there is no completion that would wake it.
-func TestDrainPastARefusedMoveToErr(t *testing.T) {
-	for _, qps := range []int{1, 2} {
-		l := stubbornLink(t, ibverbx.Config{QPsPerDevice: qps}, 7, verbs.ErrNoMemory)
-		fill(l.A, t, 0, 3)
-		if err := l.A.Drain(patience(t)); err != nil {
-			t.Errorf("%d queue pairs: %v", qps, err)
+// What ends a virtual queue pair asks again by itself: there is no completion that would wake it.
+// Until a queue pair is in ERR nothing is posted on it: that would be carried out like any request.
+func TestEndingsPastARefusedMoveToErr(t *testing.T) {
+	ways := maps.Clone(endings)
+	ways["drain"] = func(e *vqptest.End) error { return e.Drain(patience(t)) }
+	for name, end := range ways {
+		for _, qps := range []int{1, 2} {
+			refusals := 7
+			l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: qps}, CQDepth: 4096,
+				Wrap: stubborn(&refusals, verbs.ErrNoMemory)})
+			executed := executing(l.Fabric)
+			fill(l.A, t, 0, 3)
+			if err := end(l.A); err != nil {
+				t.Errorf("%s, %d queue pairs: %v", name, qps, err)
+			}
+			if name == "drain" && refusals != 0 {
+				t.Errorf("%d queue pairs: %d refusals are left", qps, refusals)
+			}
+			flushed(t, l.A, 0, 3)
+			select {
+			case <-executed:
+				t.Errorf("%s, %d queue pairs: a request was carried out, and none was posted", name, qps)
+			default:
+			}
 		}
-		flushed(t, l.A, 0, 3)
 	}
 }
 

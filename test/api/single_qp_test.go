@@ -121,10 +121,12 @@ func TestDrainWhoseWriteIsRefused(t *testing.T) {
 	}
 }
 
-// A NIC that refuses Drain's own write for the moment, or its receive once everything else was
-// flushed, completes nothing that would wake Drain. It tries again by itself.
+// A NIC that refuses Drain's own write for the moment, or the write and the receive behind which
+// everything else was flushed, completes nothing that would wake Drain. It tries again by itself.
 func TestDrainWhoseRequestsAreRefusedForNow(t *testing.T) {
-	for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
+	for _, c := range []soft.Fault{
+		{Kind: soft.RefuseSend}, {Kind: soft.RefuseSend, Skip: 1}, {Kind: soft.RefuseRecv},
+	} {
 		l := vqptest.NewLink(t, vqptest.LinkConfig{})
 		wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 8)
 		wr.Flags = 0 // so that nobody knows what is outstanding
@@ -132,12 +134,13 @@ func TestDrainWhoseRequestsAreRefusedForNow(t *testing.T) {
 			t.Fatal(err)
 		}
 		fill(l.A, t, 0, 2)
-		fault := l.Fabric.Inject(soft.Fault{Kind: kind, Device: l.A.NICs[0], Count: 20})
+		c.Device, c.Count = l.A.NICs[0], 20
+		fault := l.Fabric.Inject(c)
 		if err := l.A.Drain(patience(t)); err != nil || l.A.Err() != nil {
-			t.Errorf("%v: Drain: %v; Err: %v", kind, err, l.A.Err())
+			t.Errorf("%+v: Drain: %v; Err: %v", c, err, l.A.Err())
 		}
 		if fault.Hits() != 20 {
-			t.Errorf("%v: %d times, want 20", kind, fault.Hits())
+			t.Errorf("%+v: %d times, want 20", c, fault.Hits())
 		}
 		flushed(t, l.A, 0, 2)
 	}
@@ -268,6 +271,24 @@ func TestFailedResetSaysWhy(t *testing.T) {
 			t.Errorf("Err does not name the NIC: %v", l.A.Err())
 		}
 		flushed(t, l.A, 0, 4)
+	})
+}
+
+// A reset that fails does not hide what had failed before, even where that only says that something
+// was flushed.
+func TestFailedResetKeepsAnEarlierFailure(t *testing.T) {
+	vqptest.EachMultiMode(t, vqptest.LinkConfig{}, func(t *testing.T, l *vqptest.Link) {
+		killQP(l.A, t, 1)
+		for ctx := patience(t); l.A.Err() == nil && ctx.Err() == nil; {
+			l.A.Pump(t)
+		}
+		l.A.NICs[0].Kill()
+		if err := l.A.Reset(); !errors.Is(err, verbs.ErrDeviceGone) {
+			t.Error(err)
+		}
+		if err := l.A.Err(); !errors.Is(err, verbs.StatusWRFlushErr) {
+			t.Errorf("Err: %v, want the flush that came first", err)
+		}
 	})
 }
 
