@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"ibverbx"
-	"ibverbx/verbs/soft"
 )
 
 // noLimits is what NICs allow that allow everything.
@@ -106,49 +105,6 @@ func TestBoundsOfACompletionQueue(t *testing.T) {
 	}
 }
 
-// As many endpoints as Config.MaxEndpoints says can be made, whatever the NIC's limits are: their
-// completions have room.
-func TestAllEndpointsHaveRoom(t *testing.T) {
-	for _, qp := range []ibverbx.Config{
-		{QPsPerDevice: 1}, {QPsPerDevice: 3}, {QPsPerDevice: 2, Scheme: ibverbx.Spray},
-	} {
-		for _, cqe := range []int{400, 1000, 1024} {
-			f, err := soft.New(soft.Config{Device: soft.DeviceConfig{MaxCQE: cqe}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			dom, err := ibverbx.NewDomain(f.Device(0))
-			if err != nil {
-				t.Fatal(err)
-			}
-			w, err := NewWorker(dom, Config{QP: qp, AMBuffers: 2, MaxOutstanding: 4})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if n := w.Config().MaxEndpoints; n < 2 {
-				t.Errorf("room for %d endpoints in %d completions", n, cqe)
-			}
-			for i := range w.Config().MaxEndpoints {
-				if _, err := w.NewEndpoint(EndpointConfig{}); err != nil {
-					t.Errorf("endpoint %d of %d: %v", i, w.Config().MaxEndpoints, err)
-				}
-			}
-			if _, err := w.NewEndpoint(EndpointConfig{}); err == nil {
-				t.Error("one more endpoint")
-			}
-			if err := w.Close(); err != nil {
-				t.Error(err)
-			}
-			if err := dom.Close(); err != nil {
-				t.Error(err)
-			}
-			if err := f.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-}
-
 // What the configuration leaves out, on NICs that allow everything.
 func TestDefaults(t *testing.T) {
 	got := Config{}.withDefaults(noLimits())
@@ -159,6 +115,19 @@ func TestDefaults(t *testing.T) {
 	want.QP.Conn.RNRRetry = 6
 	if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want {
 		t.Errorf("%s\nwant %s", got, want)
+	}
+	// Where Idle moves the network, nobody is probed unless the configuration says so.
+	idle := func() {}
+	for _, c := range []struct {
+		given Config
+		want  time.Duration
+	}{
+		{Config{Idle: idle}, -1}, {Config{Idle: idle, KeepAlive: time.Hour}, time.Hour},
+		{Config{KeepAlive: -5}, -5},
+	} {
+		if got := c.given.withDefaults(noLimits()).KeepAlive; got != c.want {
+			t.Errorf("probes every %v, want %v", got, c.want)
+		}
 	}
 }
 

@@ -2,7 +2,6 @@ package transport_test
 
 import (
 	"errors"
-	"fmt"
 	"runtime"
 	"testing"
 
@@ -161,86 +160,6 @@ func TestAPackFunctionThatLeavesChangesNothing(t *testing.T) {
 	}
 }
 
-// When the peer has failed, the error handler runs first: requests that are pending are still in
-// the queue, and a purge there gets them. Those that it leaves run once more.
-func TestContract14OnErrorComesBeforePendingFunctions(t *testing.T) {
-	for _, purge := range []bool{true, false} {
-		t.Run(fmt.Sprintf("purge %v", purge), func(t *testing.T) {
-			each(t, func(t *testing.T, s setup) {
-				s.cfg.QP.Linger = -1
-				var log []string
-				s.onError = func(ep *transport.Endpoint, _ error) {
-					log = append(log, "error")
-					if purge {
-						ep.Purge(func(*transport.Pending) { log = append(log, "purged") })
-					}
-				}
-				l := newLink(t, s)
-				must(t, l.b.w.Start())
-				l.a.fill(t)
-				for range 3 {
-					must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
-						if len(log) != 0 || l.a.Err() != nil {
-							log = append(log, "ran")
-						}
-						return transport.PendingNoResource
-					})))
-				}
-				if err := l.b.Abort(nil); err != nil {
-					t.Fatal(err)
-				}
-				l.until("the end of it", func() bool { return len(log) >= 4 })
-				l.quiet()
-				want := "[error ran ran ran]"
-				if purge {
-					want = "[error purged purged purged]"
-				}
-				if fmt.Sprint(log) != want {
-					t.Errorf("%v, not %s", log, want)
-				}
-			})
-		})
-	}
-}
-
-// Abort, and a Close that becomes one, tell the peer: it is notified at once, without retries or
-// probes. What was sent before has arrived.
-func TestAbortTellsThePeer(t *testing.T) {
-	for how, end := range map[string]func(l *link) error{
-		"abort":        func(l *link) error { return l.a.Abort(nil) },
-		"worker close": func(l *link) error { return l.a.w.Close() },
-	} {
-		t.Run(how, func(t *testing.T) {
-			eachShape(t, func(t *testing.T, s setup) {
-				s.cfg.KeepAlive = -1
-				var reported []error
-				s.onError = func(_ *transport.Endpoint, err error) { t.Errorf("this end: %v", err) }
-				l := newLink(t, s)
-				x, y := *l.a, *l.b
-				x.Endpoint = newEndpoint(t, l.a.w, transport.EndpointConfig{})
-				y.Endpoint = newEndpoint(t, l.b.w, transport.EndpointConfig{Name: "the victim",
-					OnError: func(_ *transport.Endpoint, err error) { reported = append(reported, err) }})
-				must(t, transport.Connect(x.Endpoint, y.Endpoint))
-				must(t, x.AMShort(1, nil, []byte("the last")))
-				l.a.Endpoint, x.Endpoint = x.Endpoint, l.a.Endpoint
-				must(t, end(l))
-				l.until("the peer learns", func() bool { return len(reported) == 1 })
-				if err := reported[0]; !errors.Is(err, transport.ErrPeerFailed) ||
-					!errors.Is(err, transport.ErrPeerAborted) {
-					t.Errorf("%v", err)
-				}
-				if l.got != 1 {
-					t.Errorf("%d messages of 1", l.got)
-				}
-				l.quiet()
-				if len(reported) != 1 {
-					t.Errorf("%v", reported)
-				}
-			})
-		})
-	}
-}
-
 // A callback may leave Close itself. A second Close then gives everything back, as it does where
 // the worker was dead before, and a third finds it closed.
 func TestACallbackThatLeavesClose(t *testing.T) {
@@ -272,45 +191,6 @@ func TestACallbackThatLeavesClose(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A handler may send, on its own endpoint and on others, and reply to its message.
-func TestHandlersSend(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
-		s.stepped, s.scramble = true, true
-		var l *link
-		pongs := 0
-		var other *end
-		refused := 0
-		s.handle = func(m *transport.Message) {
-			pongs++
-			answer := func(ep *transport.Endpoint) transport.Outcome {
-				err := ep.PutShort([]byte{byte(pongs)}, l.b.peer.At(0))
-				if err == transport.ErrNoResource {
-					refused++
-				}
-				return outcome(t, err)
-			}
-			if answer(m.Endpoint()) == transport.PendingNoResource {
-				if err := m.Endpoint().Pending(request(answer)); err != nil && err != transport.ErrBusy {
-					t.Error(err)
-				}
-			}
-			if n := l.b.w.Progress(); n != 0 {
-				t.Errorf("progress inside of a handler did %d things", n)
-			}
-			if err := other.AMShort(1, nil, nil); err != nil && err != transport.ErrNoResource {
-				t.Error(err)
-			}
-		}
-		l = newLink(t, s)
-		_, other = l.another(transport.EndpointConfig{})
-		for range 100 {
-			l.send(l.a, []byte{1})
-		}
-		l.until("all messages", func() bool { return pongs == 100 })
-		l.quiet()
-	})
 }
 
 // A handler may abort its own endpoint: what has arrived already is handled, nothing else, and the
@@ -351,37 +231,6 @@ func TestAHandlerAbortsItsEndpoint(t *testing.T) {
 		l.until("another endpoint's message", func() bool { return calls > before })
 		l.until("it is given back", func() bool { return l.b.w.Stats().Endpoints == 1 })
 		must(t, x.Abort(nil))
-	})
-}
-
-// A handler may release messages of other endpoints, purge, and queue requests; an error handler
-// may abort others.
-func TestCallbacksReachOtherEndpoints(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
-		s.stepped, s.scramble = true, true
-		var kept []*transport.Message
-		s.handle = func(m *transport.Message) {
-			m.Keep()
-			kept = append(kept, m)
-			if len(kept) > 1 { // a message of whichever endpoint came first
-				kept[0].Release()
-				kept = kept[1:]
-			}
-			m.Endpoint().Purge(func(*transport.Pending) {})
-		}
-		l := newLink(t, s)
-		other, _ := l.another(transport.EndpointConfig{})
-		for range 50 {
-			l.send(l.a, nil)
-			l.send(other, nil)
-		}
-		l.quiet()
-		if got := l.b.w.Stats().AMReceived; got != 100 {
-			t.Errorf("%d of 100 messages", got)
-		}
-		for _, m := range kept {
-			m.Release()
-		}
 	})
 }
 

@@ -73,31 +73,6 @@ func TestChecksFindBrokenInvariants(t *testing.T) {
 	}
 }
 
-// What follows each stage, as the table of the stages says.
-func TestWhatFollowsEachStage(t *testing.T) {
-	for from, want := range map[stage]string{
-		stageNew:        "open, failed, aborted",
-		stageOpen:       "closing, failed, peer closed, violated, aborted",
-		stageClosing:    "parting, failed, peer closed, violated, aborted",
-		stageParting:    "failed, peer closed, violated, aborted",
-		stageFailed:     "aborted",
-		stagePeerClosed: "aborted",
-		stageViolated:   "aborted",
-		stageAborted:    "released",
-		stageReleased:   "",
-	} {
-		var next []string
-		for to := range stageNames {
-			if nextStages[from]&(1<<to) != 0 {
-				next = append(next, stage(to).String())
-			}
-		}
-		if got := strings.Join(next, ", "); got != want {
-			t.Errorf("%v leads to %s, want %s", from, got, want)
-		}
-	}
-}
-
 // Every stage can come to its end, and in builds with the race detector a move that the table does
 // not have panics.
 func TestStagesOnlyMoveForward(t *testing.T) {
@@ -187,7 +162,7 @@ func TestBuffersToPostAgainOweTheirCredits(t *testing.T) {
 }
 
 // The operation that failed is named, not one that is outstanding before it. What was never posted
-// is named by its opcode.
+// is named by its opcode, a receive by what it is for.
 func TestNameOfOneOfSeveral(t *testing.T) {
 	p := checkedPeer()
 	kinds := []opKind{opPut, opGet, opFetchAdd}
@@ -201,8 +176,21 @@ func TestNameOfOneOfSeveral(t *testing.T) {
 			t.Errorf("operation %d: %q, want %q", n, got, opNames[k])
 		}
 	}
-	refused := &ibverbx.FailedError{HasID: true, ID: p.sendID(), Opcode: verbs.WCCompSwap}
-	if got := p.nameOf(refused); got != opNames[opCompareSwap] {
-		t.Errorf("a compare swap whose post was refused: %q", got)
+	for opcode, want := range map[verbs.WCOpcode]string{
+		verbs.WCSend: "active message", verbs.WCRDMAWrite: "put", verbs.WCRDMARead: "get",
+		verbs.WCFetchAdd: "fetch add", verbs.WCCompSwap: "compare swap", verbs.WCRecv: "",
+	} {
+		f := &ibverbx.FailedError{HasID: true, ID: p.sendID(), Opcode: opcode}
+		if got := p.nameOf(f); got != want {
+			t.Errorf("%v: %q, want %q", opcode, got, want)
+		}
+		f.ID = p.recvID(1)
+		if got := p.nameOf(f); got != "receive of messages" {
+			t.Errorf("a receive: %q", got)
+		}
+		f.HasID = false
+		if got := p.nameOf(f); got != "" {
+			t.Errorf("without an id: %q", got)
+		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"ibverbx"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -61,46 +60,6 @@ func TestProgressCountsWhatItReleases(t *testing.T) {
 	}
 	if n := worker.Progress(); n != 0 {
 		t.Errorf("progress has done %d things where nothing was to be done", n)
-	}
-}
-
-// An endpoint connects with a card at the limits of what a card may say, and refuses one beyond.
-func TestCardsAtTheirLimits(t *testing.T) {
-	const rails, headers = 4, 8 + transport.MaxHeader
-	w := newWorld(t, setupFabric(1))
-	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
-	area := func(bytes int) ibverbx.RemoteMR {
-		_, mr := w.register(worker, bytes, 0)
-		return mr.Remote()
-	}
-	for _, c := range []struct {
-		name string
-		set  func(*transport.Card)
-		ok   bool
-	}{
-		{"one buffer", func(c *transport.Card) { c.AMBuffers = 1 }, true},
-		{"no buffer", func(c *transport.Card) { c.AMBuffers = 0 }, false},
-		{"most buffers", func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers }, true},
-		{"more", func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers + 1 }, false},
-		{"room for the headers", func(c *transport.Card) { c.BufferSize = headers }, true},
-		{"less", func(c *transport.Card) { c.BufferSize = headers - 1 }, false},
-		{"largest buffers", func(c *transport.Card) { c.BufferSize = 1 << 30 }, true},
-		{"larger", func(c *transport.Card) { c.BufferSize = 1<<30 + 1 }, false},
-		{"a word for each queue pair", func(c *transport.Card) { c.Flush = area(8 * rails) }, true},
-		{"a byte less", func(c *transport.Card) { c.Flush = area(8*rails - 1) }, false},
-	} {
-		a, b := newEndpoint(t, worker, transport.EndpointConfig{}),
-			newEndpoint(t, worker, transport.EndpointConfig{})
-		good := card(t, b)
-		changed := good
-		c.set(&changed)
-		err := a.Connect(changed)
-		if (err == nil) != c.ok || err != nil && !errors.Is(err, verbs.ErrInvalid) {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		if err != nil {
-			must(t, a.Connect(good))
-		}
 	}
 }
 
@@ -199,25 +158,6 @@ func TestMistakesThatPanic(t *testing.T) {
 	}
 }
 
-// Where Idle moves the network, nobody is probed unless the configuration says so.
-func TestKeepAliveByDefault(t *testing.T) {
-	w := newWorld(t, setupFabric(1))
-	idle := func() {}
-	for _, c := range []struct {
-		given transport.Config
-		want  time.Duration
-	}{
-		{transport.Config{}, time.Second}, {transport.Config{Idle: idle}, -1},
-		{transport.Config{Idle: idle, KeepAlive: time.Hour}, time.Hour},
-		{transport.Config{KeepAlive: -5}, -5},
-	} {
-		worker := w.worker(c.given, nil, w.fabric.Device(0))
-		if got := worker.Config().KeepAlive; got != c.want {
-			t.Errorf("%v, want %v", got, c.want)
-		}
-	}
-}
-
 // A call that waits calls Idle where progress has found nothing to do, and not behind progress that
 // did something.
 func TestIdleIsCalledWhereNothingIsToDo(t *testing.T) {
@@ -242,35 +182,4 @@ func TestIdleIsCalledWhereNothingIsToDo(t *testing.T) {
 	if idle == 0 {
 		t.Error("Idle was not called")
 	}
-}
-
-// A call that waits calls Idle in place of sleeping, and ends with what it waits for.
-func TestIdleMovesTheNetwork(t *testing.T) {
-	var step func()
-	calls := 0
-	s := shapes()[1]
-	s.stepped = true
-	s.cfg.Idle = func() {
-		calls++
-		step()
-	}
-	l := newLink(t, s)
-	step = func() { l.b.w.Progress(); l.fabric.Step() }
-	must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
-	must(t, l.a.Flush(within(t), transport.FlushRemote))
-	if calls == 0 {
-		t.Error("Idle was not called")
-	}
-	calls = 0
-	ctx, cancel := context.WithCancel(context.Background())
-	step = func() {
-		if calls == 3 {
-			cancel()
-		}
-	}
-	err := l.a.w.WaitFor(ctx, 0, func() bool { return false })
-	if !errors.Is(err, context.Canceled) || calls != 3 {
-		t.Errorf("%v after %d calls", err, calls)
-	}
-	step = func() { l.fabric.Step() }
 }

@@ -175,7 +175,61 @@ func TestConfigurationsThatNoEndpointCanHave(t *testing.T) {
 		word, _, _ = strings.Cut(word, " minus")
 		newWorkerRefused(t, dom, transport.Config{QP: cfg}, "transport: config: ", word)
 	}
+	for word, cfg := range map[string]transport.Config{
+		"QP.MaxMsgCntPerQP 12": {AMBuffers: 10, QP: ibverbx.Config{MaxMsgCntPerQP: 12}},
+		"completions":          {MaxOutstanding: 1 << 16, MaxEndpoints: 1000},
+	} {
+		newWorkerRefused(t, dom, cfg, word)
+	}
+	w.worker(transport.Config{AMBuffers: 10, QP: ibverbx.Config{MaxMsgCntPerQP: 13}}, nil, w.fabric.Device(0))
+	for _, cfg := range []ibverbx.Config{{QPsPerDevice: 1}, {Scheme: ibverbx.Spray}} {
+		cfg.NoNotifyQP = true
+		w.worker(transport.Config{QP: cfg}, nil, w.fabric.Device(0))
+	}
 	worker := w.worker(transport.Config{QP: ibverbx.Config{QPsPerDevice: ibverbx.MaxRails},
 		MaxEndpoints: 1}, nil, w.fabric.Device(0))
 	newEndpoint(t, worker, transport.EndpointConfig{})
+}
+
+// As many endpoints as Config.MaxEndpoints says can be made, and no more: their completions have
+// room, whatever the NICs' limits are, also with the queue pairs that stand in for others.
+func TestAllEndpointsHaveRoom(t *testing.T) {
+	room := func(cfg transport.Config, nics, cqe int) {
+		t.Helper()
+		w := newWorld(t, soft.Config{Devices: nics, Device: soft.DeviceConfig{MaxCQE: cqe}})
+		defer w.close()
+		var devices []*soft.Device
+		for i := range nics {
+			devices = append(devices, w.fabric.Device(i))
+		}
+		worker := w.worker(cfg, nil, devices...)
+		most := worker.Config().MaxEndpoints
+		if most < 2 {
+			t.Errorf("room for %d endpoints in %d completions", most, cqe)
+		}
+		for i := range most {
+			if err := newEndpointError(worker); err != nil {
+				t.Errorf("%+v, %d NICs: endpoint %d of %d: %v", cfg.QP, nics, i, most, err)
+			}
+		}
+		if newEndpointError(worker) == nil {
+			t.Error("one more endpoint")
+		}
+	}
+	for _, qp := range []ibverbx.Config{
+		{QPsPerDevice: 1}, {QPsPerDevice: 3}, {QPsPerDevice: 2, Scheme: ibverbx.Spray},
+	} {
+		for _, cqe := range []int{400, 1000, 1024} {
+			room(transport.Config{QP: qp, AMBuffers: 2, MaxOutstanding: 4}, 1, cqe)
+		}
+	}
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for nics := 1; nics <= 3; nics++ {
+			for qps := 1; qps <= 3; qps++ {
+				cfg := failoverConfig(scheme)
+				cfg.QP.QPsPerDevice, cfg.MaxEndpoints = qps, 3
+				room(cfg, nics, 0)
+			}
+		}
+	}
 }

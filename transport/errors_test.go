@@ -72,24 +72,6 @@ func TestTheEndWhoseNICDiedReportsIt(t *testing.T) {
 	}
 }
 
-// A link that has come back explains nothing that happens later.
-func TestAPortThatIsBackExplainsNothing(t *testing.T) {
-	s := shapes()[1]
-	s.cfg.QP.Linger = -1
-	l := newLink(t, s)
-	l.a.nics[0].SetLink(false)
-	l.a.nics[0].SetLink(true)
-	l.flushed(l.a)
-	fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend})
-	defer fault.Remove()
-	must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
-	l.until("the failure", func() bool { return l.a.Err() != nil })
-	var why *transport.EndpointError
-	if !errors.As(l.a.Err(), &why) || why.Event != nil {
-		t.Errorf("%v", l.a.Err())
-	}
-}
-
 // What failed is named in words, whether the program or the transport itself asked for it, and not
 // by a number that only the transport knows.
 func TestWhatFailedIsNamed(t *testing.T) {
@@ -109,6 +91,10 @@ func TestWhatFailedIsNamed(t *testing.T) {
 			}
 		},
 		"goodbye": func(l *link) { go func() { _ = l.a.Close(within(l.tb)) }() },
+		"remote flush": func(l *link) {
+			_, err := l.a.StartFlush(transport.FlushRemote, nil)
+			must(l.tb, err)
+		},
 	} {
 		t.Run(words, func(t *testing.T) {
 			eachShape(t, func(t *testing.T, s setup) {
@@ -120,6 +106,10 @@ func TestWhatFailedIsNamed(t *testing.T) {
 				peer.KeepAlive = -1
 				s.peer = &peer
 				l := newLink(t, s)
+				if words == "remote flush" { // of what has ended already
+					must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
+					l.until("the put", func() bool { return l.a.Stats().Outstanding == 0 })
+				}
 				fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend})
 				defer fault.Remove()
 				do(l)
@@ -135,48 +125,6 @@ func TestWhatFailedIsNamed(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// A remote flush reads over every rail.
-func TestAFlushThatFailedIsNamed(t *testing.T) {
-	eachShape(t, func(t *testing.T, s setup) {
-		s.cfg.QP.Linger = -1
-		l := newLink(t, s)
-		must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
-		l.until("the put", func() bool { return l.a.Stats().Outstanding == 0 })
-		fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend})
-		defer fault.Remove()
-		_, err := l.a.StartFlush(transport.FlushRemote, nil)
-		must(t, err)
-		l.until("the failure", func() bool { return l.a.Err() != nil })
-		var why *transport.EndpointError
-		if !errors.As(l.a.Err(), &why) || why.Op != "remote flush" {
-			t.Errorf("%v", l.a.Err())
-		}
-	})
-}
-
-// Events that explain nothing, however many, do not displace the one that does, also where no peer
-// is probed.
-func TestHarmlessEventsHideNoFailure(t *testing.T) {
-	s := shapes()[1]
-	s.cfg.QP.Linger, s.cfg.KeepAlive = -1, -1
-	l := newLink(t, s)
-	nic := l.a.nics[0]
-	for range 40 {
-		nic.SetLink(false)
-		nic.SetLink(true)
-		l.a.w.Progress()
-	}
-	nic.Kill()
-	l.until("the failure", func() bool {
-		_ = l.a.PutShort([]byte{1}, l.a.peer.At(0))
-		return l.a.Err() != nil
-	})
-	var why *transport.EndpointError
-	if !errors.As(l.a.Err(), &why) || why.Event == nil || why.Event.Type != verbs.EventDeviceFatal {
-		t.Errorf("%v", l.a.Err())
 	}
 }
 

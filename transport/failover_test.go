@@ -331,30 +331,6 @@ func TestAnAtomicWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// The completion queues hold what all endpoints need, also with the queue pairs that stand in for
-// others.
-func TestAWorkerFailingOverHasRoomForItsEndpoints(t *testing.T) {
-	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-		for nics := 1; nics <= 3; nics++ {
-			for qps := 1; qps <= 3; qps++ {
-				cfg := failoverConfig(scheme)
-				cfg.QP.QPsPerDevice, cfg.MaxEndpoints = qps, 3
-				w := newWorld(t, soft.Config{Devices: nics})
-				var devices []*soft.Device
-				for i := range nics {
-					devices = append(devices, w.fabric.Device(i))
-				}
-				worker := w.worker(cfg, nil, devices...)
-				for range cfg.MaxEndpoints {
-					if _, err := worker.NewEndpoint(transport.EndpointConfig{}); err != nil {
-						t.Errorf("%v, %d NICs of %d queue pairs: %v", scheme, nics, qps, err)
-					}
-				}
-			}
-		}
-	}
-}
-
 // An end that offers failover and one that does not are connected without; in spray, where receives
 // would be on the wrong queue pair, the end that offers it refuses and says what to do.
 func TestOneEndOffersFailover(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"ibverbx"
-	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
 )
 
@@ -152,28 +151,6 @@ func TestTableOfEndpoints(t *testing.T) {
 	}
 	if table.open != 0 || table.free() != 0 {
 		t.Errorf("%d open after all were removed", table.open)
-	}
-}
-
-// What a failed endpoint had not posted yet is named by its opcode, a receive by what it is for.
-func TestNameOfWhatWasNotPosted(t *testing.T) {
-	p := checkedPeer()
-	for opcode, want := range map[verbs.WCOpcode]string{
-		verbs.WCSend: "active message", verbs.WCRDMAWrite: "put", verbs.WCRDMARead: "get",
-		verbs.WCFetchAdd: "fetch add", verbs.WCCompSwap: "compare swap", verbs.WCRecv: "",
-	} {
-		f := &ibverbx.FailedError{HasID: true, ID: p.sendID(), Opcode: opcode}
-		if got := p.nameOf(f); got != want {
-			t.Errorf("%v: %q, want %q", opcode, got, want)
-		}
-		f.ID = p.recvID(1)
-		if got := p.nameOf(f); got != "receive of messages" {
-			t.Errorf("a receive: %q", got)
-		}
-		f.HasID = false
-		if got := p.nameOf(f); got != "" {
-			t.Errorf("without an id: %q", got)
-		}
 	}
 }
 

@@ -105,70 +105,6 @@ func message(kind, id, length byte, credits uint16, payload string) []byte {
 	return append(b, payload...)
 }
 
-// What no endpoint sends fails that endpoint, with ErrProtocol, and no other.
-func TestAHostilePeerFailsItsEndpointOnly(t *testing.T) {
-	for name, words := range map[string][][]byte{
-		"nothing":                {{}},
-		"too short":              {{1, 1, 0, 0}},
-		"unknown kind":           {message(9, 1, 0, 0, "")},
-		"kind zero":              {message(0, 0, 0, 0, "")},
-		"reserved bytes":         {{1, 1, 0, 7, 0, 0, 0, 0}},
-		"id beyond all":          {message(1, 200, 0, 0, "")},
-		"no handler":             {message(1, 7, 0, 0, "")},
-		"header beyond the end":  {message(1, 1, 20, 0, "short")},
-		"header too long":        {message(1, 1, 255, 0, string(make([]byte, 300)))},
-		"credits from nowhere":   {message(2, 0, 0, 1, "")},
-		"credits without end":    {message(1, 1, 0, 65535, "")},
-		"credits with a payload": {message(2, 0, 0, 0, "and more")},
-		"goodbye with a payload": {message(3, 0, 0, 0, "and more")},
-		"abort with a payload":   {message(4, 0, 0, 0, "and more")},
-		"more than it may": {message(1, 1, 0, 0, "a"), message(1, 1, 0, 0, "b"),
-			message(1, 1, 0, 0, "c")},
-		"longer than the buffers":  {message(1, 1, 0, 0, string(make([]byte, 9000)))},
-		"credits after a good one": {message(1, 1, 0, 0, "good"), message(2, 0, 0, 9, "")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			for _, s := range []setup{shapes()[0], shapes()[1], shapes()[5]} {
-				s.cfg.AMBuffers = 2
-				s.cfg.QP.Linger = -1
-				h := newHostile(t, s)
-				if name == "more than it may" {
-					// The last message before the handlers have run: all three in one round of
-					// progress.
-					for i, msg := range words {
-						copy(h.mr.Bytes()[32768+100*i:], msg)
-						_, err := h.raw.PostSend(
-							ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
-								Local: h.mr.Slice(32768+100*uint64(i), uint64(len(msg)))})
-						must(t, err)
-					}
-					h.say(message(1, 1, 0, 0, "d"))
-				} else {
-					for _, msg := range words {
-						h.say(msg)
-					}
-				}
-				h.until("the error handler", func() bool { return len(h.reported) == 1 })
-				want := transport.ErrProtocol
-				if name == "longer than the buffers" {
-					want = transport.ErrPeerFailed // the NIC refuses it
-				}
-				var why *transport.EndpointError
-				if err := h.reported[0]; !errors.Is(err, want) || !errors.As(err, &why) ||
-					why.Cause == nil || why.Peer != "victim" {
-					t.Errorf("%s: %v", s.name, err)
-				}
-				h.works()
-				if v := h.b.w.Stats().Violations; (v == 1) != errors.Is(want, transport.ErrProtocol) {
-					t.Errorf("%d violations", v)
-				}
-				must(t, h.victim.Close(within(t)))
-				h.end()
-			}
-		})
-	}
-}
-
 // FuzzHeader: whatever the bytes, the parser refuses them or finds a message in which everything
 // lies inside.
 func FuzzHeader(f *testing.F) {
@@ -332,39 +268,51 @@ func TestRangesOfAHeader(t *testing.T) {
 }
 
 // A card is taken at the bounds of each field and refused beyond, and the endpoint can be connected
-// afterwards.
+// afterwards, once.
 func TestRangesOfACard(t *testing.T) {
+	const rails, headers = 4, 8 + transport.MaxHeader
+	w := newWorld(t, setupFabric(1))
+	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
+	area := func(bytes int) ibverbx.RemoteMR {
+		_, mr := w.register(worker, bytes, 0)
+		return mr.Remote()
+	}
 	for _, c := range []struct {
 		edit func(*transport.Card)
 		want error
 		says string // "" where it is taken
 	}{
 		{func(c *transport.Card) {}, nil, ""},
-		{func(c *transport.Card) { c.Version++ }, verbs.ErrNotSupported, "version"},
+		{func(c *transport.Card) { c.Version-- }, verbs.ErrNotSupported, "version 1"}, // no abort messages
+		{func(c *transport.Card) { c.Version++ }, verbs.ErrNotSupported, "version 3"},
 		{func(c *transport.Card) { c.AMBuffers = 1 }, nil, ""},
 		{func(c *transport.Card) { c.AMBuffers = 0 }, verbs.ErrInvalid, "am_buffers 0"},
 		{func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers }, nil, ""},
 		{func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers + 1 }, verbs.ErrInvalid,
 			"am_buffers 4097"},
-		{func(c *transport.Card) { c.BufferSize = 72 }, nil, ""},
-		{func(c *transport.Card) { c.BufferSize = 71 }, verbs.ErrInvalid, "buffer_size 71"},
+		{func(c *transport.Card) { c.BufferSize = headers }, nil, ""},
+		{func(c *transport.Card) { c.BufferSize = headers - 1 }, verbs.ErrInvalid, "buffer_size 71"},
 		{func(c *transport.Card) { c.BufferSize = 1 << 30 }, nil, ""},
 		{func(c *transport.Card) { c.BufferSize = 1<<30 + 1 }, verbs.ErrInvalid, "buffer_size 1073741825"},
+		{func(c *transport.Card) { c.Flush = area(8 * rails) }, nil, ""},
+		{func(c *transport.Card) { c.Flush = area(8*rails - 1) }, verbs.ErrInvalid, "flush area of 31 bytes"},
+		{func(c *transport.Card) { c.QP.QPNums = nil }, verbs.ErrInvalid, "queue pairs"},
 	} {
-		l := newLink(t, shapes()[1])
-		x := newEndpoint(t, l.a.w, transport.EndpointConfig{})
-		y := newEndpoint(t, l.b.w, transport.EndpointConfig{})
+		x, y := newEndpoint(t, worker, transport.EndpointConfig{}),
+			newEndpoint(t, worker, transport.EndpointConfig{})
 		good := card(t, y)
 		bad := good
 		c.edit(&bad)
 		err := x.Connect(bad)
 		if c.says == "" {
 			must(t, err)
-			continue
-		}
-		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+		} else if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("error %v: want %v that says %q", err, c.want, c.says)
+		} else {
+			must(t, x.Connect(good))
 		}
-		must(t, x.Connect(good))
+		if err := x.Connect(good); !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("connected twice: %v", err)
+		}
 	}
 }

@@ -33,21 +33,6 @@ func TestKeepAliveNoticesAPeerThatVanished(t *testing.T) {
 	}
 }
 
-// An endpoint on which something travels is not probed; with KeepAlive off none is.
-func TestKeepAliveIsForSilence(t *testing.T) {
-	for _, every := range []time.Duration{0, -1} {
-		s := shapes()[0]
-		s.cfg.Spin, s.cfg.KeepAlive = time.Hour, every
-		l := newLink(t, s)
-		l.send(l.a, []byte("busy"))
-		rounds := 0
-		must(t, l.a.w.WaitFor(within(t), 0, func() bool { rounds++; return rounds > 5000 }))
-		if n := l.a.w.Stats().Probes; n != 0 {
-			t.Errorf("KeepAlive %v: %d probes within milliseconds", every, n)
-		}
-	}
-}
-
 // rounds makes so many rounds of progress.
 func rounds(w *transport.Worker, n int) {
 	for range n {

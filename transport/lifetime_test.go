@@ -7,9 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"ibverbx"
 	"ibverbx/transport"
-	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
@@ -117,69 +115,6 @@ func TestBothEndsClose(t *testing.T) {
 	})
 }
 
-// MaxEndpoints is a limit; a closed endpoint makes room, and its number is used again.
-func TestEndpointPlacesAreUsedAgain(t *testing.T) {
-	eachShape(t, func(t *testing.T, s setup) {
-		s.cfg.MaxEndpoints = 3
-		l := newLink(t, s)
-		for round := range 20 {
-			x, _ := l.another(transport.EndpointConfig{})
-			y, _ := l.another(transport.EndpointConfig{})
-			if _, err := l.a.w.NewEndpoint(transport.EndpointConfig{}); !errors.Is(err, verbs.ErrInvalid) {
-				t.Fatalf("a fourth endpoint: %v", err)
-			}
-			must(t, x.PutShort([]byte{byte(round)}, x.peer.At(0)))
-			must(t, y.AMShort(1, nil, nil))
-			if round%2 == 0 {
-				l.flushed(x)
-			}
-			gone := transport.NewCompletion(2, nil)
-			must(t, x.Abort(gone))
-			must(t, y.Abort(gone))
-			l.until("both are gone", gone.Fired)
-			l.until("the peer's learn of it", func() bool {
-				for _, e := range l.peers() {
-					_ = e.Abort(nil)
-				}
-				return l.b.w.Stats().Endpoints == 1
-			})
-			must(t, l.a.PutShort([]byte{1}, l.a.peer.At(8)))
-			l.flushed(l.a)
-		}
-		if s := l.a.w.Stats(); s.StaleEvents != 0 || s.Failures != 0 {
-			t.Errorf("%+v", s)
-		}
-	})
-}
-
-// An endpoint that is released holds no buffers, and takes every call.
-func TestReleasedEndpointTakesCalls(t *testing.T) {
-	eachShape(t, func(t *testing.T, s setup) {
-		l := newLink(t, s)
-		card, err := l.b.Card()
-		must(t, err)
-		gone := transport.NewCompletion(1, nil)
-		must(t, l.a.Abort(gone))
-		l.until("it is released", gone.Fired)
-		if l.a.Stats().Outstanding != 0 || l.a.Limits().PutShort == 0 || l.a.Err() == nil ||
-			l.a.Name() == "" {
-			t.Errorf("%+v, %+v, %v", l.a.Stats(), l.a.Limits(), l.a.Err())
-		}
-		l.a.Fence()
-		_, errCard := l.a.Card()
-		_, errFlush := l.a.StartFlush(transport.FlushRemote, nil)
-		for call, err := range map[string]error{
-			"card": errCard, "connect": l.a.Connect(card), "flush": errFlush,
-			"put": l.a.PutShort([]byte{1}, l.a.peer.At(0)), "message": l.a.AMShort(1, nil, nil),
-			"close": l.a.Close(within(t)), "abort": l.a.Abort(nil),
-		} {
-			if err == nil {
-				t.Errorf("%s: no error", call)
-			}
-		}
-	})
-}
-
 // Workers and endpoints without a peer close, too.
 func TestUnconnectedEndpointsClose(t *testing.T) {
 	w := newWorld(t, setupFabric(1))
@@ -193,59 +128,6 @@ func TestUnconnectedEndpointsClose(t *testing.T) {
 	must(t, newEndpoint(t, worker, transport.EndpointConfig{}).Close(within(t)))
 	must(t, worker.Flush(within(t), transport.FlushRemote))
 	must(t, worker.Close())
-}
-
-func TestConnectRefusesWhatDoesNotFit(t *testing.T) {
-	w := newWorld(t, setupFabric(1))
-	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
-	a, b := newEndpoint(t, worker, transport.EndpointConfig{}),
-		newEndpoint(t, worker, transport.EndpointConfig{})
-	good := card(t, b)
-	for name, spoil := range map[string]func(c *transport.Card){
-		"no abort messages": func(c *transport.Card) { c.Version = 1 },
-		"version":           func(c *transport.Card) { c.Version = 3 },
-		"no buffers":        func(c *transport.Card) { c.AMBuffers = 0 },
-		"too many buffers":  func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers + 1 },
-		"buffers too small": func(c *transport.Card) { c.BufferSize = 8 },
-		"buffers too large": func(c *transport.Card) { c.BufferSize = 1<<30 + 1 },
-		"no flush area":     func(c *transport.Card) { c.Flush = ibverbx.RemoteMR{} },
-		"no queue pairs":    func(c *transport.Card) { c.QP.QPNums = nil },
-	} {
-		c := good
-		spoil(&c)
-		if err := a.Connect(c); err == nil {
-			t.Errorf("%s: connected", name)
-		}
-	}
-	must(t, a.Connect(good)) // the refusals left no trace
-	must(t, b.Connect(card(t, a)))
-	if err := a.Connect(good); !errors.Is(err, verbs.ErrInvalid) {
-		t.Errorf("connected twice: %v", err)
-	}
-	if err := worker.Handle(1, func(*transport.Message) {}); !errors.Is(err, verbs.ErrInvalid) {
-		t.Errorf("a handler after the card: %v", err)
-	}
-}
-
-func TestConfigIsChecked(t *testing.T) {
-	w := newWorld(t, setupFabric(1))
-	dom, err := ibverbx.NewDomain(w.fabric.Device(0))
-	must(t, err)
-	w.domains = append(w.domains, dom)
-	for name, cfg := range map[string]transport.Config{
-		"endpoints":        {MaxEndpoints: -1},
-		"buffer size":      {BufferSize: 100},
-		"bounce buffers":   {BounceBuffers: -1},
-		"am buffers":       {AMBuffers: transport.MaxAMBuffers + 1},
-		"outstanding":      {MaxOutstanding: -1},
-		"receives":         {QP: ibverbx.Config{MaxMsgCntPerQP: 10}},
-		"pieces":           {QP: ibverbx.Config{MaxSGE: 1}},
-		"completion queue": {MaxEndpoints: 1 << 20},
-	} {
-		if _, err := transport.NewWorker(dom, cfg); !errors.Is(err, verbs.ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
 }
 
 // Everything works over a NIC that takes little inline, or nothing: what does not fit goes through

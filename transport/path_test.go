@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"ibverbx"
 	"ibverbx/internal/guard"
 	"ibverbx/transport"
 	"ibverbx/verbs/soft"
@@ -183,28 +184,59 @@ func TestKeepAndReleaseDoNotAllocate(t *testing.T) {
 	})
 }
 
-// Every path counts what it does.
+// Every path counts what it does, for its endpoint and for the worker, and what is refused counts
+// as that only. The queue pairs below count what they carried.
 func TestStatsCount(t *testing.T) {
-	l := newLink(t, setup{})
-	for _, p := range paths(t, l)[:10] {
-		p.run(t, l, 8)
-	}
-	l.flushed(l.a)
-	s := l.a.w.Stats()
-	if s.AMSent != 3 || s.AMBytes != 3*8+2*4+3*8 || s.Puts != 3 || s.PutBytes != 24 || s.Gets != 2 ||
-		s.GetBytes != 16 || s.Atomics != 2 || s.Endpoints != 1 {
-		t.Errorf("%+v", s)
-	}
-	if s := l.b.w.Stats(); s.AMReceived != 3 || s.AMKept != 0 {
-		t.Errorf("%+v", s)
-	}
-	if got := l.a.Limits(); got.Header != transport.MaxHeader || got.PutBcopy != l.a.w.Config().BufferSize ||
-		got.Pieces < 1 {
-		t.Errorf("%+v", got)
-	}
-	if l.a.w.Domain() == nil || l.a.Worker() != l.a.w {
-		t.Error("the endpoint does not know its worker")
-	}
+	eachShape(t, func(t *testing.T, s setup) {
+		l := newLink(t, s)
+		other, _ := l.another(transport.EndpointConfig{})
+		for _, p := range paths(t, l)[:10] {
+			p.run(t, l, 8)
+		}
+		must(t, other.PutShort(make([]byte, 3), other.peer.At(0)))
+		l.flushed(other)
+		l.flushed(l.a)
+		l.until("the messages", func() bool { return l.got == 3 })
+		refused := uint64(0)
+		for range 5 {
+			l.a.fill(t)
+			refused++
+			if err := l.a.AMShort(1, nil, nil); err == transport.ErrNoResource {
+				refused++
+			}
+			l.flushed(l.a)
+		}
+		filled := uint64(5 * l.a.Stats().Limit)
+		_ = l.a.PutShort(make([]byte, 5), ibverbx.RemoteSegment{})
+		// Bytes. AMBytes has the transport's own headers besides; an atomic sends 8 bytes and reads 8.
+		const messages, reads = 3*8 + 2*4, 2*8 + 2*8
+		st, e, peer := l.a.w.Stats(), l.a.Stats(), l.b.Stats()
+		if st.AMSent != 3 || st.AMBytes != messages+3*8 || st.Puts != 3+1+filled || st.PutBytes != 3*8+3+filled ||
+			st.Gets != 2 || st.GetBytes != 2*8 || st.Atomics != 2 || st.Endpoints != 2 ||
+			st.NoResource < refused {
+			t.Errorf("%+v", st)
+		}
+		if sent := messages + 3*8 + 2*8 + filled; e.SentBytes != sent || e.ReceivedBytes != reads ||
+			st.SentBytes != sent+3 || st.ReceivedBytes != reads || peer.ReceivedBytes != messages {
+			t.Errorf("of %d and %d bytes: the worker %+v, the endpoint %+v, its peer %+v", sent, reads, st, e,
+				peer)
+		}
+		if s := l.b.w.Stats(); s.AMReceived != 3 || s.AMKept != 0 {
+			t.Errorf("%+v", s)
+		}
+		lim, cfg := l.a.Limits(), l.a.w.Config()
+		if lim.Header != transport.MaxHeader || lim.PutBcopy != cfg.BufferSize || lim.Pieces < 1 ||
+			e.Limit != cfg.MaxOutstanding || l.a.w.Domain() == nil || l.a.Worker() != l.a.w {
+			t.Errorf("%+v, a limit of %d", lim, e.Limit)
+		}
+		below, carried := l.a.QPStats(), uint64(0)
+		for _, r := range below.Rails {
+			carried += r.Bytes
+		}
+		if !s.single() && (len(below.Rails) <= max(s.nics, 1) || carried < e.SentBytes+e.ReceivedBytes) {
+			t.Errorf("%d rails carried %d bytes: %+v", len(below.Rails), carried, below)
+		}
+	})
 }
 
 // The longest shorts need no bounce buffer, also where it is the peer's buffers that end them.

@@ -1,7 +1,6 @@
 package transport_test
 
 import (
-	"context"
 	"errors"
 	"runtime"
 	"sync/atomic"
@@ -100,21 +99,6 @@ func TestContract04WhatARequestLacksIsItsOwn(t *testing.T) {
 		}
 		must(t, l.b.w.Wait(within(t), put))
 	})
-}
-
-// Purge wakes a goroutine that waits in Close.
-func TestPurgeWakesClose(t *testing.T) {
-	l, _ := outOfCredits(t, transport.Config{AMBuffers: 2, Spin: -1})
-	if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
-		t.Fatal(err)
-	}
-	must(t, l.a.Pending(
-		request(func(head *transport.Endpoint) transport.Outcome { return transport.PendingNoResource })))
-	closed := make(chan error, 1)
-	go func() { closed <- l.a.Close(within(t)) }()
-	sleeping(t, l.a.w, 1)
-	l.a.Purge(func(*transport.Pending) {})
-	must(t, <-closed)
 }
 
 // A silent peer is probed although another endpoint is busy.
@@ -307,52 +291,4 @@ func TestBypassingSendsAreAnsweredByTheQueue(t *testing.T) {
 	l.until("the request is called", func() bool { return calls != before })
 	must(t, bypass.PutShort([]byte{9}, l.a.peer.At(0)))
 	l.a.Purge(func(*transport.Pending) {})
-}
-
-// A flush that waits in the queue begins when the NIC takes it, and not before.
-func TestAFlushThatIsRefusedForNowWaits(t *testing.T) {
-	for _, kind := range []transport.FlushKind{transport.FlushLocal, transport.FlushRemote} {
-		s := shapes()[1]
-		l := newLink(t, s)
-		stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: l.a.nics[0], Count: -1})
-		n := l.a.fill(t)
-		flushed := make(chan error, 1)
-		go func() { flushed <- l.a.Flush(within(t), kind) }()
-		l.until("the flush is queued", func() bool { return l.a.Stats().Pending == 1 })
-		refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Count: 3})
-		stall.Remove()
-		must(t, <-flushed)
-		if kind == transport.FlushRemote && refusal.Hits() == 0 {
-			t.Error("nothing was refused")
-		}
-		for i := range n {
-			if l.b.mem[60000+i] != byte(i) {
-				t.Fatalf("put %d of %d is not there", i, n)
-			}
-		}
-		refusal.Remove()
-	}
-}
-
-// A Close that its context ends tells the peer that the rest is aborted.
-func TestThePeerIsToldOfACloseThatIsCutShort(t *testing.T) {
-	l, _ := outOfCredits(t, transport.Config{AMBuffers: 2})
-	if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
-		t.Fatal(err)
-	}
-	must(t, l.a.Pending(request(func(*transport.Endpoint) transport.Outcome {
-		return transport.PendingNoResource
-	})))
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
-	defer cancel()
-	if err := l.a.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v", err)
-	}
-	if err := l.a.Err(); !errors.Is(err, transport.ErrCanceled) {
-		t.Errorf("the end that was closed: %v", err)
-	}
-	l.until("the peer is told", func() bool { return l.b.Err() != nil })
-	if err := l.b.Err(); !errors.Is(err, transport.ErrPeerAborted) {
-		t.Errorf("the peer: %v", err)
-	}
 }

@@ -10,76 +10,19 @@ import (
 	"strings"
 	"testing"
 
-	"ibverbx"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
-
-// Both ends count the bytes of active messages, and the one that calls those of puts and gets, per
-// endpoint and for the worker; and the queue pairs below count what they carried.
-func TestBytesAreCounted(t *testing.T) {
-	eachShape(t, func(t *testing.T, s setup) {
-		l := newLink(t, s)
-		other, _ := l.another(transport.EndpointConfig{})
-		must(t, l.a.AMShort(1, []byte("hd"), []byte("payload")))
-		_, err := l.a.AMBcopy(1, nil, pack(make([]byte, 1000)))
-		must(t, err)
-		must(t, l.a.AMZcopy(nil, 1, []byte("h"), l.a.mr.Slice(0, 100), l.a.mr.Slice(200, 11)))
-		sent, received := 2+7+1000+1+111, 0
-		l.until("the messages", func() bool { return l.got == 3 })
-		if g := l.b.Stats(); g.ReceivedBytes != uint64(sent) || g.SentBytes != 0 {
-			t.Errorf("the receiver of %d bytes: %+v", sent, g)
-		}
-		must(t, l.a.PutShort(make([]byte, 5), l.a.peer.At(0)))
-		_, err = l.a.PutBcopy(pack(make([]byte, 50)), l.a.peer.At(0))
-		must(t, err)
-		_, err = l.a.PutZcopy(nil, l.a.peer.At(0), l.a.mr.Slice(0, 20000), l.a.mr.Slice(30000, 1))
-		must(t, err)
-		sent += 5 + 50 + 20001
-		_, err = l.a.GetBcopy(nil, make([]byte, 300), l.a.peer.At(0))
-		must(t, err)
-		_, err = l.a.GetZcopy(nil, l.a.peer.At(0), l.a.mr.Slice(40000, 2000))
-		must(t, err)
-		received += 300 + 2000
-		must(t, l.a.FetchAdd(nil, nil, l.a.peer.At(0), 1))
-		sent, received = sent+8, received+8
-		l.flushed(l.a)
-		g := l.a.Stats()
-		if g.SentBytes != uint64(sent) || g.ReceivedBytes != uint64(received) {
-			t.Errorf("%d and %d bytes: %+v", sent, received, g)
-		}
-		must(t, other.PutShort(make([]byte, 3), other.peer.At(0)))
-		l.flushed(other)
-		if w := l.a.w.Stats(); w.SentBytes != uint64(sent)+3 || w.ReceivedBytes != uint64(received) {
-			t.Errorf("the worker: %d and %d bytes: %+v", sent+3, received, w)
-		}
-		if g := other.Stats(); g.SentBytes != 3 {
-			t.Errorf("another endpoint: %+v", g)
-		}
-		// A refused call counts nothing.
-		_ = l.a.PutShort(make([]byte, 5), ibverbx.RemoteSegment{})
-		if g := l.a.Stats(); g.SentBytes != uint64(sent) {
-			t.Errorf("a refused put was counted: %+v", g)
-		}
-		below := l.a.QPStats()
-		rails := uint64(0)
-		for _, r := range below.Rails {
-			rails += r.Bytes
-		}
-		if want := max(s.nics, 1); !s.single() &&
-			(len(below.Rails) <= want || rails < uint64(sent+received)) {
-			t.Errorf("%d rails carried %d bytes: %+v", len(below.Rails), rails, below)
-		}
-	})
-}
 
 // A nil argument is an error, or a panic that says so where there is no error to return, and
 // changes nothing.
 func TestNilArguments(t *testing.T) {
 	l := newLink(t, setup{})
 	var none context.Context
+	_, noDomain := transport.NewWorker(nil, transport.Config{})
 	for call, err := range map[string]error{
+		"worker":           noDomain,
 		"pending":          l.a.Pending(nil),
 		"pending, no func": l.a.Pending(&transport.Pending{}),
 		"connect a":        transport.Connect(nil, l.a.Endpoint),

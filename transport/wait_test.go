@@ -9,9 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"ibverbx"
 	"ibverbx/transport"
-	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
@@ -132,33 +130,6 @@ func TestProgressOfASleeperWakesTheOthers(t *testing.T) {
 	})
 }
 
-// Two goroutines wait on one worker: each returns when its own completion has fired, whichever made
-// the progress.
-func TestTwoWaitersOnOneWorker(t *testing.T) {
-	eachShape(t, func(t *testing.T, s setup) {
-		s.cfg.Spin = -1
-		l := newLink(t, s)
-		for range 10 {
-			stall := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.StallQP, Count: -1})
-			comps := [2]*transport.Completion{}
-			ended := make(chan error, 2)
-			for i := range comps {
-				comps[i] = transport.NewCompletion(1, nil)
-				if _, err := l.a.PutZcopy(comps[i], l.a.peer.At(uint64(30000*i)),
-					l.a.mr.Slice(uint64(30000*i), 30000)); err != nil {
-					t.Fatal(err)
-				}
-				go func() { ended <- l.a.w.Wait(within(t), comps[i]) }()
-			}
-			sleeping(t, l.a.w, 2)
-			stall.Remove()
-			must(t, <-ended)
-			must(t, <-ended)
-			landed(t, "memory", l.b.mem[:60000], l.a.mem[:60000])
-		}
-	})
-}
-
 // One waiter leaves because its context ends; the other still waits and is woken.
 func TestAWaiterThatLeavesTakesNoWakeUpAlong(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
@@ -237,13 +208,6 @@ func TestACompletionSharedByTwoWorkers(t *testing.T) {
 	}
 }
 
-// WaitFor calls done at its interval, for changes that no progress brings.
-func TestWaitForCallsDoneRegularly(t *testing.T) {
-	l := newLink(t, setup{})
-	looks := 0
-	must(t, l.a.w.WaitFor(within(t), time.Millisecond, func() bool { looks++; return looks > 10 }))
-}
-
 // A wait ends when the worker is closed.
 func TestCloseEndsWaits(t *testing.T) {
 	l := newLink(t, setup{cfg: transport.Config{Spin: -1}})
@@ -289,85 +253,6 @@ func TestAnAbortWakesASleeper(t *testing.T) {
 	case <-within(t).Done():
 		t.Error("the goroutine that sleeps was not woken")
 	}
-}
-
-// refusedCalls makes every call that returns a value beside its error, and demands the error and
-// the zero value.
-func refusedCalls(t *testing.T, when string, e *end, want error) {
-	t.Helper()
-	remote, local := e.peer.At(0), e.mr.Slice(0, 8)
-	for call, f := range map[string]func() (any, error){
-		"put bcopy": func() (any, error) { return zeroOr(e.PutBcopy(pack(make([]byte, 8)), remote)) },
-		"am bcopy":  func() (any, error) { return zeroOr(e.AMBcopy(1, nil, pack(make([]byte, 8)))) },
-		"put zcopy": func() (any, error) { return zeroOr(e.PutZcopy(nil, remote, local)) },
-		"get zcopy": func() (any, error) { return zeroOr(e.GetZcopy(nil, remote, local)) },
-		"get bcopy": func() (any, error) { return zeroOr(e.GetBcopy(nil, make([]byte, 8), remote)) },
-	} {
-		if v, err := f(); v != nil || !errors.Is(err, want) {
-			t.Errorf("%s: %s: %v beside error %v, want nothing beside %v", when, call, v, err, want)
-		}
-	}
-}
-
-// zeroOr is nil for the zero value, and the value otherwise.
-func zeroOr[T comparable](v T, err error) (any, error) {
-	var zero T
-	if v == zero {
-		return nil, err
-	}
-	return v, err
-}
-
-// A call that is refused, for whatever reason, says that it has done nothing: no bytes, and not
-// done.
-func TestRefusedCallsReturnNoValue(t *testing.T) {
-	eachShape(t, func(t *testing.T, s setup) {
-		l := newLink(t, s)
-		fresh := *l.a
-		fresh.Endpoint = newEndpoint(t, l.a.w, transport.EndpointConfig{})
-		refusedCalls(t, "not connected", &fresh, transport.ErrNotConnected)
-		if done, err := fresh.StartFlush(transport.FlushLocal, nil); done || err == nil {
-			t.Errorf("flush: %v, %v", done, err)
-		}
-		if s.single() { // others keep what a NIC refuses, and try again
-			refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Count: -1})
-			refusedCalls(t, "the NIC refuses for now", l.a, transport.ErrNoResource)
-			refusal.Remove()
-			l.quiet()
-		}
-		full := *l.a
-		full.fill(t)
-		refusedCalls(t, "no room", &full, transport.ErrNoResource)
-		if done, err := full.StartFlush(transport.FlushLocal, nil); done || err != transport.ErrNoResource {
-			t.Errorf("flush: %v, %v", done, err)
-		}
-		l.flushed(l.a)
-		if n, err := l.a.PutBcopy(nil, l.a.peer.At(0)); n != 0 || !errors.Is(err, verbs.ErrInvalid) {
-			t.Errorf("put bcopy without a function: %d, %v", n, err)
-		}
-		if n, err := l.a.AMBcopy(1, nil, nil); n != 0 || !errors.Is(err, verbs.ErrInvalid) {
-			t.Errorf("am bcopy without a function: %d, %v", n, err)
-		}
-		tooMany := func(dst []byte) int { return len(dst) + 1 }
-		if n, err := l.a.PutBcopy(tooMany, l.a.peer.At(0)); n != 0 || !errors.Is(err, transport.ErrTooLong) {
-			t.Errorf("put bcopy of more than there is room: %d, %v", n, err)
-		}
-		if done, err := l.a.StartFlush(transport.FlushRemote+1, nil); done || err == nil {
-			t.Errorf("unknown flush: %v, %v", done, err)
-		}
-		var nowhere ibverbx.RemoteSegment // on a NIC that the peer has not registered it with
-		if done, err := l.a.PutZcopy(nil, nowhere, l.a.mr.Slice(0, 8)); done || err == nil {
-			t.Errorf("put to nowhere: %v, %v", done, err)
-		}
-		must(t, l.a.Abort(nil))
-		refusedCalls(t, "aborted", l.a, transport.ErrCanceled)
-		must(t, fresh.Abort(nil))
-		l.until("the release", func() bool { return l.a.w.Stats().Endpoints == 0 })
-		if l.a.Stage() != "released" || fresh.Stage() != "released" {
-			t.Errorf("%s and %s: both are released", l.a.Stage(), fresh.Stage())
-		}
-		refusedCalls(t, "released", l.a, transport.ErrCanceled)
-	})
 }
 
 // A goroutine that sleeps until the NICs have an event is woken by a send that a NIC refuses for

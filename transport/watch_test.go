@@ -174,32 +174,3 @@ func TestEventsThatExplain(t *testing.T) {
 		t.Error("nothing explains the failure of a NIC that is not named")
 	}
 }
-
-// However many queue pairs fail, the newest 64 failures are kept, and what concerns NICs besides.
-func TestEventsThatAreKept(t *testing.T) {
-	dev := verbstest.NewNull(1).Device(0)
-	var w watch
-	down := verbs.Event{Type: verbs.EventPortErr, Device: dev, Port: 1}
-	for n := range uint32(200) {
-		if n == 20 || n == 150 {
-			w.seen.note(down)
-		}
-		w.seen.note(verbs.Event{Type: verbs.EventQPFatal, Device: dev, QPNum: n})
-	}
-	explained := func(qp uint32) *verbs.Event {
-		f := ibverbx.FailedError{Device: dev.Name(), RailQPNum: qp, Err: verbs.StatusWRFlushErr}
-		return w.explains(&f)
-	}
-	if e := explained(0); e == nil || e.Type != verbs.EventPortErr {
-		t.Errorf("the port: %v", e)
-	}
-	if n := len(w.seen); n != 65 {
-		t.Errorf("%d events are kept", n)
-	}
-	w.seen.note(verbs.Event{Type: verbs.EventPortActive, Device: dev, Port: 1})
-	for qp, want := range map[uint32]bool{0: false, 135: false, 136: true, 199: true, 200: false} {
-		if got := explained(qp) != nil; got != want {
-			t.Errorf("the failure of queue pair %d is known: %v", qp, got)
-		}
-	}
-}

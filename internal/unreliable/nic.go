@@ -142,6 +142,13 @@ func (c cq) Close() error { return errors.Join(c.nic.f.call("close cq"), c.CQ.Cl
 
 func (q qp) Device() verbs.Device { return q.nic }
 
+func (q qp) PostRecv(wrs []verbs.RecvWR) (int, error) {
+	if err := q.nic.f.call("post recv"); err != nil {
+		return 0, err
+	}
+	return q.QP.PostRecv(wrs)
+}
+
 func (q qp) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if err := q.nic.f.call("modify"); err != nil {
 		return err
