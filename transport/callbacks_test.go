@@ -98,11 +98,6 @@ func TestACallbackThatLeavesKillsTheWorker(t *testing.T) {
 	}
 }
 
-func newEndpointError(w *transport.Worker) error {
-	_, err := w.NewEndpoint(transport.EndpointConfig{})
-	return err
-}
-
 // A goroutine that sleeps is woken, too, and Close does not wait for the callback that has left.
 func TestSleepersLearnThatTheWorkerIsDead(t *testing.T) {
 	s := shapes()[0]
@@ -289,4 +284,48 @@ func TestACompletionIsReusedByItsFunction(t *testing.T) {
 	comp.Init(1, again)
 	comp.Done(nil)
 	l.until("a thousand puts", func() bool { return n == 1000 })
+}
+
+// A call that waits calls Idle where progress has found nothing to do, and not behind progress that
+// did something.
+func TestIdleIsCalledWhereNothingIsToDo(t *testing.T) {
+	s := shapes()[1]
+	s.stepped = true
+	idle, looked, got := 0, 0, 0
+	s.handle = func(*transport.Message) { got++ }
+	var l *link
+	peer := s.cfg
+	peer.Idle = func() {
+		if idle++; got != looked {
+			t.Errorf("Idle is called behind progress that has handled message %d", got)
+		}
+		l.fabric.Step()
+	}
+	s.peer = &peer
+	l = newLink(t, s)
+	for range 5 {
+		must(t, l.a.AMShort(1, nil, []byte("hello")))
+	}
+	must(t, l.b.w.WaitFor(within(t), 0, func() bool { looked = got; return got == 5 }))
+	if idle == 0 {
+		t.Error("Idle was not called")
+	}
+}
+
+// Progress counts an endpoint that it has released as something done, and nothing afterwards.
+func TestProgressCountsWhatItReleases(t *testing.T) {
+	w := newWorld(t, setupFabric(1))
+	worker := w.worker(transport.Config{KeepAlive: -1}, nil, w.fabric.Device(0))
+	for range 2 {
+		must(t, newEndpoint(t, worker, transport.EndpointConfig{}).Abort(nil))
+	}
+	if n := worker.Progress(); n != 2 {
+		t.Errorf("progress has done %d things: two endpoints were to be released", n)
+	}
+	if n := worker.Stats().Endpoints; n != 0 {
+		t.Errorf("%d endpoints are left", n)
+	}
+	if n := worker.Progress(); n != 0 {
+		t.Errorf("progress has done %d things where nothing was to be done", n)
+	}
 }

@@ -233,3 +233,84 @@ func TestAllEndpointsHaveRoom(t *testing.T) {
 		}
 	}
 }
+
+// What the configuration gives is kept, what it leaves out is lowered to the NICs.
+func TestWorkerFitsItsNICs(t *testing.T) {
+	for _, c := range []struct {
+		dev    soft.DeviceConfig
+		given  transport.Config
+		inline int
+		most   int // endpoints
+	}{
+		{soft.DeviceConfig{}, transport.Config{}, 128, 128},
+		{soft.DeviceConfig{MaxInline: 20}, transport.Config{}, 20, 128},
+		{soft.DeviceConfig{}, transport.Config{MaxEndpoints: 3, QP: ibverbx.Config{MaxInline: 40}}, 40, 3},
+		// An endpoint of one queue pair needs (67+67) + 2*67 completions.
+		{soft.DeviceConfig{MaxCQE: 268*5 + 1}, transport.Config{QP: ibverbx.Config{QPsPerDevice: 1}}, 128, 5},
+		{soft.DeviceConfig{MaxCQE: 268 * 5}, transport.Config{MaxEndpoints: 5,
+			QP: ibverbx.Config{QPsPerDevice: 1}}, 128, 5},
+	} {
+		w := newWorld(t, soft.Config{Device: c.dev})
+		worker := w.worker(c.given, nil, w.fabric.Device(0))
+		got := worker.Config()
+		if got.QP.MaxInline != c.inline || got.MaxEndpoints != c.most {
+			t.Errorf("%d bytes inline, %d endpoints; want %d and %d", got.QP.MaxInline, got.MaxEndpoints,
+				c.inline,
+				c.most)
+		}
+		w.close()
+	}
+	w := newWorld(t, soft.Config{Device: soft.DeviceConfig{MaxCQE: 268*5 - 1}})
+	dom, err := ibverbx.NewDomain(w.fabric.Device(0))
+	must(t, err)
+	w.domains = append(w.domains, dom)
+	for says, cfg := range map[string]transport.Config{
+		"enough for 4": {MaxEndpoints: 5, QP: ibverbx.Config{QPsPerDevice: 1}},
+		"lower":        {MaxOutstanding: 5000, QP: ibverbx.Config{QPsPerDevice: 1}},
+	} {
+		if _, err := transport.NewWorker(dom, cfg); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), says) {
+			t.Errorf("error %v: want one that says %q", err, says)
+		}
+	}
+}
+
+// A worker has as many endpoints as its configuration says; a place that is given back is used
+// again.
+func TestAsManyEndpointsAsConfigured(t *testing.T) {
+	w := newWorld(t, soft.Config{})
+	worker := w.worker(transport.Config{MaxEndpoints: 2, KeepAlive: -1}, nil, w.fabric.Device(0))
+	first := newEndpoint(t, worker, transport.EndpointConfig{Value: 7})
+	second := newEndpoint(t, worker, transport.EndpointConfig{Name: "two"})
+	if first.Name() != "endpoint 0" || second.Name() != "two" || first.Value() != 7 ||
+		first.Worker() != worker {
+		t.Errorf("%q and %q, value %v", first.Name(), second.Name(), first.Value())
+	}
+	if _, err := worker.NewEndpoint(transport.EndpointConfig{}); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "2 endpoints are open") {
+		t.Errorf("a third: %v", err)
+	}
+	must(t, first.Abort(nil))
+	for worker.Progress() != 0 {
+	}
+	again := newEndpoint(t, worker, transport.EndpointConfig{})
+	if again.Name() != "endpoint 0" {
+		t.Errorf("the free place has %q", again.Name())
+	}
+	must(t, worker.Close())
+	if _, err := worker.NewEndpoint(transport.EndpointConfig{}); !errors.Is(err, transport.ErrClosed) {
+		t.Errorf("of a closed worker: %v", err)
+	}
+	if err := worker.Handle(1, func(*transport.Message) {}); !errors.Is(err, transport.ErrClosed) {
+		t.Errorf("a handler of a closed worker: %v", err)
+	}
+	if err := worker.Close(); !errors.Is(err, transport.ErrClosed) {
+		t.Errorf("closed twice: %v", err)
+	}
+	w.workers = nil
+}
+
+func newEndpointError(w *transport.Worker) error {
+	_, err := w.NewEndpoint(transport.EndpointConfig{})
+	return err
+}

@@ -1,7 +1,11 @@
 package transport_test
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -156,6 +160,127 @@ func TestADeathIsNotLostAmongEvents(t *testing.T) {
 		var why *transport.EndpointError
 		if !errors.As(l.a.Err(), &why) || why.Event == nil || why.Event.Type != verbs.EventDeviceFatal {
 			t.Errorf("death last %v: %v", last, l.a.Err())
+		}
+	}
+}
+
+// The text of an endpoint's error has what is known, each once, and no colon beside nothing.
+func TestTheTextOfAnEndpointError(t *testing.T) {
+	died := &verbs.Event{Type: verbs.EventDeviceFatal}
+	cause := fmt.Errorf("virtual qp 1: %w", verbs.StatusWRFlushErr)
+	for _, c := range []struct {
+		err  transport.EndpointError
+		want string
+	}{
+		{transport.EndpointError{}, "transport: 3: peer failed"},
+		{transport.EndpointError{Op: "put"}, "transport: 3: peer failed"},
+		{transport.EndpointError{Cause: cause, Op: "put"}, "transport: 3: peer failed: " + cause.Error()},
+		{transport.EndpointError{Event: died}, "transport: 3: this end's NIC: " + died.String()},
+		{transport.EndpointError{Event: died, Op: "put"},
+			"transport: 3: this end's NIC: " + died.String() + ": put"},
+		{transport.EndpointError{Event: died, Cause: cause},
+			"transport: 3: this end's NIC: " + died.String() + ": WR_FLUSH_ERR"},
+		{transport.EndpointError{Event: died, Cause: cause, Op: "put"},
+			"transport: 3: this end's NIC: " + died.String() + ": put: WR_FLUSH_ERR"},
+	} {
+		e := c.err
+		e.Peer, e.Err = "3", transport.ErrPeerFailed
+		if got := e.Error(); got != c.want {
+			t.Errorf("%q, not %q", got, c.want)
+		}
+		if !errors.Is(&e, transport.ErrPeerFailed) ||
+			errors.Is(&e, verbs.StatusWRFlushErr) != (e.Cause != nil) {
+			t.Errorf("%v wraps %v", &e, e.Unwrap())
+		}
+		var words []string
+		for _, a := range e.LogValue().Group() {
+			words = append(words, a.Key)
+		}
+		has := func(key string) bool { return slices.Contains(words, key) }
+		if !has("peer") || !has("kind") || has("op") != (e.Op != "") || has("event") != (e.Event != nil) ||
+			has("cause") != (e.Cause != nil) {
+			t.Errorf("%+v logs %v", e, words)
+		}
+	}
+	for want, e := range map[string]transport.OpError{
+		"transport: put: too long":              {},
+		"transport: put: b: too long":           {Peer: "b"},
+		"transport: put: too long: 9 bytes":     {Detail: "9 bytes"},
+		"transport: put: b: too long: 300 of 2": {Peer: "b", Detail: "300 of 2"},
+	} {
+		e.Op, e.Err = "put", transport.ErrTooLong
+		if got := e.Error(); got != want {
+			t.Errorf("%q, not %q", got, want)
+		}
+	}
+}
+
+// An endpoint's error is written to JSON and slog in words and numbers, with what it wraps.
+func TestEndpointErrorForMachines(t *testing.T) {
+	s := shapes()[1]
+	s.cfg.QP.Linger = -1
+	l := newLink(t, s)
+	fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend})
+	defer fault.Remove()
+	must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
+	l.until("the failure", func() bool { return l.a.Err() != nil })
+	text, err := json.Marshal(l.a.Err())
+	must(t, err)
+	var got struct {
+		Peer, Kind, Op, Error string
+		Cause                 any
+	}
+	must(t, json.Unmarshal(text, &got))
+	if got.Peer != "peer b" || got.Kind != "peer failed" || got.Op != "put" || got.Cause == nil ||
+		got.Error != l.a.Err().Error() {
+		t.Errorf("%s", text)
+	}
+	var log strings.Builder
+	slog.New(slog.NewJSONHandler(&log, nil)).Error("it failed", "err", l.a.Err())
+	for _, word := range []string{`"peer":"peer b"`, `"op":"put"`, `"kind":"peer failed"`, `RETRY_EXC_ERR`} {
+		if !strings.Contains(log.String(), word) {
+			t.Errorf("%s lacks %s", log.String(), word)
+		}
+	}
+	// Where the NIC has said why, and where there is no cause.
+	l.b.nics[0].Kill()
+	l.until("the other end fails", func() bool {
+		_ = l.b.PutShort([]byte{1}, l.b.peer.At(0))
+		return l.b.Err() != nil
+	})
+	text, err = json.Marshal(l.b.Err())
+	must(t, err)
+	if !strings.Contains(string(text), `"event":"soft1: device failed"`) {
+		t.Errorf("%s", text)
+	}
+	text, err = json.Marshal(&transport.EndpointError{Peer: "x", Err: transport.ErrPeerClosed})
+	must(t, err)
+	if want := `{"peer":"x","kind":"peer closed","error":"transport: x: peer closed"}`; string(text) != want {
+		t.Errorf("%s, not %s", text, want)
+	}
+}
+
+// Outcomes, flushes and errors have texts.
+func TestWords(t *testing.T) {
+	for want, got := range map[string]string{
+		"done": transport.PendingDone.String(), "progress": transport.PendingProgress.String(),
+		"no resource": transport.PendingNoResource.String(), "outcome 9": transport.Outcome(9).String(),
+		"local": transport.FlushLocal.String(), "remote": transport.FlushRemote.String(),
+		"flush kind 9": transport.FlushKind(9).String(),
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	l := newLink(t, shapes()[0])
+	if _, err := l.a.StartFlush(transport.FlushRemote+1, nil); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("an unknown flush: %v", err)
+	}
+	_, put := l.a.PutBcopy(nil, l.a.peer.At(0))
+	_, am := l.a.AMBcopy(1, nil, nil)
+	for _, err := range []error{put, am} {
+		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "pack function") {
+			t.Errorf("no function: %v", err)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // A context that ends ends the wait, and nothing else.
-func TestContract11AContextEndsTheWaitOnly(t *testing.T) {
+func TestAContextEndsTheWaitOnly(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
 		stall := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.StallQP})
@@ -44,7 +44,7 @@ func TestContract11AContextEndsTheWaitOnly(t *testing.T) {
 }
 
 // A context that ends is noticed however busy other endpoints keep the worker.
-func TestContract11AContextEndsTheWaitOnABusyWorker(t *testing.T) {
+func TestAContextEndsTheWaitOnABusyWorker(t *testing.T) {
 	l := newLink(t, setup{cfg: transport.Config{QP: shapes()[1].cfg.QP}})
 	busy, _ := l.another(transport.EndpointConfig{})
 	var comp transport.Completion

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ibverbx/transport"
+	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
@@ -128,5 +129,49 @@ func TestASleeperHasNothingToDo(t *testing.T) {
 		if !errors.Is(err, context.DeadlineExceeded) || looks > 8 {
 			t.Errorf("keep-alive %v: %v, %d looks while nothing happens", keepAlive, err, looks)
 		}
+	}
+}
+
+// A silent peer is probed although another endpoint is busy.
+func TestKeepAliveBesideOtherTraffic(t *testing.T) {
+	s := shapes()[0]
+	s.cfg.Spin, s.cfg.KeepAlive = -1, 5*time.Millisecond
+	l := newLink(t, s)
+	busy, _ := l.another(transport.EndpointConfig{})
+	// Few rounds of progress, and events more often than probes are due.
+	for puts := 0; puts < 25 && l.a.w.Stats().Probes == 0; puts++ {
+		next := time.Now().Add(2 * time.Millisecond)
+		must(t, busy.PutShort([]byte{1}, busy.peer.At(0)))
+		must(t, l.a.w.WaitFor(within(t), 2*time.Millisecond, func() bool { return time.Now().After(next) }))
+	}
+	if l.a.w.Stats().Probes == 0 {
+		t.Error("the silent peer was not probed")
+	}
+}
+
+// A probe that is refused for now is sent at its next turn, and no failure; one that is refused
+// permanently fails the endpoint.
+func TestProbesThatAreRefused(t *testing.T) {
+	for _, err := range []error{verbs.ErrNoMemory, verbs.ErrNotSupported} {
+		eachShape(t, func(t *testing.T, s setup) {
+			var reported failures
+			s.cfg.KeepAlive, s.cfg.Spin, s.onError = time.Millisecond, -1, reported.add
+			l := newLink(t, s)
+			closed, _ := l.another(transport.EndpointConfig{}) // leaves a free place behind
+			must(t, closed.Abort(nil))
+			refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Count: 2,
+				Err: err})
+			must(t, l.a.w.WaitFor(within(t), 0, func() bool {
+				return len(reported) != 0 || verbs.IsTransient(err) && refusal.Hits() == 2 &&
+					l.a.w.Stats().Probes != 0
+			}))
+			if verbs.IsTransient(err) {
+				if len(reported) != 0 {
+					t.Errorf("failures: %v", reported)
+				}
+				return
+			}
+			reported.only(t, err)
+		})
 	}
 }

@@ -19,8 +19,7 @@ import (
 type link struct {
 	*world
 	a, b *end
-	ends []*end // of b's worker, by another
-	got  int    // messages that b's handler 1 took, where the test has none of its own
+	got  int // messages that b's handler 1 took, where the test has none of its own
 }
 
 // end is one side of a link.
@@ -39,8 +38,7 @@ func newLink(tb testing.TB, s setup) *link {
 	tb.Helper()
 	n := max(s.nics, 1)
 	l := &link{world: newWorld(tb, soft.Config{
-		Devices: 2 * n, Stepped: s.stepped, Seed: s.seed, Scramble: s.scramble && !s.single(),
-		Device: s.fabric,
+		Devices: 2 * n, Stepped: s.stepped, Device: s.fabric,
 	})}
 	peer := s.cfg
 	if s.peer != nil {
@@ -95,12 +93,8 @@ func (l *link) another(cfg transport.EndpointConfig) (a, b *end) {
 	l.tb.Helper()
 	x, y := *l.a, *l.b
 	l.join(cfg, &x, &y)
-	l.ends = append(l.ends, &y)
 	return &x, &y
 }
-
-// peers are the ends of b's worker that another has made.
-func (l *link) peers() []*end { return l.ends }
 
 func newEndpoint(tb testing.TB, w *transport.Worker, cfg transport.EndpointConfig) *transport.Endpoint {
 	tb.Helper()
@@ -236,15 +230,11 @@ type setup struct {
 	cfg     transport.Config
 	peer    *transport.Config // of the end b, where it differs
 	stepped bool
-	seed    uint64
 	fabric  soft.DeviceConfig
-	memory  int // bytes of registered memory an end; 0 means 64 KiB
-	// scramble lets completions of one queue appear out of order, which a single queue pair does
-	// not tolerate.
-	scramble bool
-	handle   func(m *transport.Message) // b's handler 1; nil counts
-	onError  func(ep *transport.Endpoint, err error)
-	onReady  func(ep *transport.Endpoint)
+	memory  int                        // bytes of registered memory an end; 0 means 64 KiB
+	handle  func(m *transport.Message) // b's handler 1; nil counts
+	onError func(ep *transport.Endpoint, err error)
+	onReady func(ep *transport.Endpoint)
 }
 
 // single reports whether an endpoint is one queue pair.
@@ -452,12 +442,4 @@ func (w *world) quiet() {
 			w.tb.Fatal("does not come to rest")
 		}
 	}
-}
-
-// seeds is how many orders of events a stepped test tries.
-func seeds(n uint64) uint64 {
-	if testing.Short() {
-		return max(1, n/5)
-	}
-	return n
 }

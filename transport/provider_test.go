@@ -3,6 +3,7 @@ package transport_test
 import (
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"ibverbx"
@@ -112,53 +113,6 @@ func TestWaitWhereTheCQCannotBeArmed(t *testing.T) {
 	}
 }
 
-// Whatever move of a queue pair fails on the way to a connection, and whichever receive, Connect
-// returns its error, and the endpoint can be connected then: the receives of the first attempt,
-// which were flushed, do not disturb the second.
-func TestConnectWhereACallFails(t *testing.T) {
-	for _, call := range []string{"modify", "post recv"} {
-		for _, nics := range []int{1, 2} {
-			for at, failed := 0, true; failed; at++ {
-				w, dom, f := unreliableNICs(t, nics)
-				got := 0
-				worker, err := transport.NewWorker(dom, transport.Config{QP: ibverbx.Config{QPsPerDevice: 1},
-					AMBuffers: 2})
-				must(t, err)
-				w.workers = append(w.workers, worker)
-				must(t, worker.Handle(1, func(*transport.Message) { got++ }))
-				a := newEndpoint(t, worker, transport.EndpointConfig{})
-				b := newEndpoint(t, worker, transport.EndpointConfig{})
-				f.N, f.At, f.Only, f.Name = 0, at, call, ""
-				err = a.Connect(card(t, b))
-				f.At = -1
-				if failed = f.Name != ""; failed != errors.Is(err, unreliable.Err) || a.Err() != nil {
-					t.Errorf("%s %d of %d NICs: %v, and then %v", call, at, nics, err, a.Err())
-				}
-				if failed {
-					if err := a.AMShort(1, nil, nil); !errors.Is(err, transport.ErrNotConnected) {
-						t.Errorf("a send before it is connected: %v", err)
-					}
-					must(t, a.Connect(card(t, b)))
-				}
-				must(t, b.Connect(card(t, a)))
-				for range 8 { // more than were posted the first time
-					must(t, b.AMShort(1, nil, []byte("to a")))
-					must(t, a.AMShort(1, nil, []byte("to b")))
-					before := got
-					w.until("the messages arrive", func() bool { return got == before+2 })
-				}
-				if n := worker.Stats().StaleEvents; n != 0 {
-					t.Errorf("%d stale completions", n)
-				}
-				if !failed && at < map[string]int{"modify": 3 * nics, "post recv": 1}[call] {
-					t.Errorf("%d calls of %s", at, call)
-				}
-				w.close()
-			}
-		}
-	}
-}
-
 // The memory of an endpoint that cannot be given back is counted, and the endpoint is gone all the
 // same.
 func TestMemoryThatCannotBeGivenBack(t *testing.T) {
@@ -256,4 +210,131 @@ func TestAClosedWorkerWatchesNoNIC(t *testing.T) {
 		t.Errorf("%d NICs are watched by a closed worker", watching)
 	}
 	must(t, errors.Join(dom.Close(), fabric.Close()))
+}
+
+// failures collects what an endpoint's OnError is called with.
+type failures []error
+
+// only demands that there was one failure, of the queue pair and for this reason.
+func (f failures) only(t *testing.T, reason error) {
+	t.Helper()
+	var e *transport.EndpointError
+	if len(f) != 1 || !errors.Is(f[0], transport.ErrPeerFailed) || !errors.Is(f[0], reason) ||
+		!errors.As(f[0], &e) || e.Cause == nil || !strings.Contains(f[0].Error(), reason.Error()) {
+		t.Errorf("failures: %v; want one with %v", []error(f), reason)
+	}
+}
+
+func (f *failures) add(_ *transport.Endpoint, err error) { *f = append(*f, err) }
+
+// carrierOf is the number of the queue pair on which an endpoint takes messages.
+func carrierOf(t *testing.T, e *end) uint32 {
+	t.Helper()
+	c := card(t, e.Endpoint).QP
+	if c.NotifyQPNum != 0 && c.Scheme == ibverbx.DQPLB.String() {
+		return c.NotifyQPNum
+	}
+	return c.QPNums[0]
+}
+
+// A NIC that refuses receives for now gets them later, and no message is lost.
+func TestReceivesThatAreRefusedForNow(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		s.cfg.QP.Conn.RNRRetry = verbs.RNRRetryForever // however late this end is with the others
+		l := newLink(t, s)
+		refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.b.nics[0],
+			QPNum: carrierOf(t, l.b), Count: 5})
+		sent := 0
+		for ; sent < 500 && refusal.Hits() < 5 || sent < 20; sent++ {
+			l.send(l.a, []byte("again"))
+		}
+		l.until("all have arrived", func() bool { return l.got == sent })
+		if refusal.Hits() != 5 {
+			t.Errorf("%d receives were refused", refusal.Hits())
+		}
+	})
+}
+
+// A worker that sleeps tries again by itself what its NIC has refused for now: no event tells when
+// the NIC would take it.
+func TestASleeperTriesRefusedReceivesAgain(t *testing.T) {
+	for _, s := range shapes()[:2] {
+		s.cfg.AMBuffers, s.cfg.KeepAlive, s.cfg.Spin = 2, -1, -1
+		var got atomic.Int64
+		s.handle = func(*transport.Message) { got.Add(1) }
+		l := newLink(t, s)
+		refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.b.nics[0],
+			QPNum: carrierOf(t, l.b), Count: 5})
+		must(t, l.b.w.Start())
+		for n := range int64(20) {
+			l.send(l.a, []byte("again"))
+			l.until("it has arrived", func() bool { return got.Load() > n })
+		}
+		if refusal.Hits() != 5 {
+			t.Errorf("%s: %d receives were refused", s.name, refusal.Hits())
+		}
+	}
+}
+
+// A NIC that refuses receives permanently fails the endpoint, once, and no other one of the worker.
+func TestReceivesThatAreRefusedPermanently(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		l := newLink(t, s)
+		var reported failures
+		x, y := *l.a, *l.b
+		x.Endpoint = newEndpoint(t, x.w, transport.EndpointConfig{Name: "b"})
+		y.Endpoint = newEndpoint(t, y.w, transport.EndpointConfig{Name: "a", OnError: reported.add})
+		must(t, transport.Connect(x.Endpoint, y.Endpoint))
+		l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: y.nics[0], QPNum: carrierOf(t, &y),
+			Count: -1, Err: verbs.ErrNotSupported})
+		l.until("the endpoint fails", func() bool {
+			_ = x.AMShort(1, nil, []byte("x"))
+			return len(reported) != 0
+		})
+		l.quiet()
+		reported.only(t, verbs.ErrNotSupported)
+		if err := y.AMShort(1, nil, nil); !errors.Is(err, transport.ErrPeerFailed) {
+			t.Errorf("a send behind it: %v", err)
+		}
+		got := l.got
+		l.send(l.a, []byte("on"))
+		l.until("the other endpoint's message", func() bool { return l.got == got+1 })
+		must(t, y.Abort(nil))
+		must(t, x.Abort(nil))
+	})
+}
+
+// Credits whose message is refused for now are given later; refused permanently, the endpoint
+// fails.
+func TestCreditsThatAreRefused(t *testing.T) {
+	for _, err := range []error{verbs.ErrNoMemory, verbs.ErrNotSupported} {
+		eachShape(t, func(t *testing.T, s setup) {
+			var reported failures
+			s.cfg.AMBuffers, s.cfg.KeepAlive = 4, -1
+			l := newLink(t, s)
+			l.join(transport.EndpointConfig{}, l.b, l.a) // b is the one with the handlers below
+			l.b.Endpoint = newEndpoint(t, l.b.w, transport.EndpointConfig{OnError: reported.add})
+			l.a.Endpoint = newEndpoint(t, l.a.w, transport.EndpointConfig{})
+			must(t, transport.Connect(l.a.Endpoint, l.b.Endpoint))
+			refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.b.nics[0], Count: 4,
+				Err:   err,
+				QPNum: carrierOf(t, l.b)})
+			if verbs.IsTransient(err) {
+				for range 40 {
+					l.send(l.a, nil)
+				}
+				l.until("all have arrived", func() bool { return l.got == 40 })
+				if len(reported) != 0 || refusal.Hits() != 4 && s.single() {
+					t.Errorf("%d refused, failures %v", refusal.Hits(), reported)
+				}
+				return
+			}
+			l.until("the endpoint fails", func() bool {
+				_ = l.a.AMShort(1, nil, nil)
+				return len(reported) != 0
+			})
+			l.quiet()
+			reported.only(t, err)
+		})
+	}
 }
