@@ -212,39 +212,34 @@ func TestPostRefusedInTheMiddle(t *testing.T) {
 }
 
 // A driver may fail without naming the request, as librxe does when the kernel refuses to look at
-// the queue.
-func TestPostFailsWithoutARequest(t *testing.T) {
-	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{})
-	r.failCall("ibv_post_send", int32(syscall.EIO), 1, -1)
-	n, err := r.qp.PostSend([]verbs.SendWR{r.send(1, 1), r.send(2, 1)})
-	is(t, err, syscall.EIO)
-	if n != 0 {
-		t.Errorf("%d accepted", n)
-	}
-	r.failCall("ibv_post_recv", int32(syscall.EIO), 1, 1)
-	n, err = r.qp.PostRecv([]verbs.RecvWR{{ID: 1}, {ID: 2}})
-	is(t, err, syscall.EIO)
-	if n != 1 {
-		t.Errorf("%d receives accepted", n)
-	}
-}
-
-// siw names the request for which a queue had no room, and returns no error.
-func TestPostFullWithoutErrno(t *testing.T) {
+// the queue. siw names the request for which a queue had no room, and returns no error.
+func TestPostFailsOddly(t *testing.T) {
 	const unsaid = 10000 // UNSAID of the stand-in
-	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{})
-	r.failCall("ibv_post_send", unsaid, 1, 1)
-	n, err := r.qp.PostSend([]verbs.SendWR{r.send(1, 1), r.send(2, 1)})
-	is(t, err, verbs.ErrQueueFull)
-	if n != 1 {
-		t.Errorf("%d sends accepted", n)
-	}
-	r.poll(r.cq, 1)
-	r.failCall("ibv_post_recv", unsaid, 1, 0)
-	n, err = r.qp.PostRecv([]verbs.RecvWR{{ID: 1}})
-	is(t, err, verbs.ErrQueueFull)
-	if n != 0 {
-		t.Errorf("%d receives accepted", n)
+	s := openStandin(t, standinConfig{})
+	d := s.device(t)
+	for _, c := range []struct {
+		errno    int32
+		at       int32 // -1: no request is named
+		want     error
+		accepted int
+	}{
+		{int32(syscall.EIO), -1, syscall.EIO, 0}, {int32(syscall.EIO), 1, syscall.EIO, 1},
+		{unsaid, 0, verbs.ErrQueueFull, 0}, {unsaid, 1, verbs.ErrQueueFull, 1},
+	} {
+		r := rigOn(t, s, d, rigConfig{})
+		for call, post := range map[string]func() (int, error){
+			"ibv_post_send": func() (int, error) {
+				return r.qp.PostSend([]verbs.SendWR{r.send(1, 1), r.send(2, 1)})
+			},
+			"ibv_post_recv": func() (int, error) { return r.qp.PostRecv([]verbs.RecvWR{{ID: 1}, {ID: 2}}) },
+		} {
+			r.failCall(call, c.errno, 1, c.at)
+			n, err := post()
+			is(t, err, c.want)
+			if n != c.accepted {
+				t.Errorf("%s, %v at %d: %d accepted", call, c.want, c.at, n)
+			}
+		}
 	}
 }
 
