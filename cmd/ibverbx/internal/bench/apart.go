@@ -170,7 +170,12 @@ func (p *peer) measure(params *Params, h *Half, about *Peer, o Observer) (*Repor
 	o.Start(params, about)
 	err := r.connect(h.Devices[:params.NICs])
 	if err == nil {
-		stop := p.outlast(ctx)
+		after := lastRound // the leading end finishes what is under way
+		if !p.leads {
+			after = 0
+		}
+		var stop func()
+		p.steps, stop = stepsOf(ctx, after)
 		defer stop()
 		if err = r.rows(); err == nil && !p.parted {
 			err = r.bye()

@@ -20,10 +20,11 @@
 // sleeps until an event of either end: where the NICs are software they need the cores themselves.
 //
 // In two processes each drives its end alone: it has its own memory, and the source of the other
-// end, which follows from the seed, to compare with. The connecting end decides and takes the
-// figures; messages.go lists their messages. Where both send at the same time, each takes the time
-// of what it sends, and the longer one counts. Neither trusts the other: parameters are bounded and
-// messages are checked, and a peer that falls silent or disconnects ends the run.
+// end, which follows from the seed, to compare with. Both go through the same steps of a
+// conversation (peer.go; messages.go lists the messages). The connecting end decides and takes the
+// figures. Where both send at the same time, each takes the time of what it sends, and the longer
+// one counts. Neither trusts the other: parameters are bounded and messages are checked, and a peer
+// that falls silent or disconnects ends the run.
 //
 // How to add a mode, an operation or a fault: cmd/ibverbx/INTERNALS.md.
 package bench

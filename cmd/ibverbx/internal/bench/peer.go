@@ -13,7 +13,7 @@ import (
 type peer struct {
 	conn  *rendezvous.Conn
 	leads bool // this process drives end a and decides, the other one follows
-	// steps bounds each step of the conversation. See outlast.
+	// steps bounds each step of the conversation.
 	steps  context.Context
 	parted bool // this end has said why it gives up
 }
@@ -41,17 +41,6 @@ func decide[T any](p *peer, kind string, mine T) (decided T, err error) {
 	}
 	err = p.conn.Receive(p.steps, kind, &decided)
 	return decided, err
-}
-
-// outlast has the steps of the leading end go on for a moment after ctx, in which it ends what is
-// under way. The following one ends at once.
-func (p *peer) outlast(ctx context.Context) (stop func()) {
-	after := lastRound
-	if !p.leads {
-		after = 0
-	}
-	p.steps, stop = stepsOf(ctx, after)
-	return stop
 }
 
 // stepsOf returns a context that ends a while after ctx, and then says why.

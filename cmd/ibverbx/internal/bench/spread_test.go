@@ -96,24 +96,6 @@ func TestSamplesApart(t *testing.T) {
 	}
 }
 
-// TestSamplesOfAtomics shows that the columns, which take turns,
-// share the counter that they change.
-func TestSamplesOfAtomics(t *testing.T) {
-	_, nics := fabric(t, 4)
-	for _, op := range []Op{FetchAdd, CmpSwap} {
-		p := params(func(p *Params) {
-			p.Op, p.Iterations, p.Duration, p.Sizes = op, 0, Seconds(60*time.Millisecond), nil
-		})
-		if _, err := measure(t, p); err != nil {
-			t.Errorf("%s: %v", op, err)
-		}
-		a, b := apart(t, p, nics[:2], nics[2:])
-		if a.err != nil || b.err != nil {
-			t.Errorf("%s: end a: %v; end b: %v", op, a.err, b.err)
-		}
-	}
-}
-
 // checkSpread looks whether a figure is the median of its samples.
 func checkSpread(t *testing.T, p *Params, r *Result, copied bool) {
 	t.Helper()

@@ -222,39 +222,6 @@ func TestTimelineIsBounded(t *testing.T) {
 	})
 }
 
-// A NIC that becomes slower takes its time for what it carries, in either direction, for as long as
-// the fault lasts.
-func TestSlow(t *testing.T) {
-	const lasts = Seconds(50 * time.Millisecond)
-	p := params(func(p *Params) {
-		// What comes after the fault takes 125 ms, if it is slow to the end. Few are outstanding,
-		// or a slow poll would find that all have passed.
-		p.TxDepth = 2
-		p.Faults = faults(t, "slow@nic=0,by=16,msg=4,for=50ms")
-		p.Sizes, p.Iterations, p.Memory, p.Samples = []units.Size{1 << 16}, 12, 12<<16, 1
-		p.Fragment, p.Schemes, p.Speeds = 1<<16, []Scheme{Single}, []units.Rate{64 << 20}
-		p.Interval = AutoInterval
-	})
-	for _, op := range []Op{Write, Read} {
-		p.Op = op
-		report, err := measure(t, p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := &report.Results[0]
-		if len(r.Faults) != 1 || !r.Faults[0].Struck || r.Timeline == nil {
-			t.Fatalf("%s: %+v", op, r)
-		}
-		if marks := r.Timeline.Marks; len(marks) != 2 || marks[0].Kind != FaultStruck ||
-			marks[1].Kind != FaultEnded || marks[1].At-marks[0].At < lasts {
-			t.Errorf("%s: marks %+v", op, marks)
-		}
-		if took := time.Duration(lasts).Seconds(); r.Seconds < took || len(r.Timeline.Dips) != 1 {
-			t.Errorf("%s: took %.3f s, the fault %.3f s; dips %+v", op, r.Seconds, took, r.Timeline.Dips)
-		}
-	}
-}
-
 // Both ends of the link are slow, until the fault is taken back.
 func TestSlowIsTakenBack(t *testing.T) {
 	p := params(func(p *Params) { p.Speeds = []units.Rate{1 << 30, 1 << 20} })
