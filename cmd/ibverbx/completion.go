@@ -26,30 +26,24 @@ func predictors() map[string]complete.Predictor {
 	for _, p := range providers {
 		names = append(names, p.Name)
 	}
-	all, ops := map[string]bool{}, map[string]bool{}
+	var all, ops []string
 	for _, s := range layers.Shapes() {
-		all[string(s.Layer)], ops[string(s.Op)] = true, true
-	}
-	words := func(set map[string]bool) complete.Predictor {
-		return complete.PredictSet(slices.Sorted(maps.Keys(set))...)
-	}
-	var modes, schemes, tests []string
-	for _, m := range bench.Modes() {
-		modes = append(modes, string(m))
-	}
-	for _, k := range perftest.Kinds() {
-		tests = append(tests, string(k))
-	}
-	for _, s := range bench.Schemes() {
-		schemes = append(schemes, string(s))
+		all, ops = append(all, string(s.Layer)), append(ops, string(s.Op))
 	}
 	return map[string]complete.Predictor{
-		"provider": complete.PredictSet(names...), "layer": words(all), "op": words(ops),
-		"mode":     complete.PredictSet(modes...),
-		"scheme":   complete.PredictSet(append(schemes, "all")...),
-		"balance":  complete.PredictSet(ibverbx.RoundRobin.String(), ibverbx.ByAbility.String()),
-		"perftest": complete.PredictSet(tests...),
-		"fault":    complete.PredictSet(bench.FaultNames()...),
-		"file":     complete.PredictFiles("*"),
+		"provider": words(names), "layer": words(all), "op": words(ops), "mode": words(bench.Modes()),
+		"scheme":   words(append(bench.Schemes(), "all")),
+		"balance":  words([]string{ibverbx.RoundRobin.String(), ibverbx.ByAbility.String()}),
+		"perftest": words(perftest.Kinds()), "fault": words(bench.FaultNames()),
+		"file": complete.PredictFiles("*"),
 	}
+}
+
+// words predicts the words of a list, each once.
+func words[T ~string](list []T) complete.Predictor {
+	set := map[string]bool{}
+	for _, w := range list {
+		set[string(w)] = true
+	}
+	return complete.PredictSet(slices.Sorted(maps.Keys(set))...)
 }

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"context"
 	"errors"
-	"fmt"
 	"math/bits"
 	"net"
 	"sync"
@@ -26,90 +26,61 @@ const (
 // errBusy is what a listening end tells a client that comes while it measures with another one.
 var errBusy = errors.New("the listening end is busy with another client: try again later")
 
-// listener accepts one client at a time and tells all others that it is busy.
-type listener struct {
-	*rendezvous.Listener
-	c       *console
-	clients chan *rendezvous.Conn
-	failed  chan error   // why no more clients come
-	busy    atomic.Bool  // there is a client
-	strange atomic.Int64 // connections so far that brought no client
-	all     sync.WaitGroup
-}
-
-func listen(c *console, address string, cfg rendezvous.Config) (*listener, error) {
-	l := &listener{c: c, clients: make(chan *rendezvous.Conn, 1), failed: make(chan error, 1)}
+// listen listens for clients. It reports why a connection brought none: each of the first ones, and
+// then their number whenever it has doubled.
+func (f *perfCmd) listen(c *console) (*rendezvous.Listener, error) {
+	cfg := f.conversation()
 	cfg.Greeting, cfg.MaxGreetings = min(greeting, cfg.Timeout), maxGreeted
-	cfg.Refused = func(remote net.Addr, why error) { l.stranger(fmt.Errorf("%v: %w", remote, why)) }
-	var err error
-	if l.Listener, err = rendezvous.Listen(c.ctx, address, cfg); err != nil {
-		if why := errors.Unwrap(err); why != nil {
-			return nil, why // without the name of the package
+	var strange atomic.Int64
+	cfg.Refused = func(remote net.Addr, why error) {
+		switch n := strange.Add(1); {
+		case n <= maxLines:
+			c.complain("ibverbx: %v: %s; still listening\n", remote, reason(why))
+		case bits.OnesCount64(uint64(n)) == 1:
+			c.complain("ibverbx: %d connections so far brought no client; still listening\n", n)
 		}
-		return nil, err
 	}
-	l.all.Go(l.accept)
-	return l, nil
+	l, err := rendezvous.Listen(c.ctx, f.Listen.address, cfg)
+	if why := errors.Unwrap(err); why != nil {
+		err = why // without the name of the package
+	}
+	return l, err
 }
 
-// close ends it.
-func (l *listener) close() {
-	_ = l.Close()
-	l.all.Wait()
-	select {
-	case conn := <-l.clients:
-		_ = conn.Close()
-	default:
-	}
-}
-
-func (l *listener) accept() {
-	for {
-		conn, err := l.Accept(l.c.ctx)
-		if err != nil {
-			l.failed <- err
-			return
-		}
-		if l.busy.CompareAndSwap(false, true) {
-			l.clients <- conn
-			continue
-		}
-		l.all.Go(func() { conn.Fail(errBusy) })
-	}
-}
-
-// stranger reports why a connection brought no client: each of the first ones, and then their
-// number whenever it has doubled.
-func (l *listener) stranger(why error) {
-	switch n := l.strange.Add(1); {
-	case n <= maxLines:
-		l.c.complain("ibverbx: %s; still listening\n", reason(why))
-	case bits.OnesCount64(uint64(n)) == 1:
-		l.c.complain("ibverbx: %d connections so far brought no client; still listening\n", n)
-	}
-}
-
-// serve drives one end for the clients that come, one at a time, until one has been measured.
+// serve drives one end for the clients that come, one at a time, until one has been measured. It
+// tells all others that it is busy.
 func (f *perfCmd) serve(c *console, end *endNICs) error {
-	l, err := listen(c, f.Listen.address, f.conversation())
+	l, err := f.listen(c)
 	if err != nil {
 		return err
 	}
-	defer l.close()
+	var refusals sync.WaitGroup
+	defer refusals.Wait()
+	defer func() { _ = l.Close() }()
 	c.complain("ibverbx: listening on %v with %s\n", l.Addr(), end)
 	for {
-		var conn *rendezvous.Conn
-		select {
-		case conn = <-l.clients:
-		case err := <-l.failed:
-			if c.ctx.Err() != nil {
-				return bench.ErrInterrupted
-			}
+		conn, err := l.Accept(c.ctx)
+		if c.ctx.Err() != nil && err != nil {
+			return bench.ErrInterrupted
+		}
+		if err != nil {
 			return err
 		}
+		busy, free := context.WithCancel(c.ctx)
+		var others sync.WaitGroup
+		others.Go(func() {
+			for {
+				other, err := l.Accept(busy)
+				if err != nil {
+					return
+				}
+				refusals.Go(func() { other.Fail(errBusy) })
+			}
+		})
 		f.outcome.document = false
-		err := f.serveOne(c, end, conn)
-		l.busy.Store(false)
+		err = f.serveOne(c, end, conn)
+		free()
+		others.Wait()
 		if c.ctx.Err() != nil || !brokeOff(err) {
 			return err
 		}
