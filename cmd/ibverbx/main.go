@@ -164,21 +164,29 @@ func run(c *console, args []string) (code int) {
 		return exitUsage
 	}
 	if err := parsed.Run(c); err != nil {
-		var exit *exitError
-		if errors.As(err, &exit) {
-			return exit.code
-		}
-		c.complain("ibverbx: %s\n", reason(err))
-		if errors.Is(err, bench.ErrInterrupted) {
-			return exitInterrupted
-		}
-		var usage *bench.UsageError
-		if errors.As(err, &usage) {
-			return exitUsage
-		}
-		return exitFailed
+		return c.fail(err)
 	}
 	return exitOK
+}
+
+// fail says why the command failed, and returns its exit code.
+func (c *console) fail(err error) (code int) {
+	var exit *exitError
+	var usage *bench.UsageError
+	switch {
+	case errors.As(err, &exit):
+		code, err = exit.code, exit.why
+	case errors.Is(err, bench.ErrInterrupted):
+		code = exitInterrupted
+	case errors.As(err, &usage):
+		code = exitUsage
+	default:
+		code = exitFailed
+	}
+	if err != nil {
+		c.complain("ibverbx: %s\n", reason(err))
+	}
+	return code
 }
 
 type versionCmd struct{}

@@ -46,10 +46,13 @@ the signal that killed it; 127 when there is no such program, 126 when it cannot
 reads the output any more.`
 }
 
-// exitError ends the command with a code, when all has been said.
-type exitError struct{ code int }
+// exitError ends the command with a code, and says why where that has not been said.
+type exitError struct {
+	code int
+	why  error
+}
 
-func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
+func (e *exitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.code, e.why) }
 
 // Exit codes as of a shell: for a program that is not there, a file that is no program, and a
 // command whose reader has gone.
@@ -73,38 +76,21 @@ func (f *runCmd) Run(c *console) error {
 	case len(program) == 0:
 		return usage("no program: ibverbx run -n 4 PROGRAM ARGS")
 	}
-	signals, stop := launch.Signals()
-	defer stop()
 	j := launch.Job{N: f.Processes, Program: program[0], Args: program[1:], Stdout: c.out, Stderr: c.err,
-		Grace: f.Grace, Plain: f.Plain, Signals: signals,
+		Grace: f.Grace, Plain: f.Plain,
 		Report: func(words string) { c.complain("ibverbx: %s\n", words) }}
-	return explainRun(c, j.Run())
-}
-
-// explainRun turns the end of a job into that of the command.
-func explainRun(c *console, err error) error {
+	err := j.Run()
 	var failed *launch.FailedError
-	var output *launch.OutputError
 	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &failed):
-		return &exitError{failed.Code}
-	case errors.As(err, &output) && errors.Is(err, syscall.EPIPE):
-		c.complain("ibverbx: nobody reads the output any more: the processes were ended\n")
-		return &exitError{exitBroken}
-	case errors.As(err, &output):
-		return fmt.Errorf("the output cannot be written, so the processes were ended: %w", output.Err)
-	}
-	code := 0
-	switch {
+	case errors.As(err, &failed): // which was reported
+		return &exitError{failed.Code, nil}
+	case errors.Is(err, syscall.EPIPE):
+		return &exitError{exitBroken, errors.New("nobody reads the output any more, so the processes were " +
+			"ended")}
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.ENOEXEC):
-		code = exitNotExecutable
+		return &exitError{exitNotExecutable, err}
 	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist):
-		code = exitMissing
-	default:
-		return err
+		return &exitError{exitMissing, err}
 	}
-	c.complain("ibverbx: %s\n", reason(err))
-	return &exitError{code}
+	return err
 }

@@ -28,7 +28,6 @@ type Job struct {
 	Stdout, Stderr io.Writer
 	Grace          time.Duration      // from asking processes to end to killing them
 	Plain          bool               // lines are not marked
-	Signals        <-chan os.Signal   // to forward
 	Report         func(words string) // says at once what has failed
 }
 
@@ -45,22 +44,13 @@ func (e *FailedError) Error() string {
 	return fmt.Sprintf("rank %d (pid %d): %s", e.Rank, e.PID, e.How)
 }
 
-// OutputError says that what the processes write could not be written on.
-type OutputError struct{ Err error }
-
-// Error says why.
-func (e *OutputError) Error() string { return "output: " + e.Err.Error() }
-
-// Unwrap is why.
-func (e *OutputError) Unwrap() error { return e.Err }
-
 // ending are the signals that end the job.
 //
 //nolint:gochecknoglobals // a constant
 var ending = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
-// Signals are those that a job takes, until stop is called.
-func Signals() (signals <-chan os.Signal, stop func()) {
+// takeSignals takes the signals of a job, until stop is called.
+func takeSignals() (signals <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 16)
 	signal.Notify(c, slices.Concat(ending, forwarded)...)
 	// A pipe whose reader has gone is an error of a write, and does not end this process.
@@ -79,8 +69,8 @@ type ended struct {
 // soon, and of several failures one by a signal is the cause.
 const settle = 100 * time.Millisecond
 
-// Run runs a job. The error is a [*FailedError] where a process has failed, and an [*OutputError]
-// where its output could not be written: the processes are ended then.
+// Run runs a job, and forwards signals to it. The error is a [*FailedError] where a process has
+// failed. Where their output cannot be written, the processes are ended, and the error is why.
 func (j *Job) Run() error {
 	env, err := environment(j.N)
 	if err != nil {
@@ -90,6 +80,9 @@ func (j *Job) Run() error {
 	for i, w := range []io.Writer{j.Stdout, j.Stderr} {
 		r.sinks[i].w, r.sinks[i].lost = w, func(err error) { r.lost <- err }
 	}
+	var stop func()
+	r.signals, stop = takeSignals()
+	defer stop()
 	// The processes end with the thread that has started them: it must be there until they have.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -127,6 +120,7 @@ type running struct {
 	outputs []*lines
 	live    int
 	ended   chan ended
+	signals <-chan os.Signal
 	sinks   [2]sink    // Stdout and Stderr
 	lost    chan error // why one of them takes nothing more
 }
@@ -139,8 +133,7 @@ func (r *running) start(rank int, env []string) error {
 	if !r.job.Plain {
 		mark = fmt.Sprintf("[%d] ", rank)
 	}
-	out := &lines{w: &r.sinks[0], mark: mark, marked: !r.job.Plain}
-	errs := &lines{w: &r.sinks[1], mark: mark, marked: !r.job.Plain}
+	out, errs := &lines{w: &r.sinks[0], mark: mark}, &lines{w: &r.sinks[1], mark: mark}
 	cmd.Stdout, cmd.Stderr = out, errs
 	cmd.WaitDelay = time.Second // for what it has started to close its output
 	ownGroup(cmd)
@@ -157,7 +150,7 @@ func (r *running) start(rank int, env []string) error {
 // supervise waits until all have ended.
 func (r *running) supervise() error {
 	var first *FailedError
-	var output *OutputError
+	var output error
 	var settled, grace, last <-chan time.Time
 	end := func() {
 		if grace == nil {
@@ -185,9 +178,9 @@ func (r *running) supervise() error {
 			// Rank 0 comes last: the others would take its end for the cause.
 			send(syscall.SIGTERM, r.cmds[:1])
 		case err := <-r.lost:
-			output = &OutputError{err}
+			output = fmt.Errorf("the output cannot be written, so the processes were ended: %w", err)
 			end()
-		case s := <-r.job.Signals:
+		case s := <-r.signals:
 			switch {
 			case !slices.Contains(ending, s):
 				send(s, r.cmds)

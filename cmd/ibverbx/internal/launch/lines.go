@@ -12,10 +12,9 @@ const maxLine = 64 << 10
 
 // lines writes lines with a mark, each at once: those of several processes do not mix.
 type lines struct {
-	w      *sink
-	mark   string
-	marked bool   // otherwise nothing is added
-	held   []byte // of a line without an end
+	w    *sink
+	mark string // empty: nothing is added
+	held []byte // of a line without an end
 }
 
 // sink is where the lines of several processes go. What cannot be written any more is taken and
@@ -48,7 +47,7 @@ func (l *lines) Write(b []byte) (int, error) {
 // put writes what is held as a line.
 func (l *lines) put() {
 	line := append([]byte(l.mark), l.held...)
-	if l.marked && line[len(line)-1] != '\n' {
+	if l.mark != "" && line[len(line)-1] != '\n' {
 		line = append(line, '\n')
 	}
 	l.held = l.held[:0]
