@@ -249,15 +249,6 @@ func TestLengths(t *testing.T) {
 	}
 }
 
-// PadOf fills up to four bytes.
-func TestPadOf(t *testing.T) {
-	for n, want := range []uint8{0, 3, 2, 1, 0, 3, 2, 1, 0} {
-		if got := PadOf(n); got != want {
-			t.Errorf("PadOf(%d) = %d, want %d", n, got, want)
-		}
-	}
-}
-
 // randomHeader is a header with any values that its fields can hold.
 func randomHeader(r *rand.Rand, o Opcode) Header {
 	return Header{
