@@ -33,7 +33,8 @@ type Config struct {
 	RoCE roce.Config
 	// Soft configures software NICs.
 	Soft soft.Config
-	// Logger logs which NICs were chosen; nil is slog.Default.
+	// Logger logs which NICs were opened, and why, at DEBUG, and at INFO only that sockets were
+	// taken because no RDMA device can be used; nil is slog.Default.
 	Logger *slog.Logger
 	// Sources are further providers. A source with the name of a built-in provider replaces it.
 	Sources []Source

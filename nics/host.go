@@ -1,7 +1,6 @@
 package nics
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -66,7 +65,7 @@ func Open(cfg Config) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nics: %w", err)
 	}
-	h.log(chosen)
+	h.log()
 	return h, nil
 }
 
@@ -167,33 +166,18 @@ func (c *Config) mayTakeSockets(why error) error {
 	return fmt.Errorf("%w; to make NICs of interfaces or addresses take provider %s", why, RoCE)
 }
 
-// log logs which NICs were taken.
-func (h *Host) log(chosen bool) {
-	level := slog.LevelDebug
-	if chosen {
-		level = slog.LevelInfo
-	}
+// log logs which NICs were opened and why. Each process of a job does it: a user who has not asked
+// sees a line only where sockets have taken the place of real NICs.
+func (h *Host) log() {
 	args := []any{"provider", h.cfg.Provider, "nics", h.String()}
 	if h.instead != nil {
-		args = append(args, "because", brief(h.instead.Error()))
+		h.cfg.Logger.Info("ibverbx: no RDMA device can be used: NICs are made of UDP sockets")
+		args = append(args, "because", h.instead)
 	}
-	h.cfg.Logger.Log(context.Background(), level, "ibverbx: NICs opened", args...)
+	h.cfg.Logger.Debug("ibverbx: NICs opened", args...)
 	if h.leftOut != nil {
 		h.cfg.Logger.Warn("ibverbx: NICs left out", "because", h.leftOut)
 	}
-}
-
-// brief is a reason without the advice behind it, for a line of a log.
-func brief(reason string) string {
-	const most = 100 // bytes
-	if len(reason) <= most {
-		return reason
-	}
-	end := max(strings.LastIndex(reason[:most], ": "), strings.LastIndexByte(reason[:most], '\n'))
-	if end < 0 {
-		return reason
-	}
-	return reason[:end] + " (Host.Instead says more)"
 }
 
 // Name is the name of the provider: Real, RoCE, Soft, or that of a Source.
