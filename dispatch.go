@@ -91,14 +91,6 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 // failover is in force: less than the 2^24 that a work-request id tells apart. A power of two.
 const fragmentSpan = 1 << 23
 
-// fragmentOpcode is the opcode of plain fragments. In Spray the notification follows by itself.
-func (r *sendReq) fragmentOpcode() verbs.Opcode {
-	if r.opcode == verbs.OpRDMAWriteWithImm {
-		return verbs.OpRDMAWrite
-	}
-	return r.opcode
-}
-
 // pick chooses the rail for the next fragment of a request.
 func (s *sender) pick(r *sendReq) *rail {
 	if s.rails.abilities == nil {
@@ -220,26 +212,6 @@ func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.
 		rl.log.PushMessage(id)
 	}
 	return wr
-}
-
-// gather gives a work request up to size bytes of a scatter list or inline payload, as far as the
-// rail takes that many pieces, and returns how many bytes these were.
-func (r *sendReq) gather(rl *rail, wr *verbs.SendWR, size uint64) uint64 {
-	x := r.ext
-	if r.inline {
-		wr.Flags |= verbs.SendInline
-		rl.batch.setInline(wr, x.inline[r.offset:r.offset+size])
-		return size
-	}
-	sgl := rl.batch.list(rl.maxSGE)
-	if size == r.length && len(x.list.pieces) <= len(sgl) {
-		// The usual case is the whole list (4 pieces: 5 % of the request).
-		rl.batch.setSGL(wr, x.list.all(sgl, r.localKeys, rl.device))
-		return size
-	}
-	count, got := x.list.take(sgl, r.localKeys, rl.device, size)
-	rl.batch.setSGL(wr, count)
-	return got
 }
 
 // dispatchFinals stages the final messages of requests whose data, and all earlier data, is

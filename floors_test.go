@@ -21,7 +21,7 @@ import (
 var floors = []struct{ name, files string }{
 	{"values", "doc errors config wr mr card stats failure_error domain register"},
 	{"rails", "check pieces batch line rail railset"},
-	{"directions", "hold sender dispatch resend receiver failure_describe"},
+	{"directions", "hold request sender dispatch resend receiver failure_describe"},
 	{"recovery", "portwatch failover failback passthrough passthrough_drain"},
 	{"face", "guard virtualqp arrive progress failure connect close virtualcq cqpoll cqwait original open"},
 }

@@ -190,20 +190,3 @@ func (s *sender) stageAgain(rl *rail, e *failover.Entry) {
 		rl.dirty = rl.dirty || wr.Opcode != verbs.OpRDMARead
 	}
 }
-
-// payload gives a work request the memory of a fragment.
-func (r *sendReq) payload(rl *rail, wr *verbs.SendWR, offset uint64, size uint32) {
-	switch {
-	case size == 0:
-		rl.batch.setSGL(wr, 0)
-	case r.inline:
-		wr.Flags |= verbs.SendInline
-		rl.batch.setInline(wr, r.ext.inline[offset:offset+uint64(size)])
-	case r.scattered:
-		sgl := rl.batch.list(rl.maxSGE)
-		rl.batch.setSGL(wr, r.ext.list.part(sgl, r.localKeys, rl.device, offset, uint64(size)))
-	default:
-		sgl := rl.batch.setSGL(wr, 1)
-		sgl[0] = verbs.SGE{Addr: r.localAddr + offset, Length: size, LKey: r.localKeys.at(rl.device)}
-	}
-}

@@ -68,92 +68,6 @@ func (s *sender) restart() {
 	}
 }
 
-// sendReq is a live request of the send direction. Its fields are valid from PostSend until it is
-// reported.
-//
-// Invariant: left counts the data work requests that are staged or on the NIC; dispatched means
-// that no more will follow; offset <= length is what was handed to the rails.
-type sendReq struct {
-	id         uint64
-	length     uint64
-	offset     uint64
-	localAddr  uint64
-	remoteAddr uint64
-	localKeys  *Keys
-	remoteKeys *Keys
-	ext        *sendExt // what few requests have; kept by the slot
-	left       uint32
-	fragments  uint32 // handed to the rails so far
-	imm        uint32
-	firstNum   uint32 // DQPLB: number of the first message
-	vendorErr  uint32
-	opcode     verbs.Opcode
-	status     verbs.Status
-	dispatched bool
-	plan       plan
-	final      finalState
-	fence      bool
-	solicited  bool
-	scattered  bool // ext.list is the memory
-	inline     bool // ext.inline is the payload
-	// markers counts those handed to the rails so far (DQPLB): at most one on each, and after a
-	// loss perhaps another on the rail that took over.
-	markers uint16
-	immDue  bool  // DQPLB: the user's immediate must follow,
-	immRail uint8 // on this rail
-}
-
-// sendExt holds what few requests need: copies that outlive the post, and operands.
-type sendExt struct {
-	list       pieceList
-	markersAt  uint32 // DQPLB: fragments ahead of the markers
-	inline     []byte
-	compareAdd uint64
-	swap       uint64
-}
-
-// plan is how a request's data goes out.
-type plan uint8
-
-const (
-	planFragments plan = iota // plain fragments over all data rails
-	planNumbered              // DQPLB: every fragment carries a number
-	planAtomic                // one work request on the first data rail
-	planEvery                 // one plain fragment on each data rail
-	planMessage               // one message on the rail of SENDs, as data: a relaxed SEND
-	planNone                  // no data: the final message is all there is (SEND)
-)
-
-// finalState is how far a request's final message has come.
-type finalState uint8
-
-const (
-	finalNone   finalState = iota // the request has none
-	finalDue                      // it is not staged yet
-	finalPosted                   // it is staged or on the NIC
-	finalDone                     // it has ended, or never goes out
-)
-
-// complete reports whether nothing of the request is outstanding or still to come.
-func (r *sendReq) complete() bool {
-	return r.dispatched && r.left == 0 && (r.final == finalNone || r.final == finalDone)
-}
-
-// moreData reports whether a fragment is still to be handed to the rails. A request of no bytes has
-// one of no bytes.
-func (r *sendReq) moreData() bool { return r.offset < r.length || r.length == 0 && r.fragments == 0 }
-
-// dataComplete reports whether the request's data is acknowledged.
-func (r *sendReq) dataComplete() bool { return r.dispatched && r.left == 0 }
-
-// flushUnlessFailed gives a request that will not be carried out its status, unless it has failed
-// with one of its own.
-func (r *sendReq) flushUnlessFailed() {
-	if r.status == verbs.StatusSuccess {
-		r.status = verbs.StatusWRFlushErr
-	}
-}
-
 // waiting reports whether the data of a request waits for free slots.
 func (s *sender) waiting() bool { return s.next != s.win.Tail }
 
@@ -232,30 +146,6 @@ func (s *sender) enqueue(wr *SendWR, length uint64) {
 	}
 	if r.scattered || r.inline || r.plan == planAtomic {
 		r.enqueueExt(wr)
-	}
-}
-
-// enqueueExt copies what the caller gets back when the post returns. A list of one piece is the
-// same as Local.
-func (r *sendReq) enqueueExt(wr *SendWR) {
-	if len(wr.SGL) == 1 {
-		r.scattered = false
-		r.localAddr, r.localKeys = wr.SGL[0].Addr, wr.SGL[0].Keys
-		if r.plan != planAtomic {
-			return
-		}
-	}
-	if r.ext == nil {
-		r.ext = &sendExt{}
-	}
-	x := r.ext
-	x.compareAdd, x.swap = wr.CompareAdd, wr.Swap
-	if r.inline {
-		x.inline = append(x.inline[:0], wr.Inline...)
-		r.localKeys = nil
-	}
-	if r.scattered {
-		r.localKeys = x.list.set(wr.SGL)
 	}
 }
 
