@@ -12,9 +12,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// world is a connection of two ends whose NICs are a few lines of this file. It is stepped at
-// random. A rail is a pair of queues, one in each direction, in which messages and plain data keep
-// their order and are lost with the rail. Between rails there is no order.
+// world is a connection of two ends, whose NICs are those of nic_test.go. It is stepped at random.
+// A rail is a pair of queues, one in each direction, in which messages and plain data keep their
+// order and are lost with the rail. Between rails there is no order.
 type world struct {
 	rng  *rand.Rand
 	now  time.Time
@@ -47,36 +47,6 @@ type work struct {
 	posted       bool // on a queue pair, once at least
 	landed       int  // how often the peer's NIC has carried it out
 	handled      int  // how often the peer's program has seen it, if it is a message
-}
-
-// queuePair is a queue pair and its NIC.
-type queuePair struct {
-	rail *Rail
-	log  Log
-	// own and peer are the packet sequence numbers with which it is connected.
-	own, peer uint16
-	up        bool // the queue pair is not in ERR
-	dead      bool // its CQ has died
-	// staged is what is logged and was not posted, wire what the peer's NIC has not carried out, in
-	// order.
-	staged, wire []packet
-	// cq is what the program has not polled: completions of sends and of receives.
-	cq       []completion
-	recvs    int // receives posted
-	unpolled int // receives that a message has used up, and that have not been polled
-}
-
-type packet struct {
-	id      uint64
-	psn     uint16
-	control uint32
-}
-
-type completion struct {
-	id      uint64
-	message bool // a message of the peer, which has the id
-	control uint32
-	status  verbs.Status
 }
 
 const worldRecvs = 3
@@ -237,87 +207,6 @@ var errBroken = errors.New("broken")
 
 func (w *world) fail(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errBroken}, args...)...)
-}
-
-// carryOut has the peer's NIC carry out the oldest packet of a rail, and acknowledge it.
-func (e *end) carryOut(i int) error {
-	q, to := e.rails[i], e.peer().rails[i]
-	if len(q.wire) == 0 {
-		return nil
-	}
-	pk := q.wire[0]
-	if !q.up || !to.up || to.peer != pk.psn {
-		// A queue pair in ERR sends nothing and takes nothing. The retries are used up.
-		if q.up && e.w.rng.IntN(4) == 0 {
-			e.killQP(i)
-		}
-		return nil
-	}
-	message := wrid.Kind(pk.id) != wrid.Data
-	if role := q.rail.role; wrid.Kind(pk.id) == wrid.Final && e.peer().serving[role] != i {
-		return e.w.fail("end %d: rail %d carries what the peer has no receives for", e.id, i)
-	}
-	if message && to.recvs == to.unpolled {
-		return nil // receiver not ready
-	}
-	q.wire = q.wire[1:]
-	if message {
-		to.unpolled++
-		to.cq = append(to.cq, completion{id: pk.id, message: true, control: pk.control})
-	}
-	if k := e.works[wrid.Number(pk.id)]; wrid.Kind(pk.id) != wrid.Control {
-		k.landed++
-		if k.done {
-			return e.w.fail("end %d: work %d lands after it was reported", e.id, wrid.Number(pk.id))
-		}
-		if k.atomic && k.landed > 1 {
-			return e.w.fail("end %d: atomic %d is carried out twice", e.id, wrid.Number(pk.id))
-		}
-	}
-	if e.w.calm || e.w.rng.IntN(16) != 0 || !e.w.spared(i) {
-		q.cq = append(q.cq, completion{id: pk.id})
-		return nil
-	}
-	// The acknowledgement is lost, and the rail with it: the NIC repeats in vain.
-	// Perhaps those of packets before it are lost with it.
-	for at := len(q.cq) - 1; at >= 0 && e.w.rng.IntN(3) != 0; at-- {
-		if c := &q.cq[at]; !c.message {
-			c.status = verbs.StatusWRFlushErr
-		}
-	}
-	q.wire = append([]packet{{id: pk.id}}, q.wire...)
-	e.killQP(i)
-	return nil
-}
-
-// killQP moves a queue pair to ERR: what it holds is flushed behind what has completed.
-func (e *end) killQP(i int) {
-	q := e.rails[i]
-	if !q.up {
-		return
-	}
-	q.up = false
-	for _, pk := range q.wire {
-		q.cq = append(q.cq, completion{id: pk.id, status: verbs.StatusWRFlushErr})
-	}
-	q.wire = nil
-	for range q.recvs - q.unpolled {
-		q.cq = append(q.cq, completion{message: true, status: verbs.StatusWRFlushErr})
-	}
-}
-
-// killCQ has the CQ of a rail die: what it holds is lost, and nothing comes any more.
-func (e *end) killCQ(i int) {
-	q := e.rails[i]
-	if q.dead || e.failed != nil || !e.canLose(q.rail) && q.rail.Works() {
-		return
-	}
-	e.peer().mayFail, e.mayFail = true, true
-	q.dead, q.cq, q.up, q.wire = true, nil, false, nil
-	if q.rail.Works() {
-		e.lose(i, verbs.ErrOverrun)
-	}
-	q.rail.GiveUp()
 }
 
 func (e *end) canLose(r *Rail) bool { return e.failed == nil && e.p.CanLose(r) }
@@ -516,33 +405,6 @@ func (e *end) ghost(entries, arrived []Entry) (n uint64) {
 		}
 	}
 	return 0
-}
-
-// connect resets a queue pair and connects it anew.
-func (e *end) connect(i int, a Action) error {
-	q, to := e.rails[i], e.peer().rails[i]
-	if len(q.wire)+len(q.cq) != 0 || to.up && to.peer == q.own {
-		return e.w.fail("end %d: rail %d is connected anew while a NIC holds something", e.id, i)
-	}
-	if q.dead || e.w.rng.IntN(8) == 0 {
-		return nil // it refuses
-	}
-	q.rail.Reset()
-	q.log.Clear()
-	q.wire, q.cq, q.recvs, q.unpolled = nil, nil, 0, 0
-	q.up = true
-	if q.own, q.peer = a.OwnPSN, a.PeerPSN; q.own == 0 {
-		q.own = e.w.drawPSN()
-	}
-	// The queue pair of a rail without data has a receive for GO, at the follower.
-	if q.rail.role == Data {
-		e.postRecvs(i)
-	} else if !e.p.Leader() {
-		q.recvs = 1
-		q.rail.Posted(1)
-	}
-	e.p.Connected(q.rail, q.own)
-	return nil
 }
 
 // repost stages lost work again.
