@@ -5,7 +5,9 @@ package vqp_test
 
 import (
 	"flag"
+	"fmt"
 	"maps"
+	"net/netip"
 	"runtime"
 	"slices"
 	"testing"
@@ -13,6 +15,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
 	"ibverbx/verbs/soft"
 )
 
@@ -90,3 +93,26 @@ func gidIndex() int {
 
 // scaled is a number of requests or bytes, reduced for a slow provider.
 func (p *provider) scaled(n int) int { return max(1, n/p.slow) }
+
+// NICs of UDP sockets, on loopback addresses of one process. A peer answers when it gets a
+// processor, so even a hasty connection repeats a request for almost a second: a process that was
+// not run in the meantime takes one of the timeouts, and not all.
+var _ = offer("roce", provider{
+	open: func(devices int) (verbs.Provider, error) {
+		cfg := roce.Config{}
+		for i := range devices {
+			cfg.Addresses = append(cfg.Addresses, netip.MustParseAddr(fmt.Sprintf("127.0.0.%d", i+1)))
+		}
+		p, err := roce.Open(cfg)
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
+	},
+	strict: true,
+	slow:   4,
+	hasty:  ibverbx.ConnConfig{Timeout: 15, RetryCount: 6, RNRRetry: 2}, // 7 times 134 ms
+	setLink: func(_ testing.TB, dev verbs.Device, up bool) {
+		dev.(*roce.Device).SetLink(up)
+	},
+})
