@@ -148,39 +148,6 @@ func TestNoNeedlessMoveToErr(t *testing.T) {
 	rl.closed = false
 }
 
-// The peer is known to have the receives that the scheme demands when the first notification was
-// acknowledged: not before, and whatever else was written.
-func TestNotifiedOnceTheFirstNotificationHasArrived(t *testing.T) {
-	for _, scheme := range []Scheme{DQPLB, Spray} {
-		r := newRecorded(t, 1, 2, Config{Scheme: scheme, Testing: Testing{FirstNumber: 5}})
-		imm := rawWrite(2, 8)
-		imm.Opcode = verbs.OpRDMAWriteWithImm
-		for i, c := range []struct {
-			wr       SendWR
-			finished bool // before that
-			want     bool
-		}{
-			{rawWrite(1, 8), false, false}, {imm, false, false}, {rawWrite(3, 8), true, true},
-			{imm, false, true}, {imm, true, true},
-		} {
-			if c.finished {
-				r.finish(t)
-			}
-			if _, err := r.PostSend(c.wr); err != nil {
-				t.Fatal(err)
-			}
-			if got := r.send.notified(); got != c.want {
-				t.Errorf("%v, step %d: %t", scheme, i, got)
-			}
-		}
-		r.finish(t)
-		r.reconnect(t)
-		if r.send.notified() {
-			t.Errorf("%v: notified on a new connection", scheme)
-		}
-	}
-}
-
 // At most 2^27 requests are outstanding in either direction: their numbers are told apart by that
 // many bits.
 func TestMostOutstanding(t *testing.T) {

@@ -113,7 +113,7 @@ func TestErrorsNameTheVirtualCQ(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cq, err = ibverbx.NewVirtualCQ(&failingCQ{pcq, verbs.ErrOverrun}); err != nil {
+	if cq, err = ibverbx.NewVirtualCQ(&dyingCQ{CQ: pcq, died: verbs.ErrOverrun}); err != nil {
 		t.Fatal(err)
 	}
 	name = fmt.Sprintf(" virtual cq %d: ", cq.Num())
@@ -126,25 +126,12 @@ func TestErrorsNameTheVirtualCQ(t *testing.T) {
 	}
 }
 
-// failingCQ is a CQ that fails once err is set.
-type failingCQ struct {
-	verbs.CQ
-	err error
-}
-
-func (c *failingCQ) Poll(wcs []verbs.WC) (int, error) {
-	if c.err != nil {
-		return 0, c.err
-	}
-	return c.CQ.Poll(wcs)
-}
-
 // A CQ's failure is reported once, also where a completions loop ends before it reaches the error.
 func TestCompletionsLoopThatEndsEarlyReportsTheErrorLater(t *testing.T) {
-	var cq *failingCQ
+	var cq *dyingCQ
 	q := vqptest.NewPhysical(t, verbstest.NewNull(1).Device(0), vqptest.PhysicalConfig{Data: 2, Notify: true,
 		WrapCQ: func(inner verbs.CQ) verbs.CQ {
-			cq = &failingCQ{CQ: inner}
+			cq = &dyingCQ{CQ: inner}
 			return cq
 		}})
 	connectElsewhere(t, q.VirtualQP)
@@ -153,7 +140,7 @@ func TestCompletionsLoopThatEndsEarlyReportsTheErrorLater(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cq.err = verbs.ErrDeviceGone
+	cq.died = verbs.ErrDeviceGone
 	next, failures := uint64(0), 0
 	for range 10 {
 		for wc, err := range q.CQ().Completions() {

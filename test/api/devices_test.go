@@ -104,11 +104,7 @@ func TestImpossibleVirtualQueuePairs(t *testing.T) {
 // farQP is on a device whose index is too large.
 type farQP struct{ verbs.QP }
 
-type farDevice struct{ verbs.Device }
-
-func (q farQP) Device() verbs.Device { return farDevice{q.QP.Device()} }
-
-func (farDevice) ID() verbs.DeviceID { return verbs.MaxDevices }
+func (q farQP) Device() verbs.Device { return farNIC{q.QP.Device()} }
 
 // mutePort is a device that does not always say how long a message its port takes.
 type mutePort struct {

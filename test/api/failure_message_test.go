@@ -197,16 +197,6 @@ func TestMessageOfAPermanentlyRefusedPost(t *testing.T) {
 			}
 		}
 	})
-	t.Run("single", func(t *testing.T) {
-		l := vqptest.NewLink(t, vqptest.LinkConfig{})
-		l.Fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Err: verbs.ErrDeviceGone})
-		_, _ = l.A.PostSend(l.A.Write(verbs.OpRDMARead, 7, 64, 100))
-		var fe *ibverbx.FailedError
-		if err := l.A.Err(); !errors.As(err, &fe) || fe.Opcode != verbs.WCRDMARead || fe.Length != 100 ||
-			fe.LocalAddr != l.A.MR.Addr()+64 || fe.RemoteAddr != l.A.Peer.Addr()+64 {
-			t.Errorf("%v", err)
-		}
-	})
 }
 
 // A layer above names a request in words, in place of operation and ID.
