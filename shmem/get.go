@@ -77,11 +77,14 @@ func (t *peer) get(ctx context.Context, b []byte, off uint64) error {
 	}
 	p := t.pe
 	if at, ok := within(p.heap, b); ok {
-		return t.getWait(ctx, p.region.Slice(at, uint64(len(b))), off)
+		_, err := t.getWait(ctx, p.region.Slice(at, uint64(len(b))), off)
+		return err
 	}
 	if p.cfg.RegisterFrom > 0 && len(b) >= p.cfg.RegisterFrom {
 		if mr, err := p.dom.Register(b, verbs.AccessLocalWrite); err == nil {
-			return p.closeLater(mr, t.getWait(ctx, mr.All(), off))
+			ended, err := t.getWait(ctx, mr.All(), off)
+			p.closeRegion(mr, ended)
+			return err
 		}
 	}
 	c := p.getCall()
@@ -93,7 +96,8 @@ func (t *peer) get(ctx context.Context, b []byte, off uint64) error {
 		}
 		b, off = b[n:], off+uint64(n)
 	}
-	return p.wait(ctx, c)
+	_, err := p.wait(ctx, c)
+	return err
 }
 
 // getNBI starts to read into b.
@@ -134,14 +138,15 @@ func (t *peer) getZcopy(ctx context.Context, comp *transport.Completion, local i
 	})
 }
 
-// getWait reads into registered memory, and returns when the data has arrived.
-func (t *peer) getWait(ctx context.Context, local ibverbx.Segment, off uint64) error {
+// getWait reads into registered memory, and returns when the data has arrived. It reports whether
+// the operation has ended, or not begun.
+func (t *peer) getWait(ctx context.Context, local ibverbx.Segment, off uint64) (ended bool, err error) {
 	p := t.pe
 	c := p.getCall()
 	c.comp.Init(1, nil)
 	if err := t.getZcopy(ctx, &c.comp, local, off); err != nil {
 		p.putCall(c)
-		return err
+		return true, err
 	}
 	return p.wait(ctx, c)
 }

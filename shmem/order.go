@@ -12,8 +12,8 @@ import (
 // A call that returns an error leaves the fence in force for those that follow.
 func (p *PE) Fence() { p.fences.Add(1) }
 
-// behindFence orders the next call to this PE behind those before the last Fence. Two goroutines
-// may do so for the same fence; both wait until one of them has done it.
+// behindFence orders what goes to this PE next behind what was called before the last Fence. Two
+// goroutines may do so for the same fence; both wait until one of them has done it.
 func (t *peer) behindFence(ctx context.Context) error {
 	if asked := t.pe.fences.Load(); asked > t.fenced.Load() {
 		return t.fence(ctx, asked)
@@ -32,9 +32,9 @@ func (t *peer) fence(ctx context.Context, asked uint64) error {
 	return nil
 }
 
-// order orders the next call to this PE behind the earlier ones. The peer's processor sees the
-// writes of one NIC in their order. Writes of several NICs may overtake each other on the way to
-// memory after they were acknowledged, so a read on every queue pair goes between.
+// order orders what goes to this PE next behind what went before. The peer's processor sees the
+// writes of one NIC in their order. Writes of several NICs may pass each other on the way to its
+// memory, although they are acknowledged: there a read on every queue pair goes between.
 func (t *peer) order(ctx context.Context) error {
 	if t.multiNIC {
 		err := t.pe.begin(ctx, func() error {
@@ -55,11 +55,11 @@ func (t *peer) order(ctx context.Context) error {
 func (p *PE) Quiet(ctx context.Context) error { return p.quiet(ctx, "quiet") }
 
 func (p *PE) quiet(ctx context.Context, op string) error {
+	orphans := p.takeOrphans()
 	if err := p.worker.Flush(ctx, transport.FlushRemote); err != nil {
+		p.keepOrphans(orphans...)
 		return p.opError(op, err)
 	}
-	if p.hasUnclosedMRs() {
-		p.closeOrphans()
-	}
+	p.closeOrphans(orphans)
 	return nil
 }

@@ -28,7 +28,7 @@ type PE struct {
 	region   *ibverbx.MR // all of heap, registered
 	peers    []peer      // by their numbers, this PE among them
 	loopback *transport.Endpoint
-	// sleepStep is the time that this PE sleeps between looks at its heap when others wake it.
+	// sleepStep is how long this PE sleeps, between looks at its heap, where others wake it.
 	sleepStep time.Duration
 	calls     sync.Pool // of *call
 
@@ -43,9 +43,9 @@ type PE struct {
 	gone    atomic.Pointer[PEError] // the first other PE that failed or closed; nil while none has
 	closing atomic.Bool             // Close has begun: collective calls are refused, peers may close
 
-	mu          sync.Mutex // guards this group
-	usage       usage
-	unclosedMRs []*ibverbx.MR // registered for calls whose ctx has ended: see closeLater
+	mu      sync.Mutex // guards this group
+	usage   usage
+	orphans []*ibverbx.MR // registered for calls whose ctx has ended: see closeRegion
 }
 
 // Rank returns this PE's number, from 0 on.
@@ -123,7 +123,7 @@ func (p *PE) target(op string, to int, off uint64, bytes int) (*peer, error) {
 	return &p.peers[to], nil
 }
 
-// inHeap returns an error if a piece of symmetric memory is not within the heap.
+// inHeap says what is wrong with a piece of symmetric memory; nil if nothing is.
 func (p *PE) inHeap(off uint64, bytes int) error {
 	if bytes == 0 || off >= p.layout.user && bytes <= len(p.heap) && off <= uint64(len(p.heap)-bytes) {
 		return nil
@@ -181,7 +181,7 @@ func (t *peer) failed(_ *transport.Endpoint, err error) {
 	t.pe.gone.CompareAndSwap(nil, gone)
 }
 
-// call is the memory of an operation that outlives the goroutine's stack. It goes back to the pool
+// call is what an operation needs that outlives the goroutine's stack. It goes back to the pool
 // only once no NIC can write to it any more.
 type call struct {
 	comp transport.Completion
@@ -193,13 +193,13 @@ func (p *PE) getCall() *call  { return p.calls.Get().(*call) }
 func (p *PE) putCall(c *call) { p.calls.Put(c) }
 
 // wait waits for a call's operations, and gives the call back unless they go on: then it is left to
-// the garbage collector.
-func (p *PE) wait(ctx context.Context, c *call) error {
-	err := p.worker.Wait(ctx, &c.comp)
-	if c.comp.Fired() {
+// the garbage collector. It reports whether they have ended.
+func (p *PE) wait(ctx context.Context, c *call) (ended bool, err error) {
+	err = p.worker.Wait(ctx, &c.comp)
+	if ended = c.comp.Fired(); ended {
 		p.putCall(c)
 	}
-	return err
+	return ended, err
 }
 
 // fetched waits for an atomic, unless err says that it has not started. It gives the call back and
@@ -217,36 +217,37 @@ func (p *PE) fetched(ctx context.Context, c *call, err error) (uint64, error) {
 	return old, err
 }
 
-// closeLater ends the registration of memory for one call, and returns the call's error. If NICs
-// still use the memory, because the call's ctx has ended, closeOrphans ends it in Quiet or Close.
-func (p *PE) closeLater(mr *ibverbx.MR, err error) error {
-	if mr.Close() != nil {
-		p.mu.Lock()
-		p.unclosedMRs = append(p.unclosedMRs, mr)
-		p.mu.Unlock()
+// closeRegion ends the registration of memory for one call. If the operation goes on, because the
+// call's ctx has ended, NICs still use the memory: then Quiet or Close ends it. A virtual queue
+// pair over a single physical one would not refuse to close the region.
+func (p *PE) closeRegion(mr *ibverbx.MR, ended bool) {
+	if !ended || mr.Close() != nil {
+		p.keepOrphans(mr)
 	}
-	return err
 }
 
-// closeOrphans ends the registrations of calls that ended before the NICs were done.
-func (p *PE) closeOrphans() {
+// takeOrphans returns the registrations of calls that ended before the NICs were done.
+func (p *PE) takeOrphans() (list []*ibverbx.MR) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	left := p.unclosedMRs[:0]
-	for _, mr := range p.unclosedMRs {
+	list, p.orphans = p.orphans, nil
+	return list
+}
+
+// keepOrphans keeps registrations until the NICs are done.
+func (p *PE) keepOrphans(list ...*ibverbx.MR) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.orphans = append(p.orphans, list...)
+}
+
+// closeOrphans ends registrations whose operations have ended.
+func (p *PE) closeOrphans(list []*ibverbx.MR) {
+	for _, mr := range list {
 		if mr.Close() != nil {
-			left = append(left, mr)
+			p.keepOrphans(mr)
 		}
 	}
-	clear(p.unclosedMRs[len(left):])
-	p.unclosedMRs = left
-}
-
-// hasUnclosedMRs reports whether closeOrphans has anything to do.
-func (p *PE) hasUnclosedMRs() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.unclosedMRs) != 0
 }
 
 // free releases what the PE holds.
@@ -255,7 +256,7 @@ func (p *PE) free() error {
 	if p.worker != nil {
 		errs = append(errs, p.worker.Close())
 	}
-	p.closeOrphans()
+	p.closeOrphans(p.takeOrphans())
 	if p.region != nil {
 		errs = append(errs, p.region.Close())
 	}
@@ -268,7 +269,7 @@ func (p *PE) flushBegun(ctx context.Context) {
 	_ = p.worker.Flush(ctx, transport.FlushLocal)
 }
 
-// usage is the part of Stats about the heap.
+// usage is what Stats reports of the heap.
 type usage struct{ bytes, blocks int }
 
 // updateUsage copies for Stats how full the heap is, so that Stats does not wait for a collective

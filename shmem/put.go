@@ -71,11 +71,14 @@ func (t *peer) put(ctx context.Context, b []byte, off uint64) error {
 	}
 	p := t.pe
 	if at, ok := within(p.heap, b); ok {
-		return t.putWait(ctx, p.region.Slice(at, uint64(len(b))), off)
+		_, err := t.putWait(ctx, p.region.Slice(at, uint64(len(b))), off)
+		return err
 	}
 	if p.cfg.RegisterFrom > 0 && len(b) >= p.cfg.RegisterFrom {
 		if mr, err := p.dom.Register(b, 0); err == nil {
-			return p.closeLater(mr, t.putWait(ctx, mr.All(), off))
+			ended, err := t.putWait(ctx, mr.All(), off)
+			p.closeRegion(mr, ended)
+			return err
 		}
 	}
 	return t.putCopy(ctx, b, off)
@@ -140,14 +143,15 @@ func (t *peer) putZcopy(ctx context.Context, comp *transport.Completion, local i
 	})
 }
 
-// putWait writes from registered memory, and returns when it can be written to again.
-func (t *peer) putWait(ctx context.Context, local ibverbx.Segment, off uint64) error {
+// putWait writes from registered memory, and returns when it can be written to again. It reports
+// whether the operation has ended, or not begun.
+func (t *peer) putWait(ctx context.Context, local ibverbx.Segment, off uint64) (ended bool, err error) {
 	p := t.pe
 	c := p.getCall()
 	c.comp.Init(1, nil)
 	if err := t.putZcopy(ctx, &c.comp, local, off); err != nil {
 		p.putCall(c)
-		return err
+		return true, err
 	}
 	return p.wait(ctx, c)
 }

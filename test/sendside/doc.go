@@ -16,7 +16,8 @@
 //	TestTagged      messages: eager and long, synchronous, cancelled, probed, with wildcards,
 //	                truncated; programs that wait
 //	TestShmem       PEs that run the same program of phases: puts and gets, signals, fences,
-//	                atomics, barriers, collective calls
+//	                atomics, barriers, collective calls, blocks; contexts that end early; what
+//	                follows the loss of a PE, calls that differ, and Close
 //
 // # The models
 //

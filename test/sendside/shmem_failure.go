@@ -23,8 +23,9 @@ type namedCall struct {
 	call func() error
 }
 
+// drawCall draws a call; the first ones are more frequent.
 func drawCall(rng *rand.Rand, calls []namedCall) (string, func() error) {
-	c := calls[rng.IntN(len(calls))]
+	c := calls[rng.IntN(1+rng.IntN(len(calls)))]
 	return c.name, c.call
 }
 
@@ -33,7 +34,7 @@ func drawCall(rng *rand.Rand, calls []namedCall) (string, func() error) {
 func (e *element) hurry(*rand.Rand) {
 	t, own := e.t, e.words.At(7)
 	e.barrier()
-	for range 1 + e.rng.IntN(6) {
+	for range 1 + e.rng.IntN(12) {
 		ctx, cancel := context.WithCancel(t.ctx)
 		e.cancel, e.haste = cancel, 1+e.rng.IntN(4)
 		name, call := drawCall(e.rng, append(e.callsTo(ctx, e.rng.IntN(len(t.peers))),
@@ -57,18 +58,18 @@ func (e *element) hurry(*rand.Rand) {
 func (e *element) callsTo(ctx context.Context, to int) []namedCall {
 	pe, word, half := e.pe, e.words.At(5), e.halves.At(2)
 	there := e.scratch.Slice((scratches+1)*slotSize, (scratches+2)*slotSize)
-	here := make([]byte, 1+e.rng.IntN(slotSize))
+	here := make([]byte, slotSize>>e.rng.IntN(9))
 	if e.rng.IntN(2) == 0 {
 		here = there.Local(pe)[:len(here)]
 	}
 	return []namedCall{
 		{"put", func() error { return shmem.Put(ctx, pe, there, here, to) }},
+		{"get", func() error { return shmem.Get(ctx, pe, here, there, to) }},
 		{"put nbi", func() error { return shmem.PutNBI(ctx, pe, there, here, to) }},
 		{"p", func() error { return shmem.P(ctx, pe, there, 1, to) }},
 		{"put signal", func() error {
 			return shmem.PutSignal(ctx, pe, there, here, word, 1, shmem.SignalAdd, to)
 		}},
-		{"get", func() error { return shmem.Get(ctx, pe, here, there, to) }},
 		{"get nbi", func() error { return shmem.GetNBI(ctx, pe, here, there, to) }},
 		{"g", func() error { return errorOf(shmem.G(ctx, pe, there, to)) }},
 		{"add", func() error { return shmem.Add(ctx, pe, word, 1, to) }},
@@ -88,8 +89,8 @@ func (e *element) outlive() {
 	if !errors.As(e.failed, &gone) || t.ctx.Err() != nil {
 		return
 	}
-	calls := append(e.callsTo(t.ctx, gone.PE), namedCall{"quiet", func() error { return pe.Quiet(t.ctx) }},
-		namedCall{"barrier", func() error { return pe.Barrier(t.ctx) }})
+	calls := append([]namedCall{{"quiet", func() error { return pe.Quiet(t.ctx) }},
+		{"barrier", func() error { return pe.Barrier(t.ctx) }}}, e.callsTo(t.ctx, gone.PE)...)
 	for range 8 {
 		if e.rng.IntN(2) == 0 {
 			pe.Fence()

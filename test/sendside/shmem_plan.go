@@ -48,7 +48,7 @@ var phases = []phaseKind{
 	{"mismatch", 1, (*element).mismatch},
 	{"mistake", 2, (*element).mistake},
 	fault,
-	{"hurry", 3, (*element).hurry}, // calls whose context ends
+	{"hurry", 5, (*element).hurry}, // calls whose context ends
 }
 
 // Phases that are drawn by themselves, too. After a misstep nothing follows.
