@@ -2,56 +2,95 @@ package main
 
 import (
 	"go/ast"
-	"go/constant"
+	"go/parser"
 	"go/token"
-	"go/types"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
 	"ibverbx/test/internal/hunt"
 )
 
-// candidate is a mutant that can be planted.
+// source is a file of a package.
+type source struct {
+	dir  string // of the package, from the root of the module; "." for the root
+	path string
+	text string
+}
+
+// candidate is a mutant that can be planted: one piece of a file is replaced.
 type candidate struct {
 	file     *source
 	decl     string // where it is: "Type.method", "function", or the name of a variable
 	from, to int    // what it replaces, in bytes of the file
 	text     string // by what
-	// guarded is code that is the original or the mutant, with a \x00 where the mutant's number
-	// belongs; "" where there is no such code.
-	guarded string
+	// planted is the text in a form that compiles although it uses less: code that never runs still
+	// uses its variables and imports.
+	planted string
 }
 
 // finder finds the candidates of a file.
 type finder struct {
-	file  *source
-	decl  string
-	alone bool // outside of functions
-	list  []candidate
+	file    *source
+	fset    *token.FileSet
+	decl    string
+	results []ast.Expr // types of what the function under way returns
+	list    []candidate
 }
 
-// candidates finds all mutants of a file.
-func candidates(file *source) []candidate {
-	f := finder{file: file}
-	for _, d := range file.syntax.Decls {
-		switch d := d.(type) {
-		case *ast.FuncDecl:
-			if d.Body != nil {
-				f.decl, f.alone = hunt.FuncName(d), false
-				ast.Inspect(d.Body, f.visit)
-			}
-		case *ast.GenDecl:
-			for _, s := range d.Specs {
-				if v, ok := s.(*ast.ValueSpec); ok {
-					f.decl, f.alone = v.Names[0].Name, true
-					for _, value := range v.Values {
-						ast.Inspect(value, f.visit)
-					}
+// candidates finds all mutants of a package.
+func candidates(p *hunt.Package) (all []candidate, err error) {
+	for _, name := range p.GoFiles {
+		path := filepath.Join(p.Dir, name)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		f := finder{file: &source{p.Rel, path, string(text)}, fset: token.NewFileSet()}
+		syntax, err := parser.ParseFile(f.fset, path, text, parser.SkipObjectResolution)
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range syntax.Decls {
+			f.find(d)
+		}
+		all = append(all, f.list...)
+	}
+	return all, nil
+}
+
+func (f *finder) find(d ast.Decl) {
+	switch d := d.(type) {
+	case *ast.FuncDecl:
+		f.decl = hunt.FuncName(d)
+		f.function(d.Type, d.Body)
+	case *ast.GenDecl:
+		for _, s := range d.Specs {
+			if v, ok := s.(*ast.ValueSpec); ok {
+				f.decl = v.Names[0].Name
+				for _, value := range v.Values {
+					ast.Inspect(value, f.visit)
 				}
 			}
 		}
 	}
-	return f.list
+}
+
+func (f *finder) function(typ *ast.FuncType, body *ast.BlockStmt) {
+	outer := f.results
+	f.results = nil
+	if typ.Results != nil {
+		for _, r := range typ.Results.List {
+			for range max(len(r.Names), 1) {
+				f.results = append(f.results, r.Type)
+			}
+		}
+	}
+	if body != nil {
+		ast.Inspect(body, f.visit)
+	}
+	f.results = outer
 }
 
 func (f *finder) visit(n ast.Node) bool {
@@ -60,6 +99,9 @@ func (f *finder) visit(n ast.Node) bool {
 		return false // its length
 	case *ast.GenDecl:
 		return n.Tok == token.VAR
+	case *ast.FuncLit:
+		f.function(n.Type, n.Body)
+		return false
 	case *ast.KeyValueExpr:
 		ast.Inspect(n.Value, f.visit)
 		return false
@@ -70,80 +112,55 @@ func (f *finder) visit(n ast.Node) bool {
 	case *ast.CommClause:
 		f.statements(n.Body)
 	case *ast.IfStmt:
-		f.condition(n.Cond)
+		f.replace(n.Cond, "true", "(true || ("+f.of(n.Cond)+"))")
+		f.replace(n.Cond, "false", "(false && ("+f.of(n.Cond)+"))")
 	case *ast.BinaryExpr:
 		f.binary(n)
 	case *ast.UnaryExpr:
 		if n.Op == token.NOT {
-			f.boolean(n, f.of(n.X))
+			f.replace(n, f.of(n.X), "")
 		}
 	case *ast.BasicLit:
 		f.number(n)
 	case *ast.Ident:
-		f.truth(n)
+		if other := map[string]string{"true": "false", "false": "true"}[n.Name]; other != "" {
+			f.replace(n, other, "")
+		}
 	case *ast.ReturnStmt:
 		f.errors(n)
 	}
 	return true
 }
 
+func (f *finder) span(n ast.Node) (from, to int) {
+	return f.fset.Position(n.Pos()).Offset, f.fset.Position(n.End()).Offset
+}
+
 // of is the source of a node.
 func (f *finder) of(n ast.Node) string {
-	from, to := f.file.span(n)
+	from, to := f.span(n)
 	return f.file.text[from:to]
 }
 
-func (f *finder) add(n ast.Node, text, guarded string) {
-	from, to := f.file.span(n)
-	if f.alone {
-		guarded = ""
+// replace adds a candidate. planted may be empty where the text compiles as it is.
+func (f *finder) replace(n ast.Node, text, planted string) {
+	if planted == "" {
+		planted = text
 	}
-	f.list = append(f.list, candidate{f.file, f.decl, from, to, text, guarded})
+	from, to := f.span(n)
+	f.list = append(f.list, candidate{f.file, f.decl, from, to, text, planted})
 }
 
-// boolean replaces an expression that is true or false, but not a constant.
-func (f *finder) boolean(n ast.Expr, text string) {
-	tv := f.file.info.Types[n]
-	if tv.Value != nil {
-		return
-	}
-	if _, plain := tv.Type.(*types.Basic); !plain {
-		return
-	}
-	f.add(n, text, "(mutantPlanted == \x00 && ("+text+") || mutantPlanted != \x00 && ("+f.of(n)+"))")
-}
-
-// value replaces an expression by another of the same type.
-func (f *finder) value(n ast.Expr, typ types.Type, text string) {
-	name, ok := f.file.typeName(typ)
-	switch original := f.of(n); {
-	case !ok:
-		f.add(n, text, "")
-	case f.file.calls(n):
-		f.add(n, text, "mutantLazy(\x00, func() "+name+" { return "+text+" }, func() "+name+
-			" { return "+original+" })")
-	default:
-		f.add(n, text, "mutantPick["+name+"](\x00, "+text+", "+original+")")
-	}
-}
-
-// condition decides an if for good.
-func (f *finder) condition(n ast.Expr) {
-	f.boolean(n, "true")
-	f.boolean(n, "false")
-}
-
+// What operators are mutated to.
 var (
-	comparisons = map[token.Token][]token.Token{
+	operators = map[token.Token][]token.Token{
 		token.LSS: {token.LEQ, token.GEQ}, token.LEQ: {token.LSS, token.GTR},
 		token.GTR: {token.GEQ, token.LEQ}, token.GEQ: {token.GTR, token.LSS},
 		token.EQL: {token.NEQ}, token.NEQ: {token.EQL},
 		token.LAND: {token.LOR}, token.LOR: {token.LAND},
-	}
-	operators = map[token.Token]token.Token{
-		token.ADD: token.SUB, token.SUB: token.ADD, token.MUL: token.ADD, token.QUO: token.MUL,
-		token.REM: token.MUL, token.AND: token.OR, token.OR: token.AND, token.XOR: token.AND,
-		token.AND_NOT: token.AND, token.SHL: token.SHR, token.SHR: token.SHL,
+		token.ADD: {token.SUB}, token.SUB: {token.ADD}, token.MUL: {token.ADD}, token.QUO: {token.MUL},
+		token.REM: {token.MUL}, token.AND: {token.OR}, token.OR: {token.AND}, token.XOR: {token.AND},
+		token.AND_NOT: {token.AND}, token.SHL: {token.SHR}, token.SHR: {token.SHL},
 	}
 	assignments = map[token.Token]token.Token{
 		token.ADD_ASSIGN: token.SUB_ASSIGN, token.SUB_ASSIGN: token.ADD_ASSIGN,
@@ -155,65 +172,50 @@ var (
 )
 
 func (f *finder) binary(n *ast.BinaryExpr) {
-	with := func(op token.Token) string {
+	if isString(n.X) || isString(n.Y) {
+		return // its + has no opposite
+	}
+	for _, op := range operators[n.Op] {
 		x, y := f.of(n.X), f.of(n.Y)
-		if op == token.LAND || n.Op == token.LAND || op == token.LOR {
+		if logic := op == token.LAND || n.Op == token.LAND || op == token.LOR; logic {
 			x, y = "("+x+")", "("+y+")"
 		}
-		return x + " " + op.String() + " " + y
+		text := x + " " + op.String() + " " + y
+		if n.Op.Precedence() > token.EQL.Precedence() {
+			text = "(" + text + ")"
+		}
+		f.replace(n, text, "")
 	}
-	for _, op := range comparisons[n.Op] {
-		f.boolean(n, with(op))
-	}
-	op, ok := operators[n.Op]
-	tv := f.file.info.Types[n]
-	if !ok || isString(tv.Type) {
-		return
-	}
-	f.value(n, tv.Type, "("+with(op)+")")
 }
 
-func isString(t types.Type) bool {
-	b, ok := t.Underlying().(*types.Basic)
-	return ok && b.Info()&types.IsString != 0
+func isString(n ast.Expr) bool {
+	lit, ok := n.(*ast.BasicLit)
+	return ok && lit.Kind == token.STRING
 }
 
 // number moves a number by one, both ways.
 func (f *finder) number(n *ast.BasicLit) {
-	tv := f.file.info.Types[n]
-	if n.Kind != token.INT || tv.Value == nil {
+	v, err := strconv.ParseInt(n.Value, 0, 64)
+	if n.Kind != token.INT || err != nil {
 		return
 	}
-	v, exact := constant.Int64Val(constant.ToInt(tv.Value))
-	if !exact {
-		return
-	}
-	f.value(n, tv.Type, strconv.FormatInt(v+1, 10))
+	f.replace(n, strconv.FormatInt(v+1, 10), "")
 	if v > 0 {
-		f.value(n, tv.Type, strconv.FormatInt(v-1, 10))
+		f.replace(n, strconv.FormatInt(v-1, 10), "")
 	}
 }
 
-// truth turns true into false and false into true.
-func (f *finder) truth(n *ast.Ident) {
-	other := map[string]string{"true": "false", "false": "true"}[n.Name]
-	if f.file.info.Uses[n] == types.Universe.Lookup(n.Name) && other != "" {
-		f.value(n, f.file.info.Types[n].Type, other)
-	}
-}
-
-// errors returns nil in place of each error.
+// errors returns nil in place of each error, which is still made.
 func (f *finder) errors(n *ast.ReturnStmt) {
-	for _, r := range n.Results {
-		tv := f.file.info.Types[r]
-		if tv.IsNil() || tv.Type == nil || !types.Implements(tv.Type, errorType) {
-			continue
+	if len(n.Results) != len(f.results) {
+		return
+	}
+	for i, r := range n.Results {
+		if typ, ok := f.results[i].(*ast.Ident); ok && typ.Name == "error" && f.of(r) != "nil" {
+			f.replace(r, "nil", "func(error) error { return nil }("+f.of(r)+")")
 		}
-		f.add(r, "nil", "mutantPick[error](\x00, nil, "+f.of(r)+")")
 	}
 }
-
-var errorType = types.Universe.Lookup("error").Type().Underlying().(*types.Interface)
 
 // statements leaves out each statement of a list that others do not depend on, and turns
 // assignments round.
@@ -225,16 +227,15 @@ func (f *finder) statements(list []ast.Stmt) {
 			if s.Tok == token.DEFINE {
 				continue
 			}
-			if op, ok := assignments[s.Tok]; ok && !isString(f.file.info.Types[s.Lhs[0]].Type) {
-				f.other(s, f.of(s.Lhs[0])+" "+op.String()+" "+f.of(s.Rhs[0]))
+			if op, ok := assignments[s.Tok]; ok && !isString(s.Rhs[0]) {
+				f.replace(s, f.of(s.Lhs[0])+" "+op.String()+" "+f.of(s.Rhs[0]), "")
 			}
 			f.leaveOut(s)
 		case *ast.IncDecStmt:
-			op := map[token.Token]string{token.INC: "--", token.DEC: "++"}[s.Tok]
-			f.other(s, f.of(s.X)+op)
+			f.replace(s, f.of(s.X)+map[token.Token]string{token.INC: "--", token.DEC: "++"}[s.Tok], "")
 			f.leaveOut(s)
 		case *ast.ExprStmt:
-			if !last || !isPanic(s.X) {
+			if !last || !strings.HasPrefix(f.of(s), "panic(") {
 				f.leaveOut(s)
 			}
 		case *ast.SendStmt, *ast.GoStmt, *ast.DeferStmt:
@@ -244,51 +245,31 @@ func (f *finder) statements(list []ast.Stmt) {
 				f.leaveOut(s)
 			}
 		case *ast.ReturnStmt:
-			if len(s.Results) == 0 && !last {
+			if len(s.Results) == 0 && (!last || len(list) == 1) {
 				f.leaveOut(s)
 			}
 		}
 	}
-	if len(list) == 1 {
-		if r, ok := list[0].(*ast.ReturnStmt); ok && len(r.Results) == 0 {
-			f.leaveOut(r)
-		}
-	}
 }
 
-func isPanic(x ast.Expr) bool {
-	call, ok := x.(*ast.CallExpr)
-	if !ok {
-		return false
-	}
-	name, ok := call.Fun.(*ast.Ident)
-	return ok && name.Name == "panic"
-}
+func (f *finder) leaveOut(s ast.Stmt) { f.replace(s, "", "if false { "+f.of(s)+" }") }
 
-func (f *finder) leaveOut(s ast.Stmt) {
-	f.add(s, "", "if mutantPlanted != \x00 { "+f.of(s)+" }")
-}
+// line is where the candidate begins.
+func (c *candidate) line() int { return 1 + strings.Count(c.file.text[:c.from], "\n") }
 
-func (f *finder) other(s ast.Stmt, text string) {
-	f.add(s, text, "if mutantPlanted == \x00 { "+text+" } else { "+f.of(s)+" }")
-}
-
-// lines is the source from the first to the last line that the mutant touches, as it is and with
-// the mutant in it.
-func (c *candidate) lines() (before, after string) {
-	text := c.file.text
-	from := strings.LastIndexByte(text[:c.from], '\n') + 1
-	to := c.to
-	if end := strings.IndexByte(text[c.to:], '\n'); end >= 0 {
-		to += end
-	} else {
-		to = len(text)
-	}
-	return text[from:to], text[from:c.from] + c.text + text[c.to:to]
-}
-
-// change is the mutant as an entry of a list.
+// change is the mutant as an entry of a list: the source from the first to the last line that it
+// touches, as it is and with the mutant in it.
 func (c *candidate) change() hunt.Change {
-	before, after := c.lines()
-	return hunt.Change{Dir: c.file.dir, Decl: c.decl, Old: before, New: after}
+	text := c.file.text
+	from, to := strings.LastIndexByte(text[:c.from], '\n')+1, len(text)
+	if end := strings.IndexByte(text[c.to:], '\n'); end >= 0 {
+		to = c.to + end
+	}
+	return hunt.Change{Dir: c.file.dir, Decl: c.decl, Old: text[from:to],
+		New: text[from:c.from] + c.text + text[c.to:to]}
+}
+
+// files is the file with the mutant in it, by its path.
+func (c *candidate) files() map[string]string {
+	return map[string]string{c.file.path: c.file.text[:c.from] + c.planted + c.file.text[c.to:]}
 }

@@ -9,18 +9,15 @@
 // a statement out, or returns nil in place of an error. Tests that fail, crash or hang have found
 // it. The package's own tests run first, then the simulations that play it, those of failover
 // and over the NICs of package roce included, and for an internal package the tests of those that
-// import it. Who imports whom decides that (module.go).
+// import it. Who imports whom decides that (judge.go).
 //
 // Every mutant that survives is printed with its place and in the form in which -survivors writes
 // it to a file, and -again reads it. Add a survivor that behaves as the original does to
 // testdata/equivalent.txt, with the reason; it is not drawn again.
 //
-// Almost all mutants of a sample are built into the same test binaries, each behind a condition,
-// and the environment chooses one: a mutant costs one run of the tests, and no build. The few that
-// cannot be combined with others, such as those of constants, are built alone. The sources do not
-// change: everything uses the go command's overlay.
+// Mutants are found in the syntax, without types. The few that do not compile are counted apart.
+// The sources do not change: the tests are built with the go command's overlay, once per mutant.
 //
 // Gremlins and go-mutesting do not fit: neither draws a sample, runs other packages' tests in an
-// order, or remembers a mutant that a person has judged, and both build once per mutant, which here
-// takes longer than the tests.
+// order, or remembers a mutant that a person has judged.
 package main

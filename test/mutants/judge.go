@@ -3,23 +3,23 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"ibverbx/test/internal/hunt"
 )
 
-// judge is a test binary with its arguments.
+// judge is tests of a package with their arguments.
 type judge struct {
-	dir  string // of its package
-	tags string
-	args []string
+	dir, tags string
+	args      []string
 }
 
 // skipped are tests of the sources and not of what they do. They run the go command, which would
@@ -49,88 +49,107 @@ var games = []judge{
 	own("test/vqp"),
 }
 
+// module is the packages of the module, by import path.
+type module map[string]*hunt.Package
+
+// internal reports whether only packages of the module may import that of a directory.
+func internal(dir string) bool { return strings.Contains("/"+dir+"/", "/internal/") }
+
+// reach adds to seen the packages of the module that some import paths lead to.
+func (m module) reach(seen map[string]bool, paths ...string) {
+	for _, path := range paths {
+		if p := m[path]; p != nil && !seen[p.Rel] {
+			seen[p.Rel] = true
+			m.reach(seen, p.Imports...)
+		}
+	}
+}
+
+// product returns the directories of the packages that users import or run, and of those that these
+// need. The others are tests, what tests need, and examples.
+func (m module) product() []string {
+	seen := make(map[string]bool)
+	for path, p := range m {
+		top, _, _ := strings.Cut(p.Rel, "/")
+		if !internal(p.Rel) && top != "test" && top != "examples" {
+			m.reach(seen, path)
+		}
+	}
+	return slices.Sorted(maps.Keys(seen))
+}
+
+// judges returns the tests that would find a mutant of a package, the likeliest first: its own, the
+// games that play it, and for an internal package the tests of the packages that import it.
+func (m module) judges(dir string) (all []judge) {
+	var importers []judge
+	for _, path := range slices.Sorted(maps.Keys(m)) {
+		p := m[path]
+		imports := func(path string) bool { return m[path] != nil && m[path].Rel == dir }
+		switch {
+		case !p.Tested() || strings.HasPrefix(p.Rel, "test/"):
+		case p.Rel == dir:
+			all = append(all, own(dir))
+		case internal(dir) && slices.ContainsFunc(p.Imports, imports):
+			importers = append(importers, own(p.Rel))
+		}
+	}
+	for _, g := range games {
+		seen := make(map[string]bool)
+		for path, p := range m {
+			if p.Rel == g.dir {
+				m.reach(seen, slices.Concat([]string{path}, p.TestImports, p.XTestImports)...)
+			}
+		}
+		if seen[dir] {
+			all = append(all, g)
+		}
+	}
+	return append(all, importers...)
+}
+
 // bench builds and runs tests.
 type bench struct {
-	root  string
-	all   module
-	tmp   string
-	usual map[string]time.Duration // how long a judge takes where nothing is planted
-	// rehearsed has how the tests of a judge fail with the mutants built in and none chosen.
-	rehearsed map[string]string
+	root, tmp string
+	all       module
+	usual     map[string]time.Duration // how long a judge takes where nothing is planted; -1: it fails
 }
 
-func newBench(root, tmp string, all module) bench {
-	return bench{root, all, tmp, make(map[string]time.Duration), make(map[string]string)}
-}
-
-// binary is where the tests of a judge are built.
-func (b *bench) binary(j judge) string {
-	return filepath.Join(b.tmp, strings.ReplaceAll(j.dir+j.tags, "/", "_")+".test")
-}
-
-// forget removes what was built.
-func (b *bench) forget() error {
-	b.rehearsed = make(map[string]string)
-	list, err := filepath.Glob(filepath.Join(b.tmp, "*.test"))
-	for _, path := range list {
-		err = errors.Join(err, os.Remove(path))
-	}
-	return err
-}
-
-// buildError is what the compiler says.
-type buildError struct{ dir, out string }
-
-func (e *buildError) Error() string { return fmt.Sprintf("%s does not build:\n%s", e.dir, e.out) }
-
-// build builds the tests of a judge with files in place of those at their paths, unless it has.
-func (b *bench) build(j judge, files map[string]string) error {
-	if _, err := os.Stat(b.binary(j)); err == nil {
-		return nil
-	}
+// build builds the tests of a judge with files in place of those at their paths. Its error is what
+// the compiler says.
+func (b *bench) build(j judge, files map[string]string) (bin string, err error) {
 	list, err := hunt.Overlay(b.tmp, files)
 	if err != nil {
-		return err
+		return "", err
 	}
-	c := exec.Command("go", "test", "-c", "-vet=off", "-p=1", "-tags", j.tags, "-overlay", list,
-		"-o", b.binary(j), "./"+j.dir)
-	c.Dir, c.Env = b.root, append(os.Environ(), "GOMAXPROCS=1")
+	bin = filepath.Join(b.tmp, "judge.test")
+	c := exec.Command("go", "test", "-c", "-vet=off", "-tags", j.tags, "-overlay", list, "-o", bin,
+		"./"+j.dir)
+	c.Dir = b.root
 	if out, err := c.CombinedOutput(); err != nil {
-		return &buildError{j.dir, string(out)}
+		return "", fmt.Errorf("%s does not build: %s", j.dir, out)
 	}
-	return nil
+	return bin, nil
 }
 
 // limit is the address space that a test may use: a mutant may allocate for ever.
 const limit = "8388608" // KiB
 
-// run runs the tests of a judge with a mutant. It reports how they fail, or "".
-func (b *bench) run(j judge, id int) (found string) {
-	key := b.key(j)
-	usual, known := b.usual[key]
-	patience := 3 * time.Minute
-	if known {
-		patience = 8*time.Second + 3*usual
-	}
+// run runs the tests of a judge. It reports how they fail, or "".
+func (b *bench) run(j judge, bin string, patience time.Duration) (found string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience+10*time.Second)
 	defer cancel()
-	args := append([]string{"-c", "ulimit -v " + limit + `; exec "$0" "$@"`, b.binary(j), "-test.failfast",
+	args := append([]string{"-c", "ulimit -v " + limit + `; exec "$0" "$@"`, bin, "-test.failfast",
 		"-test.timeout", patience.String()}, j.args...)
 	c := exec.CommandContext(ctx, "sh", args...)
 	c.Dir = filepath.Join(b.root, j.dir)
-	c.Env = append(os.Environ(), "GOMAXPROCS=1", fmt.Sprintf("%s=%d", chosen, id))
+	c.Env = append(os.Environ(), "GOMAXPROCS=1")
 	c.WaitDelay = time.Second
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, &out
-	start := time.Now()
-	err := c.Run()
-	if err == nil {
-		if !known {
-			b.usual[key] = time.Since(start)
-		}
-		return ""
+	if err := c.Run(); err != nil {
+		return j.dir + ": " + reason(out.String(), err)
 	}
-	return j.dir + ": " + reason(out.String(), err)
+	return ""
 }
 
 var failures = regexp.MustCompile(
@@ -146,22 +165,47 @@ func reason(out string, err error) string {
 }
 
 // rehearse runs the tests of a judge once without a mutant, and twice if a busy machine may have
-// disturbed them. It returns how they fail, or "": those that fail judge nothing.
-func (b *bench) rehearse(j judge) (failed string) {
-	key := b.key(j)
-	failed, known := b.rehearsed[key]
-	if known {
-		return failed
+// disturbed them. It returns how long they take, or -1: those that fail judge nothing.
+func (b *bench) rehearse(j judge) (time.Duration, error) {
+	key := j.dir + j.tags + strings.Join(j.args, " ")
+	if usual, known := b.usual[key]; known {
+		return usual, nil
 	}
-	if failed = b.run(j, 0); failed != "" {
-		failed = b.run(j, 0)
+	bin, err := b.build(j, nil)
+	if err != nil {
+		return 0, err
 	}
-	b.rehearsed[key] = failed
+	failed := "it has not run"
+	for try := 0; try < 2 && failed != ""; try++ {
+		start := time.Now()
+		failed = b.run(j, bin, 3*time.Minute)
+		b.usual[key] = time.Since(start)
+	}
 	if failed != "" {
+		b.usual[key] = -1
 		fmt.Fprintln(os.Stderr, "judges nothing, because it fails without a mutant:", failed)
 	}
-	return failed
+	return b.usual[key], nil
 }
 
-// key names a judge.
-func (b *bench) key(j judge) string { return b.binary(j) + strings.Join(j.args, " ") }
+// verdict is how a mutant is found, "" when it survives. It reports false for one that does not
+// compile.
+func (b *bench) verdict(c *candidate) (found string, compiles bool, err error) {
+	for _, j := range b.all.judges(c.file.dir) {
+		usual, err := b.rehearse(j)
+		if err != nil || usual < 0 {
+			if err != nil {
+				return "", false, err
+			}
+			continue
+		}
+		bin, broken := b.build(j, c.files())
+		if broken != nil {
+			return "", false, nil
+		}
+		if found = b.run(j, bin, 8*time.Second+3*usual); found != "" {
+			return found, true, nil
+		}
+	}
+	return "", true, nil
+}

@@ -4,6 +4,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -14,10 +17,9 @@ import (
 
 // options are the flags.
 type options struct {
-	n                           int
-	seed                        uint64
-	packages                    string
-	again, survivors, judgement string
+	n                          int
+	seed                       uint64
+	packages, again, survivors string
 }
 
 func main() {
@@ -29,8 +31,6 @@ func main() {
 		"`directories` of the packages, separated by commas; all but tests and examples if empty")
 	flag.StringVar(&o.again, "again", "", "instead of drawing, plant those listed in this `file`")
 	flag.StringVar(&o.survivors, "survivors", "", "write those that survive to this `file`")
-	flag.StringVar(&o.judgement, "equivalent", "test/mutants/testdata/equivalent.txt",
-		"`file` of mutants that behave as the original does, which are not drawn")
 	flag.Parse()
 	if err := o.run(); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -47,7 +47,7 @@ func (o *options) run() error {
 	if err != nil {
 		return err
 	}
-	drawn, err := o.draw(root, packages)
+	drawn, err := o.choose(packages)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (o *options) run() error {
 	if err != nil {
 		return err
 	}
-	t := trial{out: os.Stdout, bench: newBench(root, tmp, packages)}
+	t := trial{out: os.Stdout, bench: bench{root, tmp, packages, map[string]time.Duration{}}}
 	err = errors.Join(t.judgeAll(drawn), os.RemoveAll(tmp))
 	t.report()
 	if o.survivors != "" {
@@ -64,57 +64,166 @@ func (o *options) run() error {
 	return err
 }
 
-// draw chooses the mutants.
-func (o *options) draw(root string, m module) ([]candidate, error) {
+// equivalents are mutants that behave as the original does, which are not drawn.
+const equivalents = "test/mutants/testdata/equivalent.txt"
+
+// choose draws the mutants, or finds those that are listed.
+func (o *options) choose(m module) ([]candidate, error) {
 	packages := m.product()
 	if o.packages != "" {
 		packages = strings.Split(o.packages, ",")
 	}
-	files, err := load(root, packages)
-	if err != nil {
-		return nil, err
-	}
 	var all []candidate
-	for _, f := range files {
-		all = append(all, candidates(f)...)
+	for _, path := range slices.Sorted(maps.Keys(m)) {
+		if slices.Contains(packages, m[path].Rel) {
+			more, err := candidates(m[path])
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, more...)
+		}
 	}
-	equivalent, err := entries(o.judgement)
+	judged, err := entries(equivalents)
 	if err != nil {
 		return nil, err
 	}
-	all, judged := without(all, equivalent, packages)
-	fmt.Printf("%d mutants of %s; %d more are judged to behave as the original\n", len(all),
-		strings.Join(packages, " "), judged)
+	all, left := without(all, judged)
+	for _, c := range left {
+		if slices.Contains(packages, c.Dir) {
+			fmt.Printf("judged, but not there any more: %s %s: %s\n", c.Dir, c.Decl, strings.TrimSpace(c.Old))
+		}
+	}
+	fmt.Printf("%d mutants of %s\n", len(all), strings.Join(packages, " "))
 	if o.again == "" {
-		drawn := draw(all, o.n, o.seed)
-		fmt.Printf("%d drawn with seed %d\n", len(drawn), o.seed)
-		return drawn, nil
+		return draw(all, o.n, o.seed), nil
 	}
 	listed, err := entries(o.again)
 	if err != nil {
 		return nil, err
 	}
-	drawn := slices.DeleteFunc(all, func(c candidate) bool { return among(&c, listed) < 0 })
-	fmt.Printf("%d of the %d in %s\n", len(drawn), len(listed), o.again)
-	return drawn, nil
+	return slices.DeleteFunc(all, func(c candidate) bool { return among(&c, listed) < 0 }), nil
 }
 
-// without leaves out the candidates that are among the changes, and reports changes that fit no
-// candidate of these packages.
-func without(all []candidate, changes []hunt.Change, packages []string) (rest []candidate, left int) {
-	used := make([]bool, len(changes))
+// draw draws n of the candidates. Equal seeds draw equally from equal sources.
+func draw(list []candidate, n int, seed uint64) []candidate {
+	random := rand.New(rand.NewPCG(seed, 0))
+	list = slices.Clone(list)
+	random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	fmt.Printf("%d drawn with seed %d\n", min(n, len(list)), seed)
+	return list[:min(n, len(list))]
+}
+
+// without leaves out the candidates that are among the changes, and returns the changes that fit
+// none.
+func without(all []candidate, changes []hunt.Change) (rest []candidate, unused []hunt.Change) {
+	used := make(map[int]bool)
 	for _, c := range all {
-		if i := among(&c, changes); i >= 0 {
-			used[i] = true
-			left++
-			continue
+		i := among(&c, changes)
+		if used[i] = true; i < 0 {
+			rest = append(rest, c)
 		}
-		rest = append(rest, c)
 	}
 	for i, c := range changes {
-		if !used[i] && slices.Contains(packages, c.Dir) {
-			fmt.Printf("judged, but not there any more: %s %s: %s\n", c.Dir, c.Decl, strings.TrimSpace(c.Old))
+		if !used[i] {
+			unused = append(unused, c)
 		}
 	}
-	return rest, left
+	return rest, unused
+}
+
+// entries reads a list of mutants from a file.
+func entries(path string) (changes []hunt.Change, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	list, err := hunt.Parse("mutant", string(text))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	for _, e := range list {
+		changes = append(changes, e.Changes...)
+	}
+	return changes, nil
+}
+
+// among finds which of the changes a candidate is, or returns -1.
+func among(c *candidate, changes []hunt.Change) int {
+	return slices.IndexFunc(changes, func(e hunt.Change) bool {
+		if e.Decl != c.decl || e.Dir != c.file.dir {
+			return false
+		}
+		self := c.change()
+		return hunt.SameCode(self.Old, e.Old) && hunt.SameCode(self.New, e.New)
+	})
+}
+
+// trial plants mutants and counts what becomes of them.
+type trial struct {
+	out   io.Writer
+	bench bench
+	tally map[string]*tally // by package
+	list  strings.Builder   // those that survive
+}
+
+type tally struct{ found, survived, unbuilt int }
+
+func (t *trial) judgeAll(drawn []candidate) error {
+	t.tally = make(map[string]*tally)
+	for i, c := range drawn {
+		start := time.Now()
+		found, compiles, err := t.bench.verdict(&c)
+		if err != nil {
+			return err
+		}
+		count := t.tally[c.file.dir]
+		if count == nil {
+			count = &tally{}
+			t.tally[c.file.dir] = count
+		}
+		place := fmt.Sprintf("%s:%d", strings.TrimPrefix(c.file.path, t.bench.root+"/"), c.line())
+		switch {
+		case !compiles:
+			count.unbuilt++
+			found = "does not compile"
+		case found != "":
+			count.found++
+		default:
+			count.survived++
+			entry := entry(place, c.change())
+			t.list.WriteString(entry + "\n")
+			found = "SURVIVES\n" + entry
+		}
+		fmt.Fprintf(t.out, "%4d of %d  %5.1fs  %-28s %s\n", i+1, len(drawn), time.Since(start).Seconds(),
+			place, found)
+	}
+	return nil
+}
+
+// entry is a mutant as an entry of a list.
+func entry(place string, c hunt.Change) string {
+	text := fmt.Sprintf("mutant survives at %s\nin %s %s\n-%s\n", place, c.Dir, c.Decl,
+		strings.ReplaceAll(c.Old, "\n", "\n-"))
+	if strings.TrimSpace(c.New) != "" {
+		text += "+" + strings.ReplaceAll(c.New, "\n", "\n+") + "\n"
+	}
+	return text
+}
+
+// report prints the counts.
+func (t *trial) report() {
+	var sum tally
+	row := func(name string, c tally) {
+		fmt.Fprintf(t.out, "%-24s %8d %8d %8d\n", name, c.found, c.survived, c.unbuilt)
+	}
+	fmt.Fprintf(t.out, "\n%-24s %8s %8s %8s\n", "package", "found", "survive", "no build")
+	for _, d := range slices.Sorted(maps.Keys(t.tally)) {
+		c := *t.tally[d]
+		row(d, c)
+		sum = tally{sum.found + c.found, sum.survived + c.survived, sum.unbuilt + c.unbuilt}
+	}
+	row("all", sum)
+	if tried := sum.found + sum.survived; tried > 0 {
+		fmt.Fprintf(t.out, "%.1f %% found\n", 100*float64(sum.found)/float64(tried))
+	}
 }

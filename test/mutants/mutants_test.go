@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx/test/internal/hunt"
 )
@@ -53,7 +54,7 @@ func TestPush(t *testing.T) {
 `
 
 // loadSample writes a module with the sample package and loads it.
-func loadSample(t *testing.T) (root string, all []candidate) {
+func loadSample(t *testing.T) (root string, m module, all []candidate) {
 	t.Helper()
 	root = t.TempDir()
 	for name, text := range map[string]string{"go.mod": "module sample\ngo 1.26\n", "p/p.go": sample,
@@ -65,18 +66,19 @@ func loadSample(t *testing.T) (root string, all []candidate) {
 			t.Fatal(err)
 		}
 	}
-	files, err := load(root, []string{"p"})
+	packages, err := hunt.List(root, "./...")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range files {
-		all = append(all, candidates(f)...)
+	all, err = candidates(packages["sample/p"])
+	if err != nil {
+		t.Fatal(err)
 	}
-	return root, all
+	return root, packages, all
 }
 
 func TestMutants(t *testing.T) {
-	root, all := loadSample(t)
+	root, packages, all := loadSample(t)
 
 	t.Run("every kind of slip", func(t *testing.T) {
 		var got []string
@@ -99,11 +101,11 @@ func TestMutants(t *testing.T) {
 		}
 	})
 
-	t.Run("found, surviving, and alone", func(t *testing.T) {
+	t.Run("found and surviving", func(t *testing.T) {
 		if testing.Short() {
 			t.Skip("builds several test binaries")
 		}
-		var some []candidate // with two builds
+		var some []candidate
 		for _, c := range all {
 			switch c.text {
 			case "3", "q.n+k >= q.max", "nil", "2":
@@ -112,11 +114,8 @@ func TestMutants(t *testing.T) {
 				}
 			}
 		}
-		packages, err := hunt.List(root, "./...")
-		if err != nil {
-			t.Fatal(err)
-		}
-		trial := trial{out: io.Discard, bench: newBench(root, t.TempDir(), packages)}
+		trial := trial{out: io.Discard,
+			bench: bench{root, t.TempDir(), packages, map[string]time.Duration{}}}
 		if err := trial.judgeAll(some); err != nil {
 			t.Fatal(err)
 		}
@@ -132,9 +131,8 @@ func TestMutants(t *testing.T) {
 		if err != nil || len(listed) != 3 {
 			t.Fatalf("%d listed, %v", len(listed), err)
 		}
-		rest, left := without(all, listed, []string{"p"})
-		if left != 3 || len(rest) != len(all)-3 {
-			t.Errorf("%d of the list found again, %d left", left, len(rest))
+		if rest, unused := without(all, listed); len(unused) != 0 || len(rest) != len(all)-3 {
+			t.Errorf("%d of the list not found again, %d left", len(unused), len(rest))
 		}
 	})
 }
@@ -155,24 +153,5 @@ func TestDrawnBySeed(t *testing.T) {
 	}
 	if a, b := places(1), places(2); slices.Equal(a, b) {
 		t.Errorf("two seeds drew %v", a)
-	}
-}
-
-// TestMutantsThatOverlapAreBuiltApart plants all mutants of the sample. One text of a batch never
-// has two at one place.
-func TestMutantsThatOverlapAreBuiltApart(t *testing.T) {
-	file := &source{text: "a+b-c", path: "x.go"}
-	list := []*mutant{
-		{candidate{file: file, from: 0, to: 3, guarded: "pick(\x00, a-b, a+b)"}, 1},
-		{candidate{file: file, from: 0, to: 5, guarded: "all(\x00)"}, 2},
-		{candidate{file: file, from: 4, to: 5, guarded: "c\x00"}, 3},
-		{candidate{file: file, from: 0, to: 1, text: "z"}, 4},
-	}
-	var got []string
-	for _, b := range batches(list) {
-		got = append(got, b.planted("x.go"))
-	}
-	if want := []string{"pick(1, a-b, a+b)-c3", "all(2)", "z+b-c"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -54,13 +54,6 @@ func List(root string, args ...string) (map[string]*Package, error) {
 	}
 }
 
-// Importer imports packages that were listed with -export.
-func Importer(fset *token.FileSet, all map[string]*Package) types.Importer {
-	return importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) {
-		return os.Open(all[path].Export)
-	})
-}
-
 // compiler checks packages in which files were changed, without building anything: what took a
 // second for each bug takes some milliseconds.
 type compiler struct {
@@ -114,7 +107,9 @@ func (c *compiler) load(dir string) (*checked, error) {
 		return nil, err
 	}
 	p := &checked{files: make(map[string]*ast.File)}
-	p.imports = Importer(c.fset, all)
+	p.imports = importer.ForCompiler(c.fset, "gc", func(path string) (io.ReadCloser, error) {
+		return os.Open(all[path].Export)
+	})
 	for _, listed := range all {
 		if listed.Dir != dir {
 			continue
