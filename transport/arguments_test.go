@@ -341,6 +341,11 @@ func TestNilArguments(t *testing.T) {
 		}()
 		l.a.Purge(nil)
 	}()
+	l.a.fill(t)
+	if err := l.a.NotifyReady().AMShort(1, nil, nil); err != transport.ErrNoResource { // there is no OnReady
+		t.Errorf("a message beyond the limit: %v", err)
+	}
+	l.flushed(l.a)
 	l.send(l.a, nil)
 	l.until("a message", func() bool { return l.got == 1 })
 }
