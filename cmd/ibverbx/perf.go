@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -136,61 +137,37 @@ func countNICs(open bench.OpenFunc) (n int, err error) {
 
 // show measures and prints.
 func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, error)) (err error) {
-	var o bench.Observer = silent{}
-	var table *perfTable
-	if !f.JSON {
-		table = newPerfTable(c.out, f.Verbose)
-		table.again, f.outcome.table = f.outcome.table, true
-		table.unit = unitOf(f.ReportGbits)
-		o = table
-		if c.errTTY {
-			table.progress = c.err
-		}
-	}
 	file, err := createPlot(f.Plot)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if closing := file.close(); err == nil {
-			err = closing
-		}
-	}()
-	report, err := measure(o)
-	if table != nil {
-		table.clear()
+	defer func() { err = cmp.Or(err, file.close()) }()
+	table := newPerfTable(c.out, f.Verbose)
+	table.unit = unitOf(f.ReportGbits)
+	table.again, f.outcome.table = f.outcome.table, true
+	switch {
+	case f.JSON:
+		table.w = io.Discard
+	case c.errTTY:
+		table.progress = c.err
 	}
+	report, err := measure(table)
+	table.clear()
 	if report == nil {
 		return err
 	}
 	report.Version, report.Note = version(), f.outcome.note
-	if table != nil {
-		table.footer(report) // of the run: a figure that misses a limit does not make it incomplete
-	}
+	table.footer(report) // of the run: a figure that misses a limit does not make it incomplete
 	if missed := f.missed(report); missed != nil && err == nil {
 		err = missed
 		report.OK, report.Error = false, err.Error()
 	}
 	if f.JSON {
 		f.outcome.document = true
-		if err := writeJSON(c.out, report); err != nil {
-			return err
-		}
-	} else if err == nil {
-		err = table.err
+		table.err = writeJSON(c.out, report)
 	}
-	if writing := file.write(report, unitOf(f.ReportGbits)); err == nil {
-		err = writing
-	}
-	return err
+	return cmp.Or(err, table.err, file.write(report, unitOf(f.ReportGbits)))
 }
-
-// silent observes nothing.
-type silent struct{}
-
-func (silent) Start(*bench.Params, *bench.Peer) {}
-func (silent) Cell(int, int)                    {}
-func (silent) Row([]bench.Result)               {}
 
 // writeJSON writes a document for machines that people can read.
 func writeJSON(w io.Writer, v any) error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"syscall"
 	"time"
@@ -120,6 +121,9 @@ func (f *perftestCmd) run(c *console, k *kong.Context) (*perftest.Report, error)
 		return nil, err
 	}
 	table := &perftestTable{printer: printer{w: c.out}, unit: unitOf(f.ReportGbits)}
+	if f.JSON {
+		table.w = io.Discard
+	}
 	end, err := f.openEnd(c, cfg.Conn, &f.said)
 	if err != nil {
 		return nil, err
@@ -202,14 +206,10 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perfte
 	if err != nil {
 		return nil, errors.Join(err, nc.Close())
 	}
-	observe := table.show
-	if f.JSON {
-		observe = func(*perftest.Report) {}
-	}
 	if end.Name() == roceNICs && f.Device == "" {
 		cfg.Peer = nc.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	}
-	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg, observe)
+	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg, table.show)
 	var failed *perftest.FailedError
 	if errors.As(err, &failed) && failed.First {
 		err = explainSilence(err, end.Name(), dev)
