@@ -387,13 +387,3 @@ func TestCompletionsOfUnknownQueuePairsAreCounted(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-// What a scheme's name is not read from leaves the scheme as it was.
-func TestRefusedSchemeChangesNothing(t *testing.T) {
-	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-		got := scheme
-		if err := got.UnmarshalText([]byte("sprays")); !errors.Is(err, verbs.ErrInvalid) || got != scheme {
-			t.Errorf("%v becomes %v, %v", scheme, got, err)
-		}
-	}
-}

@@ -15,8 +15,8 @@ import (
 // messageFragment is the fragment size of the tests of failure messages.
 const messageFragment = 1000
 
-// failureCase is one way in which a software NIC makes a request with ID 7 fail, of those in which
-// no fragment does: the test of failureText names fragments.
+// failureCase is one way in which a software NIC makes a request with ID 7 fail. In none of them is
+// it a fragment that fails: those are named in TestFailureDescribesTheWorkRequestThatFailed.
 type failureCase struct {
 	name   string
 	kind   soft.FaultKind
