@@ -11,53 +11,6 @@ import (
 	"ibverbx/verbs"
 )
 
-// Alloc returns the same place on all PEs, zeroed and aligned, and uses what was freed again.
-func TestAllocIsTheSameEverywhere(t *testing.T) {
-	eachShape(t, 3, func(t *testing.T, l *testbed) {
-		offsets := make([][]uint64, 3)
-		l.run(func(ctx context.Context, pe *shmem.PE) error {
-			note := func(off uint64) { offsets[pe.Rank()] = append(offsets[pe.Rank()], off) }
-			var live []shmem.Sym[uint16]
-			for i := range 40 {
-				s, err := shmem.Alloc[uint16](ctx, pe, i*37)
-				if err != nil {
-					return err
-				}
-				note(s.Offset())
-				if s.Offset()%64 != 0 || s.Len() != i*37 {
-					return wrong("block %d: offset %d, length %d", i, s.Offset(), s.Len())
-				}
-				for k, v := range s.Local(pe) {
-					if v != 0 {
-						return wrong("block %d: element %d is %d", i, k, v)
-					}
-					s.Local(pe)[k] = 0xffff
-				}
-				if live = append(live, s); i%3 == 2 {
-					if err := shmem.Free(ctx, pe, live[1]); err != nil {
-						return err
-					}
-					live = append(live[:1], live[2:]...)
-				}
-			}
-			for _, s := range live {
-				if err := shmem.Free(ctx, pe, s); err != nil {
-					return err
-				}
-			}
-			if used := pe.Stats().HeapUsed; used != 0 {
-				return wrong("%d bytes are used though all was freed", used)
-			}
-			return nil
-		})
-		for i := range offsets {
-			if fmt.Sprint(offsets[i]) != fmt.Sprint(offsets[0]) {
-				t.Fatalf("PE %d: %v, PE 0: %v", i, offsets[i], offsets[0])
-			}
-		}
-	})
-}
-
 // When one PE asks for another size all get an error that says which PE asked for what; they go on
 // afterwards.
 func TestAllocOfDifferentSizes(t *testing.T) {
@@ -134,21 +87,5 @@ func TestFreeOfDifferentBlocks(t *testing.T) {
 			return wrong("free: %v", err)
 		}
 		return shmem.Free(ctx, pe, s[0])
-	})
-}
-
-// Free frees whole blocks only.
-func TestFreeOfAPartIsRefused(t *testing.T) {
-	eachShape(t, 2, func(_ *testing.T, l *testbed) {
-		l.run(func(ctx context.Context, pe *shmem.PE) error {
-			s, err := shmem.Alloc[int64](ctx, pe, 8)
-			if err != nil {
-				return err
-			}
-			if err := shmem.Free(ctx, pe, s.Slice(0, 3)); !errors.Is(err, verbs.ErrInvalid) {
-				return wrong("a part: %v", err)
-			}
-			return shmem.Free(ctx, pe, s)
-		})
 	})
 }

@@ -12,38 +12,22 @@ import (
 	"ibverbx/shmem"
 )
 
-// lengths of vectors, in elements: none, one, some, and more than the scratch memory holds.
-func lengths() []int { return []int{0, 1, 5, 1000, 100000} }
-
-// worlds are numbers of PEs, powers of two and others.
-func worlds() []int { return []int{1, 2, 3, 5, 8} }
-
+// eachWorld runs a test with numbers of PEs that the game does not have, and one that it has.
 func eachWorld(t *testing.T, test func(t *testing.T, l *testbed, pes int)) {
-	for _, n := range worlds() {
+	for _, n := range []int{1, 3, 8} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) { test(t, newTestbed(t, shape{n, 1, 2}, shmem.Config{}), n) })
 	}
 }
 
 func value(pe, i, round int) int64 { return int64(pe*1000003 + i*7 + round*31) }
 
-// After Broadcast every PE has the root's data, from every root, back to back.
-func TestBroadcast(t *testing.T) {
+// Collective calls take vectors of no elements, and of many: the data of 100,000 goes in pieces.
+func TestLengthsOfVectors(t *testing.T) {
 	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
-			for _, n := range lengths() {
-				buf := make([]int64, n)
-				for root := range pes {
-					for i := range buf {
-						buf[i] = value(pe.Rank(), i, root)
-					}
-					if err := shmem.Broadcast(ctx, pe, buf, root); err != nil {
-						return err
-					}
-					for i, v := range buf {
-						if v != value(root, i, root) {
-							return wrong("root %d: PE %d has %d at %d of %d", root, pe.Rank(), v, i, n)
-						}
-					}
+			for _, n := range []int{0, 1, 100000} {
+				if err := vectors(ctx, pe, n); err != nil {
+					return fmt.Errorf("%d elements: %w", n, err)
 				}
 			}
 			return nil
@@ -51,46 +35,56 @@ func TestBroadcast(t *testing.T) {
 	})
 }
 
-// Reduce combines with every operation, and every PE has the result.
-func TestReduce(t *testing.T) {
-	ops := map[shmem.ReduceOp]func(a, b int64) int64{
-		shmem.OpSum:  func(a, b int64) int64 { return a + b },
-		shmem.OpProd: func(a, b int64) int64 { return a * b },
-		shmem.OpMin:  func(a, b int64) int64 { return min(a, b) },
-		shmem.OpMax:  func(a, b int64) int64 { return max(a, b) },
-		shmem.OpAnd:  func(a, b int64) int64 { return a & b },
-		shmem.OpOr:   func(a, b int64) int64 { return a | b },
-		shmem.OpXor:  func(a, b int64) int64 { return a ^ b },
-	}
-	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
-		l.run(func(ctx context.Context, pe *shmem.PE) error {
-			for _, n := range lengths() {
-				src, dst := make([]int64, n), make([]int64, n)
-				for i := range src {
-					src[i] = value(pe.Rank(), i, 0)
-				}
-				for op := shmem.OpSum; op <= shmem.OpXor; op++ {
-					if n > 1000 && op != shmem.OpSum && op != shmem.OpXor {
-						continue
-					}
-					if err := shmem.Reduce(ctx, pe, dst, src, op); err != nil {
-						return err
-					}
-					for i, v := range dst {
-						want := value(0, i, 0)
-						for p := 1; p < pes; p++ {
-							want = ops[op](want, value(p, i, 0))
-						}
-						if v != want {
-							return wrong("%v: PE %d has %d at %d of %d, want %d", op, pe.Rank(), v, i, n,
-								want)
-						}
-					}
-				}
+func vectors(ctx context.Context, pe *shmem.PE, n int) error {
+	me, pes := pe.Rank(), pe.Size()
+	check := func(what string, err error, got []int64, want func(i int) int64) error {
+		for i, v := range got {
+			if err == nil && v != want(i) {
+				return wrong("%s: PE %d has %d at %d, want %d", what, me, v, i, want(i))
 			}
-			return nil
-		})
-	})
+		}
+		return err
+	}
+	fill := func(v []int64) []int64 {
+		for i := range v {
+			v[i] = value(me, i, 0)
+		}
+		return v
+	}
+	for root := range pes {
+		v := fill(make([]int64, n))
+		err := shmem.Broadcast(ctx, pe, v, root)
+		if err = check("broadcast", err, v, func(i int) int64 { return value(root, i, 0) }); err != nil {
+			return err
+		}
+	}
+	v := fill(make([]int64, n))
+	err := shmem.Reduce(ctx, pe, v, v, shmem.OpMax)
+	err = check("reduce", err, v, func(i int) int64 { return value(pes-1, i, 0) })
+	if err != nil {
+		return err
+	}
+	all := make([]int64, n*pes)
+	err = shmem.AllGather(ctx, pe, all, fill(v))
+	if err = check("all-gather", err, all, func(i int) int64 { return value(i/n, i%n, 0) }); err != nil {
+		return err
+	}
+	err = shmem.AllToAll(ctx, pe, all, fill(make([]int64, n*pes)))
+	return check("all-to-all", err, all, func(i int) int64 { return value(i/n, me*n+i%n, 0) })
+}
+
+// The root of a broadcast gets ahead of the others by the two pieces that a mailbox holds.
+func TestARootGetsAhead(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+	pes, pieces := l.world.PEs(), make([]byte, 2*64<<10)
+	ctx, cancel := context.WithTimeout(l.ctx, 5*time.Second)
+	defer cancel()
+	if err := shmem.Broadcast(ctx, pes[0], pieces, 0); err != nil {
+		t.Error(err)
+	}
+	if err := shmem.Broadcast(l.ctx, pes[1], pieces, 0); err != nil {
+		t.Error(err)
+	}
 }
 
 // Sums of floats have the same bits on every PE, and ReduceFunc takes any function.
@@ -126,41 +120,6 @@ func TestReduceFloatsAndFunc(t *testing.T) {
 				t.Fatalf("PE %d and PE 0 have different bits", i)
 			}
 		}
-	})
-}
-
-// After AllGather every PE has the data of all, after AllToAll a part of each.
-func TestAllGatherAndAllToAll(t *testing.T) {
-	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
-		l.run(func(ctx context.Context, pe *shmem.PE) error {
-			for round, n := range lengths() {
-				src, dst := make([]int64, n), make([]int64, n*pes)
-				for i := range src {
-					src[i] = value(pe.Rank(), i, round)
-				}
-				if err := shmem.AllGather(ctx, pe, dst, src); err != nil {
-					return err
-				}
-				for i, v := range dst {
-					if v != value(i/n, i%n, round) {
-						return wrong("all-gather: PE %d has %d at %d of %d", pe.Rank(), v, i, n)
-					}
-				}
-				all := make([]int64, n*pes)
-				for i := range all {
-					all[i] = value(pe.Rank(), i, round)
-				}
-				if err := shmem.AllToAll(ctx, pe, dst, all); err != nil {
-					return err
-				}
-				for i, v := range dst {
-					if v != value(i/n, pe.Rank()*n+i%n, round) {
-						return wrong("all-to-all: PE %d has %d at %d of %d", pe.Rank(), v, i, n)
-					}
-				}
-			}
-			return nil
-		})
 	})
 }
 
@@ -211,7 +170,7 @@ func collectivesBackToBack(t *testing.T, cfg shmem.Config) {
 
 // No PE leaves a barrier before all have entered, for any number of PEs, back to back.
 func TestBarrierAnyNumberOfPEs(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9} {
+	for _, n := range []int{1, 7, 8, 9} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			l := newTestbed(t, shape{n, 1, 1}, shmem.Config{HeapSize: 1 << 12})
 			var entered atomic.Int64
@@ -232,65 +191,32 @@ func TestBarrierAnyNumberOfPEs(t *testing.T) {
 	}
 }
 
-// After a barrier every PE sees what any PE put before it.
-func TestBarrierCompletesPuts(t *testing.T) {
-	eachShape(t, 4, func(t *testing.T, l *testbed) {
-		s := allocate[uint32](l, 4)
-		l.lag(7, isWrite)
-		l.run(func(ctx context.Context, pe *shmem.PE) error {
-			for round := range uint32(rounds()) {
-				for to := range 4 {
-					if err := shmem.P(ctx, pe, s.At(pe.Rank()), round*10+uint32(pe.Rank()), to); err != nil {
-						return err
-					}
-				}
-				if err := pe.Barrier(ctx); err != nil {
-					return err
-				}
-				for from, v := range s.Local(pe) {
-					if v != round*10+uint32(from) {
-						return wrong("round %d: PE %d has %d of PE %d", round, pe.Rank(), v, from)
-					}
-				}
-				if err := pe.Barrier(ctx); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	})
-}
-
-// Collective calls are made by one goroutine at a time: the second is refused without effect.
+// Collective calls are made by one goroutine at a time: a second is refused, whatever its arguments
+// are, and does not disturb the first.
 func TestOneCollectiveCallAtATime(t *testing.T) {
 	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
 	s := allocate[uint64](l, 1)
-	l.one(func(ctx context.Context, pe *shmem.PE) error {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		done := make(chan error, 2)
-		for range 2 {
-			go func() { done <- pe.Barrier(ctx) }() // one of them stays: PE 1 does not come
+	ctx, pe := l.ctx, l.world.PEs()[0]
+	done := make(chan error, 2)
+	for range 2 {
+		go func() { done <- pe.Barrier(ctx) }() // one of them stays: PE 1 does not come yet
+	}
+	if err := <-done; !errors.Is(err, shmem.ErrBusy) {
+		t.Fatalf("second call: %v, want busy", err)
+	}
+	v := make([]uint64, 2)
+	_, alloc := shmem.Alloc[uint64](ctx, pe, 1)
+	for name, err := range map[string]error{
+		"alloc": alloc, "free": shmem.Free(ctx, pe, s), "close": pe.Close(ctx),
+		"broadcast": shmem.Broadcast(ctx, pe, v, 7), "reduce": shmem.Reduce(ctx, pe, v, v[:1], shmem.OpSum),
+		"all-gather": shmem.AllGather(ctx, pe, v, v), "all-to-all": shmem.AllToAll(ctx, pe, v, v),
+		"sync": pe.Sync(ctx),
+	} {
+		if !errors.Is(err, shmem.ErrBusy) {
+			t.Errorf("%s meanwhile: %v, want busy", name, err)
 		}
-		if err := <-done; !errors.Is(err, shmem.ErrBusy) {
-			return wrong("second call: %v, want busy", err)
-		}
-		v := make([]uint64, 2)
-		_, alloc := shmem.Alloc[uint64](ctx, pe, 1)
-		for name, err := range map[string]error{
-			"alloc": alloc, "free": shmem.Free(ctx, pe, s), "close": pe.Close(ctx),
-			"broadcast":  shmem.Broadcast(ctx, pe, v, 0),
-			"reduce":     shmem.Reduce(ctx, pe, v, v, shmem.OpSum),
-			"all-gather": shmem.AllGather(ctx, pe, v, v[:1]), "all-to-all": shmem.AllToAll(ctx, pe, v, v),
-		} {
-			if !errors.Is(err, shmem.ErrBusy) {
-				return wrong("%s meanwhile: %v, want busy", name, err)
-			}
-		}
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			return wrong("first call: %v, want canceled", err)
-		}
-		return nil
-	})
+	}
+	if err := errors.Join(l.world.PEs()[1].Barrier(ctx), <-done); err != nil {
+		t.Errorf("first call: %v", err)
+	}
 }

@@ -55,3 +55,8 @@ func AskInBarrier(ctx context.Context, pe *PE, to int) error {
 	}
 	return pe.Quiet(ctx)
 }
+
+// Meeting is the all-gather among n PEs of one process.
+func Meeting(n int) func(ctx context.Context, pe int, mine []byte) ([][]byte, error) {
+	return newMeeting(n).gather
+}

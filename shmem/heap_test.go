@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
+	"time"
 
 	"ibverbx/verbs"
 )
@@ -48,6 +50,22 @@ func TestBoundsOfTheConfiguration(t *testing.T) {
 		if fmt.Sprint(err) != want || c.says != "" && !errors.Is(err, verbs.ErrInvalid) {
 			t.Errorf("%v, want %s", err, want)
 		}
+	}
+}
+
+// The defaults are those of the documentation.
+func TestDefaults(t *testing.T) {
+	got := Config{}.withDefaults()
+	want := Config{Size: 1, HeapSize: 64 << 20, RegisterFrom: 256 << 10, Step: 50 * time.Microsecond}
+	want.Transport.MaxEndpoints, want.Transport.AMBuffers = 2, 1
+	want.Transport.Spin, want.Transport.KeepAlive = 50*time.Microsecond, 100*time.Millisecond
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	cfg := Config{}
+	cfg.Transport.QP.Failover = true
+	if cfg = cfg.withDefaults(); !cfg.Background {
+		t.Error("nothing makes progress after the loss of a NIC")
 	}
 }
 
@@ -184,21 +202,6 @@ func TestBlocksFirstFitAndCoalescing(t *testing.T) {
 		b.check(t)
 	}
 	must(1024, 1024) // all of it in one piece again
-}
-
-func TestBlocksKnowTheirOwn(t *testing.T) {
-	b := newBlocks(64, 1024)
-	off, err := b.alloc(100)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !b.holds(off, 100) || b.holds(off+64, 36) || b.holds(off, 50) || b.holds(0, 100) {
-		t.Fatal("holds is wrong")
-	}
-	b.release(off)
-	if b.holds(off, 100) {
-		t.Fatal("holds what was released")
-	}
 }
 
 // Any sequence of calls keeps the invariant, and the same calls give the same answers.

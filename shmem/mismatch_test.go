@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -172,25 +171,6 @@ func TestWhoWaitsForRoomFindsWhatDiffers(t *testing.T) {
 	}
 }
 
-// After a call with different roots, which needed nothing of the other PE, a later one does not
-// return the data of the earlier one.
-func TestNoDataOfAnEarlierCall(t *testing.T) {
-	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
-	var errs [2]error
-	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		if err := shmem.Broadcast(ctx, pe, []int64{100}, pe.Rank()); err != nil &&
-			!errors.Is(err, shmem.ErrMismatch) {
-			return err
-		}
-		v := []int64{200}
-		errs[pe.Rank()] = shmem.Broadcast(ctx, pe, v, 0)
-		if pe.Rank() == 1 && (!errors.Is(errs[1], shmem.ErrMismatch) || v[0] != 200) {
-			return wrong("the broadcast after one from another root: %d, %v", v[0], errs[1])
-		}
-		return nil
-	})
-}
-
 // When one PE's call is refused for its arguments, the call ends on all: the errors of the others
 // say which PE it was, and in which call.
 func TestARefusalEndsTheCallOfAll(t *testing.T) {
@@ -245,31 +225,4 @@ func TestARefusalEndsTheCallOfAll(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A call that is refused because another goroutine is in a collective call does not disturb that
-// call, whatever its arguments are.
-func TestABusyPEIsNotStopped(t *testing.T) {
-	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
-	busy := make(chan struct{})
-	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		if pe.Rank() == 1 {
-			select {
-			case <-busy:
-			case <-ctx.Done():
-			}
-			return pe.Barrier(ctx)
-		}
-		done := make(chan error, 1)
-		go func() { done <- pe.Barrier(ctx) }()
-		for pe.Stats().Barriers == 0 && ctx.Err() == nil {
-			runtime.Gosched()
-		}
-		err := shmem.Broadcast(ctx, pe, []int64{1}, 7)
-		close(busy)
-		if !errors.Is(err, shmem.ErrBusy) {
-			return wrong("%v, want busy", err)
-		}
-		return <-done
-	})
 }

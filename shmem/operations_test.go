@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx/internal/guard"
 	"ibverbx/shmem"
@@ -92,7 +93,7 @@ func TestAPEThatIsNotThere(t *testing.T) {
 }
 
 // Every call that names a PE which has died says so, also one behind a fence: on several NICs the
-// fence itself sends.
+// fence itself sends. Calls that name other PEs go on.
 func TestEveryOperationOnADeadPE(t *testing.T) {
 	for _, how := range []shape{{4, 1, 2}, {4, 2, 1}} {
 		t.Run(how.String(), func(t *testing.T) {
@@ -115,6 +116,15 @@ func TestEveryOperationOnADeadPE(t *testing.T) {
 					if died(err) != nil || !strings.HasPrefix(err.Error(), "shmem: "+op.name+": ") {
 						t.Errorf("%s, behind a fence %v: %v", op.name, fence, err)
 					}
+				}
+			}
+			for to := range 3 {
+				old, err := shmem.Swap(l.ctx, pe, s, uint64(to), to)
+				if err == nil {
+					old, err = shmem.G(l.ctx, pe, s, to)
+				}
+				if err != nil || old != uint64(to) {
+					t.Errorf("on PE %d: %d, %v", to, old, err)
 				}
 			}
 		})
@@ -213,6 +223,7 @@ func TestOperationsDoNotAllocate(t *testing.T) {
 					err = e
 				}
 			}
+			before := pe.Stats().Transport.AMSent
 			for name, op := range map[string]func(){
 				"put":        func() { note(shmem.Put(ctx, pe, s, small, 1)) },
 				"put 32 KiB": func() { note(shmem.Put(ctx, pe, s, large, 1)) },
@@ -228,7 +239,8 @@ func TestOperationsDoNotAllocate(t *testing.T) {
 				"swap":       func() { _, e := shmem.Swap(ctx, pe, narrow, 1, 1); note(e) },
 				"fence":      pe.Fence,
 				"quiet":      func() { note(pe.Quiet(ctx)) },
-				"put signal": func() { note(shmem.PutSignal(ctx, pe, s, small, sig, 1, shmem.SignalAdd, 1)) },
+				"signal add": func() { note(shmem.PutSignal(ctx, pe, s, small, sig, 1, shmem.SignalAdd, 1)) },
+				"signal set": func() { note(shmem.PutSignal(ctx, pe, s, small, sig, 1, shmem.SignalSet, 1)) },
 				"wait until": func() { note(shmem.WaitUntil(ctx, pe, sig, shmem.EQ, 0)) },
 			} {
 				for range 200 {
@@ -238,8 +250,122 @@ func TestOperationsDoNotAllocate(t *testing.T) {
 					t.Errorf("%s: %v allocations", name, got)
 				}
 			}
+			if n := pe.Stats().Transport.AMSent - before; n != 0 {
+				t.Errorf("%d messages wake PEs that do not sleep", n)
+			}
 			return err
 		})
+	})
+}
+
+// Elements of every size arrive whole, and slices name the right elements.
+func TestTypedElements(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 2}, shmem.Config{})
+	typed(l, int8(-5))
+	typed(l, uint16(65000))
+	typed(l, int32(-7))
+	typed(l, uint64(1<<63+1))
+	typed(l, float32(1.5))
+	typed(l, -2.25)
+}
+
+func typed[T shmem.Element](l *testbed, v T) {
+	l.t.Helper()
+	s := allocate[T](l, 100)
+	l.one(func(ctx context.Context, pe *shmem.PE) error {
+		if err := shmem.P(ctx, pe, s.At(17), v, 1); err != nil {
+			return err
+		}
+		if err := shmem.Put(ctx, pe, s.Slice(20, 30).Slice(3, 5), []T{v, v + 1}, 1); err != nil {
+			return err
+		}
+		if err := pe.Quiet(ctx); err != nil {
+			return err
+		}
+		for i, got := range s.Local(l.world.PEs()[1]) {
+			want := map[int]T{17: v, 23: v, 24: v + 1}[i]
+			if got != want {
+				return wrong("%T: element %d is %v, want %v", v, i, got, want)
+			}
+		}
+		got, err := shmem.G(ctx, pe, s.At(17), 1)
+		if err == nil && got != v {
+			err = wrong("%T: g is %v, want %v", v, got, v)
+		}
+		return err
+	})
+}
+
+// Many goroutines of a PE put at the same time, more than the connections hold.
+func TestManyGoroutinesPut(t *testing.T) {
+	l := newTestbed(t, shape{3, 1, 4}, shmem.Config{})
+	const workers, each = 8, 300
+	s := allocate[uint64](l, 3*workers*each)
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		errs := make(chan error, workers)
+		for w := range workers {
+			go func() {
+				var err error
+				for i := 0; i < each && err == nil; i++ {
+					k := (pe.Rank()*workers+w)*each + i
+					for to := range 3 {
+						if err == nil {
+							err = shmem.P(ctx, pe, s.At(k), uint64(k+1), to)
+						}
+					}
+				}
+				errs <- err
+			}()
+		}
+		for range workers {
+			if err := <-errs; err != nil {
+				return err
+			}
+		}
+		if err := pe.Barrier(ctx); err != nil {
+			return err
+		}
+		for k, v := range s.Local(pe) {
+			if v != uint64(k+1) {
+				return wrong("PE %d: word %d is %d", pe.Rank(), k, v)
+			}
+		}
+		return nil
+	})
+}
+
+// Fence waits for nothing, even without room for an operation: the next call waits; when that
+// fails, the fence stays in force.
+func TestFenceDoesNotWait(t *testing.T) {
+	l := newTestbed(t, shape{2, 2, 1}, shmem.Config{})
+	s := allocate[uint64](l, 2)
+	slow := l.fabric.Inject(soft.Fault{Kind: soft.Delay, Count: -1, Delay: time.Second, Match: isWrite})
+	l.one(func(ctx context.Context, pe *shmem.PE) error {
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		var err error
+		for err == nil { // until there is no room
+			err = shmem.P(ended, pe, s, 1, 1)
+		}
+		if !errors.Is(err, context.Canceled) {
+			return err
+		}
+		slow.Remove()
+		pe.Fence() // if it waited for room, there would be some after it
+		if err := shmem.P(ended, pe, s.At(1), 7, 1); !errors.Is(err, context.Canceled) {
+			return wrong("put without room: %v", err)
+		}
+		if err := shmem.P(ctx, pe, s.At(1), 8, 1); err != nil {
+			return err
+		}
+		if err := pe.Quiet(ctx); err != nil {
+			return err
+		}
+		v := make([]uint64, 2)
+		if err := shmem.Get(ctx, pe, v, s, 1); err != nil || v[0] != 1 || v[1] != 8 {
+			return wrong("%v, %v, want 1 and 8", v, err)
+		}
+		return nil
 	})
 }
 

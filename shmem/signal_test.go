@@ -4,71 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"ibverbx/shmem"
 )
-
-// When the target sees the signal, all of the data is in its memory, over any number of rails.
-func TestPutSignal(t *testing.T) {
-	for _, nbi := range []bool{false, true} {
-		for _, op := range []shmem.SignalOp{shmem.SignalSet, shmem.SignalAdd} {
-			t.Run(fmt.Sprintf("nbi=%v/add=%v", nbi, op == shmem.SignalAdd), func(t *testing.T) {
-				eachShape(t, 2, func(t *testing.T, l *testbed) { putSignal(l, nbi, op) })
-			})
-		}
-	}
-}
-
-func putSignal(l *testbed, nbi bool, op shmem.SignalOp) {
-	put := shmem.PutSignal[byte]
-	if nbi {
-		put = shmem.PutSignalNBI[byte]
-	}
-	s := allocate[byte](l, 1<<18)
-	mine := allocate[byte](l, 1<<18)
-	sig := allocate[uint64](l, 2)
-	l.lag(11, isWrite)
-	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		b := make([]byte, 1<<18)
-		if pe.Rank() == 0 {
-			b = mine.Local(pe)
-		}
-		for round := 1; round <= 2*rounds(); round++ {
-			n := 1 + (round*7919)%(1<<18)
-			fill(b[:n], round)
-			if pe.Rank() == 1 {
-				if err := shmem.WaitUntil(ctx, pe, sig, shmem.GE, uint64(round)); err != nil {
-					return err
-				}
-				if !bytes.Equal(s.Local(pe)[:n], b[:n]) {
-					return wrong("round %d: the signal came before the %d bytes", round, n)
-				}
-				if err := shmem.Inc(ctx, pe, sig.At(1), 0); err != nil {
-					return err
-				}
-				continue
-			}
-			value := uint64(1)
-			if op == shmem.SignalSet {
-				value = uint64(round)
-			}
-			if err := put(ctx, pe, s, b[:n], sig, value, op, 1); err != nil {
-				return err
-			}
-			if err := shmem.WaitUntil(ctx, pe, sig.At(1), shmem.EQ, uint64(round)); err != nil {
-				return err
-			}
-			if err := pe.Quiet(ctx); err != nil { // b is ours again
-				return err
-			}
-		}
-		return nil
-	})
-}
 
 // Other goroutines that put to the same PE do not come between data and signal.
 func TestPutSignalAmongOtherPuts(t *testing.T) {
@@ -223,23 +164,6 @@ func TestWaitUntilAnyAndAll(t *testing.T) {
 			}
 		}
 		return pe.Barrier(ctx)
-	})
-}
-
-// A ctx that ends ends the wait, and nothing else.
-func TestWaitUntilWithAContext(t *testing.T) {
-	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
-	s := allocate[uint64](l, 1)
-	l.one(func(ctx context.Context, pe *shmem.PE) error {
-		ended, cancel := context.WithCancel(ctx)
-		cancel()
-		if err := shmem.WaitUntil(ended, pe, s, shmem.EQ, 1); !errors.Is(err, context.Canceled) {
-			return wrong("%v, want canceled", err)
-		}
-		if err := shmem.Inc(ctx, pe, s, 0); err != nil {
-			return err
-		}
-		return shmem.WaitUntil(ctx, pe, s, shmem.EQ, 1)
 	})
 }
 
