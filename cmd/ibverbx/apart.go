@@ -82,7 +82,6 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, end *endNICs) error 
 	}
 	half, err := end.half(conn)
 	if err != nil {
-		conn.Fail(err)
 		return err
 	}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) {
@@ -106,12 +105,12 @@ func (f *perfCmd) dial(c *console) (*rendezvous.Conn, error) {
 	var dialing *net.OpError
 	var step *rendezvous.OpError
 	switch {
-	case errors.As(err, &dialing) && dialing.Op == "dial" && errors.Is(err, syscall.ECONNREFUSED):
-		return nil, fmt.Errorf("%w: is \"ibverbx perf --listen\" running there?", dialing)
+	case errors.Is(err, syscall.ECONNREFUSED) && errors.As(err, &dialing):
+		err = fmt.Errorf("%w: is \"ibverbx perf --listen\" running there?", dialing)
 	case errors.As(err, &dialing) && dialing.Op == "dial":
-		return nil, dialing
+		err = dialing // without the name of the package
 	case errors.As(err, &step):
-		return nil, fmt.Errorf("%s: %w", step.Addr, step.Err)
+		err = fmt.Errorf("%s: %w", step.Addr, step.Err)
 	}
 	return conn, err
 }

@@ -95,7 +95,6 @@ func (f *perfCmd) serve(c *console, end *endNICs) error {
 func (f *perfCmd) serveOne(c *console, end *endNICs, conn *rendezvous.Conn) error {
 	half, err := end.half(conn)
 	if err != nil {
-		conn.Fail(err)
 		return err
 	}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Follow(c.ctx, half, o) })

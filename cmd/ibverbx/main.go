@@ -67,7 +67,7 @@ type helpCmd struct {
 func (f *helpCmd) Run(k *kong.Context) error {
 	_, err := k.Parse(append(f.Command, "--help"))
 	if err != nil {
-		return &bench.UsageError{Reason: err.Error()}
+		return usage("%v", err)
 	}
 	return nil
 }

@@ -248,10 +248,11 @@ func noteOf(host *nics.Host) string {
 	return roceDownNote
 }
 
-// half is this end's part in a conversation.
+// half is this end's part in a conversation. An error ends the conversation.
 func (n *endNICs) half(conn *rendezvous.Conn) (*bench.Half, error) {
 	devices, err := n.Reaching(conn)
 	if err != nil {
+		conn.Fail(err)
 		return nil, err
 	}
 	return &bench.Half{Conn: conn, Provider: n.Name(), Devices: devices, Config: n.config,
