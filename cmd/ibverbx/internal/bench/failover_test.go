@@ -261,3 +261,21 @@ func TestLosses(t *testing.T) {
 		t.Errorf("%d causes are kept, want %d", n, maxLosses)
 	}
 }
+
+// TestNoSuchRail shows that a fault of a queue pair which a column does not have says so.
+func TestNoSuchRail(t *testing.T) {
+	p := params(func(p *Params) {
+		p.Failover, p.Schemes, p.Faults = true, []Scheme{Single, Spray}, faults(t, "kill-qp@rail=3,msg=1")
+	})
+	report, err := measure(t, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range report.Results[:2] {
+		f := r.Faults[0]
+		if single := strings.Contains(f.What, "a single queue pair"); f.Struck == single ||
+			single != (r.Scheme == Single) {
+			t.Errorf("%s: %+v", r.Scheme, f)
+		}
+	}
+}

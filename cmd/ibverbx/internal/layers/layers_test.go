@@ -220,3 +220,25 @@ func TestSource(t *testing.T) {
 		}
 	}
 }
+
+// TestUnknownOperation shows that an operation is refused for which a layer has no case, and that
+// no two operations of queue pairs are posted alike.
+func TestUnknownOperation(t *testing.T) {
+	for _, layer := range []Layer{Transport, SHMEM} {
+		ends := pair(t, Shape{Layer: layer, Op: "teleport"})
+		r := Round{Number: 1, Size: 64}
+		err := both(t, ends, [2]Task{{Round: r, Send: 1}, {Round: r}})
+		if err == nil || !strings.Contains(err.Error(), "posts no --op teleport") {
+			t.Errorf("%s: %v", layer, err)
+		}
+	}
+	seen := map[verbs.Opcode]Op{}
+	for _, s := range Shapes() {
+		if other, twice := seen[s.opcode]; s.Layer == QP && twice {
+			t.Errorf("%s is posted like %s", s.Op, other)
+		}
+		if s.Layer == QP {
+			seen[s.opcode] = s.Op
+		}
+	}
+}
