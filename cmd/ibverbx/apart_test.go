@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"regexp"
 	"strings"
 	"sync"
@@ -273,36 +272,6 @@ func TestConnectToNoHost(t *testing.T) {
 		if code != exitFailed || !strings.Contains(errs, "lookup no.such.host.invalid") ||
 			strings.Contains(errs, "running there") {
 			t.Errorf("%s: exit %d, stderr %q", args, code, errs)
-		}
-	}
-}
-
-// TestListenStrangers connects to a listening end as a port scan does, and with another protocol.
-// It reports that, and keeps waiting for the connecting end.
-func TestListenStrangers(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
-	for _, text := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x1b[2J\x1b[2J\x1b[2J\x1b[2J"} {
-		nc, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.WriteString(nc, text); err != nil {
-			t.Fatal(err)
-		}
-		if text != "" {
-			_, _ = io.Copy(io.Discard, nc) // until the other end has seen enough
-		}
-		nc.Close()
-	}
-	code, out, errs := command(t, "perf --provider left --connect "+address+quick)
-	codeB, outB, errsB := server.wait(t)
-	if code != exitOK || codeB != exitOK || !strings.Contains(outB, "verified byte for byte") {
-		t.Errorf("exit %d: %s\n%s\nthe listening end %d: %s\n%s", code, errs, out, codeB, errsB, outB)
-	}
-	for _, want := range []string{"the peer has gone", `does not speak ibverbx: it began with "GET / HTTP/1`,
-		`"\x1b[2J`} {
-		if !strings.Contains(errsB, want) {
-			t.Errorf("no %q in %s", want, errsB)
 		}
 	}
 }
