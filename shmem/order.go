@@ -60,6 +60,8 @@ func (p *PE) quiet(ctx context.Context, op string) error {
 		p.keepOrphans(orphans...)
 		return p.opError(op, err)
 	}
-	p.closeOrphans(orphans)
+	if orphans != nil {
+		p.closeOrphans(orphans)
+	}
 	return nil
 }

@@ -229,8 +229,10 @@ func (p *PE) closeRegion(mr *ibverbx.MR, ended bool) {
 // takeOrphans returns the registrations of calls that ended before the NICs were done.
 func (p *PE) takeOrphans() (list []*ibverbx.MR) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	list, p.orphans = p.orphans, nil
+	if len(p.orphans) != 0 {
+		list, p.orphans = p.orphans, nil
+	}
+	p.mu.Unlock()
 	return list
 }
 
