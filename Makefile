@@ -29,11 +29,11 @@ EXECUTIONS ?= 20000
 fuzz:
 	.ci/fuzz $(EXECUTIONS) $(FUZZ)
 
-# Random slips of one point each, and which of them the tests do not notice; 10 to 60 s each. See test/mutants/doc.go.
+# Random slips of one point each, and which of them the tests do not notice; some minutes. See test/mutants/doc.go.
 # make mutants N=40 SEED=7 PACKAGES=transport,tagged; make mutants AGAIN=survivors.txt plants again what survived.
 mutants:
 	GOMAXPROCS=1 nice go run ./test/mutants $(if $(N),-n $(N)) $(if $(SEED),-seed $(SEED)) \
-		$(if $(PACKAGES),-packages $(PACKAGES)) $(if $(AGAIN),-again $(AGAIN)) -survivors survivors.txt
+		$(if $(PACKAGES),-packages $(PACKAGES)) $(if $(AGAIN),-again $(AGAIN))
 
 # Gives the module the path under which you publish it, in every file: make module MODULE=example.org/you/ibverbx
 module:

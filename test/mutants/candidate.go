@@ -2,8 +2,9 @@ package main
 
 import (
 	"go/ast"
-	"go/parser"
+	"go/constant"
 	"go/token"
+	"go/types"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,47 +13,49 @@ import (
 	"ibverbx/test/internal/hunt"
 )
 
-// source is a file of a package.
-type source struct {
-	dir  string // of the package, from the root of the module; "." for the root
-	path string
-	text string
-}
-
 // candidate is a mutant that can be planted: one piece of a file is replaced.
 type candidate struct {
 	file     *source
 	decl     string // where it is: "Type.method", "function", or the name of a variable
 	from, to int    // what it replaces, in bytes of the file
 	text     string // by what
-	// planted is the text in a form that compiles although it uses less: code that never runs still
-	// uses its variables and imports.
-	planted string
+	// guarded is code that is the original or the mutant, with a \x00 where the mutant's number
+	// belongs. It does not compile everywhere: a constant, for instance, cannot depend on it.
+	guarded string
+}
+
+// source is a file of a package, with the types of the package.
+type source struct {
+	pkg        *hunt.Package
+	path, text string
+	syntax     *ast.File
+	info       *types.Info
+	types      *types.Package
 }
 
 // finder finds the candidates of a file.
 type finder struct {
-	file    *source
-	fset    *token.FileSet
-	decl    string
-	results []ast.Expr // types of what the function under way returns
-	list    []candidate
+	*source
+	fset *token.FileSet
+	decl string
+	list []candidate
 }
 
 // candidates finds all mutants of a package.
-func candidates(p *hunt.Package) (all []candidate, err error) {
+func candidates(code *hunt.Code, p *hunt.Package) (all []candidate, err error) {
+	info := &types.Info{Types: make(map[ast.Expr]types.TypeAndValue), Uses: make(map[*ast.Ident]types.Object)}
+	checked, err := code.Types(p, info)
+	if err != nil {
+		return nil, err
+	}
 	for _, name := range p.GoFiles {
 		path := filepath.Join(p.Dir, name)
 		text, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
 		}
-		f := finder{file: &source{p.Rel, path, string(text)}, fset: token.NewFileSet()}
-		syntax, err := parser.ParseFile(f.fset, path, text, parser.SkipObjectResolution)
-		if err != nil {
-			return nil, err
-		}
-		for _, d := range syntax.Decls {
+		f := finder{source: &source{p, path, string(text), p.Files[path], info, checked}, fset: code.Fset}
+		for _, d := range f.syntax.Decls {
 			f.find(d)
 		}
 		all = append(all, f.list...)
@@ -64,33 +67,15 @@ func (f *finder) find(d ast.Decl) {
 	switch d := d.(type) {
 	case *ast.FuncDecl:
 		f.decl = hunt.FuncName(d)
-		f.function(d.Type, d.Body)
+		ast.Inspect(d, f.visit)
 	case *ast.GenDecl:
 		for _, s := range d.Specs {
 			if v, ok := s.(*ast.ValueSpec); ok {
 				f.decl = v.Names[0].Name
-				for _, value := range v.Values {
-					ast.Inspect(value, f.visit)
-				}
+				ast.Inspect(v, f.visit)
 			}
 		}
 	}
-}
-
-func (f *finder) function(typ *ast.FuncType, body *ast.BlockStmt) {
-	outer := f.results
-	f.results = nil
-	if typ.Results != nil {
-		for _, r := range typ.Results.List {
-			for range max(len(r.Names), 1) {
-				f.results = append(f.results, r.Type)
-			}
-		}
-	}
-	if body != nil {
-		ast.Inspect(body, f.visit)
-	}
-	f.results = outer
 }
 
 func (f *finder) visit(n ast.Node) bool {
@@ -99,9 +84,6 @@ func (f *finder) visit(n ast.Node) bool {
 		return false // its length
 	case *ast.GenDecl:
 		return n.Tok == token.VAR
-	case *ast.FuncLit:
-		f.function(n.Type, n.Body)
-		return false
 	case *ast.KeyValueExpr:
 		ast.Inspect(n.Value, f.visit)
 		return false
@@ -112,19 +94,20 @@ func (f *finder) visit(n ast.Node) bool {
 	case *ast.CommClause:
 		f.statements(n.Body)
 	case *ast.IfStmt:
-		f.replace(n.Cond, "true", "(true || ("+f.of(n.Cond)+"))")
-		f.replace(n.Cond, "false", "(false && ("+f.of(n.Cond)+"))")
+		f.boolean(n.Cond, "true")
+		f.boolean(n.Cond, "false")
 	case *ast.BinaryExpr:
 		f.binary(n)
 	case *ast.UnaryExpr:
 		if n.Op == token.NOT {
-			f.replace(n, f.of(n.X), "")
+			f.boolean(n, f.of(n.X))
 		}
 	case *ast.BasicLit:
 		f.number(n)
 	case *ast.Ident:
-		if other := map[string]string{"true": "false", "false": "true"}[n.Name]; other != "" {
-			f.replace(n, other, "")
+		other := map[string]string{"true": "false", "false": "true"}[n.Name]
+		if other != "" && f.info.Uses[n] == types.Universe.Lookup(n.Name) {
+			f.value(n, f.info.Types[n].Type, other)
 		}
 	case *ast.ReturnStmt:
 		f.errors(n)
@@ -139,80 +122,86 @@ func (f *finder) span(n ast.Node) (from, to int) {
 // of is the source of a node.
 func (f *finder) of(n ast.Node) string {
 	from, to := f.span(n)
-	return f.file.text[from:to]
+	return f.text[from:to]
 }
 
-// replace adds a candidate. planted may be empty where the text compiles as it is.
-func (f *finder) replace(n ast.Node, text, planted string) {
-	if planted == "" {
-		planted = text
-	}
+func (f *finder) add(n ast.Node, text, guarded string) {
 	from, to := f.span(n)
-	f.list = append(f.list, candidate{f.file, f.decl, from, to, text, planted})
+	f.list = append(f.list, candidate{f.source, f.decl, from, to, text, guarded})
 }
 
-// What operators are mutated to.
-var (
-	operators = map[token.Token][]token.Token{
-		token.LSS: {token.LEQ, token.GEQ}, token.LEQ: {token.LSS, token.GTR},
-		token.GTR: {token.GEQ, token.LEQ}, token.GEQ: {token.GTR, token.LSS},
-		token.EQL: {token.NEQ}, token.NEQ: {token.EQL},
-		token.LAND: {token.LOR}, token.LOR: {token.LAND},
-		token.ADD: {token.SUB}, token.SUB: {token.ADD}, token.MUL: {token.ADD}, token.QUO: {token.MUL},
-		token.REM: {token.MUL}, token.AND: {token.OR}, token.OR: {token.AND}, token.XOR: {token.AND},
-		token.AND_NOT: {token.AND}, token.SHL: {token.SHR}, token.SHR: {token.SHL},
+// boolean replaces an expression that is true or false, but not a constant.
+func (f *finder) boolean(n ast.Expr, text string) {
+	tv := f.info.Types[n]
+	if _, plain := tv.Type.(*types.Basic); plain && tv.Value == nil {
+		f.add(n, text, "(mutantChosen == \x00 && ("+text+") || mutantChosen != \x00 && ("+f.of(n)+"))")
 	}
-	assignments = map[token.Token]token.Token{
-		token.ADD_ASSIGN: token.SUB_ASSIGN, token.SUB_ASSIGN: token.ADD_ASSIGN,
-		token.MUL_ASSIGN: token.ADD_ASSIGN, token.QUO_ASSIGN: token.MUL_ASSIGN,
-		token.OR_ASSIGN: token.AND_ASSIGN, token.AND_ASSIGN: token.OR_ASSIGN,
-		token.AND_NOT_ASSIGN: token.AND_ASSIGN, token.SHL_ASSIGN: token.SHR_ASSIGN,
-		token.SHR_ASSIGN: token.SHL_ASSIGN,
-	}
-)
+}
+
+// value replaces an expression by another of the same type.
+func (f *finder) value(n ast.Expr, typ types.Type, text string) {
+	name := types.TypeString(types.Default(typ), func(p *types.Package) string {
+		if p == f.types {
+			return ""
+		}
+		return p.Name()
+	})
+	f.add(n, text, "mutantOr(\x00, func() "+name+" { return "+text+" }, func() "+name+
+		" { return "+f.of(n)+" })")
+}
+
+// operators has what each is replaced by.
+var operators = map[string]string{
+	"<": "<= >=", "<=": "< >", ">": ">= <=", ">=": "> <", "==": "!=", "!=": "==", "&&": "||", "||": "&&",
+	"+": "-", "-": "+", "*": "+", "/": "*", "%": "*",
+	"&": "|", "|": "&", "^": "&", "&^": "&", "<<": ">>", ">>": "<<",
+}
 
 func (f *finder) binary(n *ast.BinaryExpr) {
-	if isString(n.X) || isString(n.Y) {
-		return // its + has no opposite
-	}
-	for _, op := range operators[n.Op] {
+	tv := f.info.Types[n]
+	for op := range strings.FieldsSeq(operators[n.Op.String()]) {
 		x, y := f.of(n.X), f.of(n.Y)
-		if logic := op == token.LAND || n.Op == token.LAND || op == token.LOR; logic {
-			x, y = "("+x+")", "("+y+")"
+		switch {
+		case n.Op == token.LAND || n.Op == token.LOR:
+			f.boolean(n, "("+x+") "+op+" ("+y+")")
+		case n.Op.Precedence() == token.EQL.Precedence():
+			f.boolean(n, x+" "+op+" "+y)
+		case !isString(tv.Type):
+			f.value(n, tv.Type, "("+x+" "+op+" "+y+")")
 		}
-		text := x + " " + op.String() + " " + y
-		if n.Op.Precedence() > token.EQL.Precedence() {
-			text = "(" + text + ")"
-		}
-		f.replace(n, text, "")
 	}
 }
 
-func isString(n ast.Expr) bool {
-	lit, ok := n.(*ast.BasicLit)
-	return ok && lit.Kind == token.STRING
+// isString reports a type whose + has no opposite.
+func isString(t types.Type) bool {
+	b, ok := t.Underlying().(*types.Basic)
+	return ok && b.Info()&types.IsString != 0
 }
 
 // number moves a number by one, both ways.
 func (f *finder) number(n *ast.BasicLit) {
-	v, err := strconv.ParseInt(n.Value, 0, 64)
-	if n.Kind != token.INT || err != nil {
+	tv := f.info.Types[n]
+	if n.Kind != token.INT || tv.Value == nil {
 		return
 	}
-	f.replace(n, strconv.FormatInt(v+1, 10), "")
+	v, exact := constant.Int64Val(constant.ToInt(tv.Value))
+	if !exact {
+		return
+	}
+	f.value(n, tv.Type, strconv.FormatInt(v+1, 10))
 	if v > 0 {
-		f.replace(n, strconv.FormatInt(v-1, 10), "")
+		f.value(n, tv.Type, strconv.FormatInt(v-1, 10))
 	}
 }
 
-// errors returns nil in place of each error, which is still made.
+// errors returns nil in place of each error.
 func (f *finder) errors(n *ast.ReturnStmt) {
-	if len(n.Results) != len(f.results) {
-		return
-	}
-	for i, r := range n.Results {
-		if typ, ok := f.results[i].(*ast.Ident); ok && typ.Name == "error" && f.of(r) != "nil" {
-			f.replace(r, "nil", "func(error) error { return nil }("+f.of(r)+")")
+	failure := types.Universe.Lookup("error").Type()
+	methods := failure.Underlying().(*types.Interface)
+	for _, r := range n.Results {
+		tv := f.info.Types[r]
+		if !tv.IsNil() && tv.Type != nil && types.Implements(tv.Type, methods) {
+			f.value(r, failure, "nil")
 		}
 	}
 }
@@ -227,35 +216,43 @@ func (f *finder) statements(list []ast.Stmt) {
 			if s.Tok == token.DEFINE {
 				continue
 			}
-			if op, ok := assignments[s.Tok]; ok && !isString(s.Rhs[0]) {
-				f.replace(s, f.of(s.Lhs[0])+" "+op.String()+" "+f.of(s.Rhs[0]), "")
+			op := operators[strings.TrimSuffix(s.Tok.String(), "=")]
+			turns := op != "" && s.Tok != token.XOR_ASSIGN // which no seed has ever drawn
+			if turns && !isString(f.info.Types[s.Lhs[0]].Type) {
+				f.statement(s, f.of(s.Lhs[0])+" "+op+"= "+f.of(s.Rhs[0]))
 			}
-			f.leaveOut(s)
+			f.statement(s, "")
 		case *ast.IncDecStmt:
-			f.replace(s, f.of(s.X)+map[token.Token]string{token.INC: "--", token.DEC: "++"}[s.Tok], "")
-			f.leaveOut(s)
+			f.statement(s, f.of(s.X)+map[token.Token]string{token.INC: "--", token.DEC: "++"}[s.Tok])
+			f.statement(s, "")
 		case *ast.ExprStmt:
 			if !last || !strings.HasPrefix(f.of(s), "panic(") {
-				f.leaveOut(s)
+				f.statement(s, "")
 			}
 		case *ast.SendStmt, *ast.GoStmt, *ast.DeferStmt:
-			f.leaveOut(s)
+			f.statement(s, "")
 		case *ast.BranchStmt:
 			if s.Tok == token.BREAK || s.Tok == token.CONTINUE {
-				f.leaveOut(s)
+				f.statement(s, "")
 			}
 		case *ast.ReturnStmt:
 			if len(s.Results) == 0 && (!last || len(list) == 1) {
-				f.leaveOut(s)
+				f.statement(s, "")
 			}
 		}
 	}
 }
 
-func (f *finder) leaveOut(s ast.Stmt) { f.replace(s, "", "if false { "+f.of(s)+" }") }
+// statement replaces a statement.
+func (f *finder) statement(s ast.Stmt, text string) {
+	f.add(s, text, "if mutantChosen == \x00 { "+text+" } else { "+f.of(s)+" }")
+}
 
-// line is where the candidate begins.
-func (c *candidate) line() int { return 1 + strings.Count(c.file.text[:c.from], "\n") }
+// place is the file and the line where the candidate begins.
+func (c *candidate) place() string {
+	line := 1 + strings.Count(c.file.text[:c.from], "\n")
+	return filepath.Join(c.file.pkg.Rel, filepath.Base(c.file.path)) + ":" + strconv.Itoa(line)
+}
 
 // change is the mutant as an entry of a list: the source from the first to the last line that it
 // touches, as it is and with the mutant in it.
@@ -265,11 +262,15 @@ func (c *candidate) change() hunt.Change {
 	if end := strings.IndexByte(text[c.to:], '\n'); end >= 0 {
 		to = c.to + end
 	}
-	return hunt.Change{Dir: c.file.dir, Decl: c.decl, Old: text[from:to],
+	return hunt.Change{Dir: c.file.pkg.Rel, Decl: c.decl, Old: text[from:to],
 		New: text[from:c.from] + c.text + text[c.to:to]}
 }
 
-// files is the file with the mutant in it, by its path.
-func (c *candidate) files() map[string]string {
-	return map[string]string{c.file.path: c.file.text[:c.from] + c.planted + c.file.text[c.to:]}
+// is reports whether a change of a list is the mutant.
+func (c *candidate) is(e hunt.Change) bool {
+	if e.Decl != c.decl || e.Dir != c.file.pkg.Rel {
+		return false
+	}
+	self := c.change()
+	return hunt.SameCode(self.Old, e.Old) && hunt.SameCode(self.New, e.New)
 }

@@ -15,9 +15,11 @@
 // it to a file, and -again reads it. Add a survivor that behaves as the original does to
 // testdata/equivalent.txt, with the reason; it is not drawn again.
 //
-// Mutants are found in the syntax, without types. The few that do not compile are counted apart.
-// The sources do not change: the tests are built with the go command's overlay, once per mutant.
+// Almost all mutants of a sample are built into the same test binaries, each behind a condition,
+// and the environment chooses one: a mutant costs one run of the tests, and no build. The few that
+// cannot stand behind a condition, such as those of constants, are built alone. The sources do not
+// change: everything uses the go command's overlay.
 //
 // Gremlins and go-mutesting do not fit: neither draws a sample, runs other packages' tests in an
-// order, or remembers a mutant that a person has judged.
+// order, or remembers a mutant that a person has judged, and both build once per mutant.
 package main

@@ -1,17 +1,9 @@
 package main
 
 import (
-	"bytes"
-	"context"
-	"fmt"
 	"maps"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"ibverbx/test/internal/hunt"
 )
@@ -105,107 +97,4 @@ func (m module) judges(dir string) (all []judge) {
 		}
 	}
 	return append(all, importers...)
-}
-
-// bench builds and runs tests.
-type bench struct {
-	root, tmp string
-	all       module
-	usual     map[string]time.Duration // how long a judge takes where nothing is planted; -1: it fails
-}
-
-// build builds the tests of a judge with files in place of those at their paths. Its error is what
-// the compiler says.
-func (b *bench) build(j judge, files map[string]string) (bin string, err error) {
-	list, err := hunt.Overlay(b.tmp, files)
-	if err != nil {
-		return "", err
-	}
-	bin = filepath.Join(b.tmp, "judge.test")
-	c := exec.Command("go", "test", "-c", "-vet=off", "-tags", j.tags, "-overlay", list, "-o", bin,
-		"./"+j.dir)
-	c.Dir = b.root
-	if out, err := c.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%s does not build: %s", j.dir, out)
-	}
-	return bin, nil
-}
-
-// limit is the address space that a test may use: a mutant may allocate for ever.
-const limit = "8388608" // KiB
-
-// run runs the tests of a judge. It reports how they fail, or "".
-func (b *bench) run(j judge, bin string, patience time.Duration) (found string) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience+10*time.Second)
-	defer cancel()
-	args := append([]string{"-c", "ulimit -v " + limit + `; exec "$0" "$@"`, bin, "-test.failfast",
-		"-test.timeout", patience.String()}, j.args...)
-	c := exec.CommandContext(ctx, "sh", args...)
-	c.Dir = filepath.Join(b.root, j.dir)
-	c.Env = append(os.Environ(), "GOMAXPROCS=1")
-	c.WaitDelay = time.Second
-	var out bytes.Buffer
-	c.Stdout, c.Stderr = &out, &out
-	if err := c.Run(); err != nil {
-		return j.dir + ": " + reason(out.String(), err)
-	}
-	return ""
-}
-
-var failures = regexp.MustCompile(
-	`(?m)^\s*--- FAIL: (\S+)|^panic: (test timed out|.*)|^fatal error: .*|broken: .*`)
-
-// reason is what a failed run says first.
-func reason(out string, err error) string {
-	found := failures.FindAllString(out, -1)
-	if len(found) == 0 {
-		return err.Error()
-	}
-	return fmt.Sprintf("%.100s", strings.TrimSpace(found[len(found)-1]))
-}
-
-// rehearse runs the tests of a judge once without a mutant, and twice if a busy machine may have
-// disturbed them. It returns how long they take, or -1: those that fail judge nothing.
-func (b *bench) rehearse(j judge) (time.Duration, error) {
-	key := j.dir + j.tags + strings.Join(j.args, " ")
-	if usual, known := b.usual[key]; known {
-		return usual, nil
-	}
-	bin, err := b.build(j, nil)
-	if err != nil {
-		return 0, err
-	}
-	failed := "it has not run"
-	for try := 0; try < 2 && failed != ""; try++ {
-		start := time.Now()
-		failed = b.run(j, bin, 3*time.Minute)
-		b.usual[key] = time.Since(start)
-	}
-	if failed != "" {
-		b.usual[key] = -1
-		fmt.Fprintln(os.Stderr, "judges nothing, because it fails without a mutant:", failed)
-	}
-	return b.usual[key], nil
-}
-
-// verdict is how a mutant is found, "" when it survives. It reports false for one that does not
-// compile.
-func (b *bench) verdict(c *candidate) (found string, compiles bool, err error) {
-	for _, j := range b.all.judges(c.file.dir) {
-		usual, err := b.rehearse(j)
-		if err != nil || usual < 0 {
-			if err != nil {
-				return "", false, err
-			}
-			continue
-		}
-		bin, broken := b.build(j, c.files())
-		if broken != nil {
-			return "", false, nil
-		}
-		if found = b.run(j, bin, 8*time.Second+3*usual); found != "" {
-			return found, true, nil
-		}
-	}
-	return "", true, nil
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"ibverbx/test/internal/hunt"
 )
@@ -54,7 +53,7 @@ func TestPush(t *testing.T) {
 `
 
 // loadSample writes a module with the sample package and loads it.
-func loadSample(t *testing.T) (root string, m module, all []candidate) {
+func loadSample(t *testing.T) (root string, code *hunt.Code, all []candidate) {
 	t.Helper()
 	root = t.TempDir()
 	for name, text := range map[string]string{"go.mod": "module sample\ngo 1.26\n", "p/p.go": sample,
@@ -66,19 +65,15 @@ func loadSample(t *testing.T) (root string, m module, all []candidate) {
 			t.Fatal(err)
 		}
 	}
-	packages, err := hunt.List(root, "./...")
+	code, all, err := load(root, []string{"p"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err = candidates(packages["sample/p"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return root, packages, all
+	return root, code, all
 }
 
 func TestMutants(t *testing.T) {
-	root, packages, all := loadSample(t)
+	root, code, all := loadSample(t)
 
 	t.Run("every kind of slip", func(t *testing.T) {
 		var got []string
@@ -101,26 +96,29 @@ func TestMutants(t *testing.T) {
 		}
 	})
 
-	t.Run("found and surviving", func(t *testing.T) {
+	t.Run("found, surviving, and alone", func(t *testing.T) {
 		if testing.Short() {
 			t.Skip("builds several test binaries")
 		}
-		var some []candidate
+		var some []candidate // with three builds: two of one place, and one alone
 		for _, c := range all {
 			switch c.text {
-			case "3", "q.n+k >= q.max", "nil", "2":
+			case "3", "true", "q.n+k >= q.max", "nil", "2":
 				if c.decl != "double" {
 					some = append(some, c)
 				}
 			}
 		}
-		trial := trial{out: io.Discard,
-			bench: bench{root, t.TempDir(), packages, map[string]time.Duration{}}}
-		if err := trial.judgeAll(some); err != nil {
+		packages, err := hunt.List(root, "./...")
+		if err != nil {
+			t.Fatal(err)
+		}
+		trial := trial{out: io.Discard, root: root, all: packages}
+		if err := trial.judgeAll(code, some); err != nil {
 			t.Fatal(err)
 		}
 		// The constant, the bound itself, and the function that no test calls survive.
-		if got := *trial.tally["p"]; got != (tally{found: 1, survived: 3}) {
+		if got := trial.tally["p"]; got != (tally{found: 2, survived: 3}) {
 			t.Errorf("%+v; survivors:\n%s", got, &trial.list)
 		}
 		again := filepath.Join(t.TempDir(), "survivors.txt")
@@ -131,8 +129,8 @@ func TestMutants(t *testing.T) {
 		if err != nil || len(listed) != 3 {
 			t.Fatalf("%d listed, %v", len(listed), err)
 		}
-		if rest, unused := without(all, listed); len(unused) != 0 || len(rest) != len(all)-3 {
-			t.Errorf("%d of the list not found again, %d left", len(unused), len(rest))
+		if again, rest := divide(all, listed); len(again) != 3 || len(rest) != len(all)-3 {
+			t.Errorf("%d of the list found again, %d left", len(again), len(rest))
 		}
 	})
 }

@@ -40,6 +40,13 @@ func (b Bugs) read(t *testing.T) []Bug {
 	if err != nil {
 		t.Fatalf("%s: %v", b.File, err)
 	}
+	for _, bug := range list {
+		for i := range bug.Changes {
+			if c := &bug.Changes[i]; c.Dir == "" {
+				c.Dir = b.Package
+			}
+		}
+	}
 	return list
 }
 
@@ -55,24 +62,32 @@ func (b Bugs) read(t *testing.T) []Bug {
 // Lines that begin with # are comments.
 func Parse(keyword, text string) (list []Bug, err error) {
 	lines := bufio.NewScanner(strings.NewReader(text))
-	decl := ""
+	var change *Change // the one under way
+	begin := func(dir, decl string) {
+		last := &list[len(list)-1]
+		last.Changes = append(last.Changes, Change{Dir: dir, Decl: decl})
+		change = &last.Changes[len(last.Changes)-1]
+	}
 	for n := 1; lines.Scan(); n++ {
 		line := lines.Text()
 		word, rest, _ := strings.Cut(line, " ")
 		switch {
 		case line == "" || line[0] == '#':
 		case word == keyword:
-			list, decl = append(list, Bug{Name: rest}), ""
+			list, change = append(list, Bug{Name: rest}), nil
 		case word == "in" && len(list) > 0:
-			dir, name, elsewhere := strings.Cut(rest, " ")
+			dir, decl, elsewhere := strings.Cut(rest, " ")
 			if !elsewhere {
-				dir, name = "", rest
+				dir, decl = "", rest
 			}
-			decl = name
-			last := &list[len(list)-1]
-			last.Changes = append(last.Changes, Change{Dir: dir, Decl: decl})
-		case (line[0] == '-' || line[0] == '+') && decl != "":
-			list[len(list)-1].addLine(decl, line)
+			begin(dir, decl)
+		case line[0] == '-' && change != nil:
+			if change.New != "" { // another change of the same declaration
+				begin(change.Dir, change.Decl)
+			}
+			change.Old += line[1:] + "\n"
+		case line[0] == '+' && change != nil:
+			change.New += line[1:] + "\n"
 		default:
 			return nil, fmt.Errorf("line %d: want %s, in, - or +, found %q", n, keyword, line)
 		}
@@ -85,45 +100,23 @@ func Parse(keyword, text string) (list []Bug, err error) {
 	return list, lines.Err()
 }
 
-// addLine adds a line to the last change. A line to remove after one to add begins another change
-// of the same declaration.
-func (b *Bug) addLine(decl, line string) {
-	c := &b.Changes[len(b.Changes)-1]
-	if line[0] == '+' {
-		c.New += line[1:] + "\n"
-		return
-	}
-	if c.New != "" {
-		b.Changes = append(b.Changes, Change{Dir: c.Dir, Decl: decl})
-		c = &b.Changes[len(b.Changes)-1]
-	}
-	c.Old += line[1:] + "\n"
-}
-
-// plant returns the files that the bug changes, by path, with the bug in them. pkg is the directory
-// of the package, from the root of the module.
-func (b *Bug) plant(root, pkg string) (files map[string]string, err error) {
+// plant returns the files that the bug changes, by path, with the bug in them.
+func (b *Bug) plant(root string) (files map[string]string, err error) {
 	files = make(map[string]string)
 	for _, c := range b.Changes {
-		dir := c.Dir
-		if dir == "" {
-			dir = pkg
-		}
-		sources, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
-		if err != nil {
-			return nil, err
-		}
-		if err := c.apply(sources, files); err != nil {
+		if err := c.apply(root, files); err != nil {
 			return nil, fmt.Errorf("in %s: %w", c.Decl, err)
 		}
 	}
 	return files, nil
 }
 
-var errNoDecl = errors.New("no such declaration")
-
 // apply makes the change in the file that has the declaration.
-func (c *Change) apply(sources []string, files map[string]string) error {
+func (c *Change) apply(root string, files map[string]string) error {
+	sources, err := filepath.Glob(filepath.Join(root, c.Dir, "*.go"))
+	if err != nil {
+		return err
+	}
 	for _, path := range sources {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
@@ -140,13 +133,10 @@ func (c *Change) apply(sources []string, files map[string]string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
-		if decl == (span{}) {
-			continue
-		}
-		if files[path], err = replaceCode(source, decl, c.Old, c.New); err != nil {
+		if decl != (span{}) {
+			files[path], err = replaceCode(source, decl, c.Old, c.New)
 			return err
 		}
-		return nil
 	}
-	return errNoDecl
+	return errors.New("no such declaration")
 }

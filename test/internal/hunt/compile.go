@@ -23,7 +23,8 @@ type Package struct {
 	Dir, ImportPath, Export                                                string
 	GoFiles, TestGoFiles, XTestGoFiles, Imports, TestImports, XTestImports []string
 
-	Rel string `json:"-"` // its directory, from the root of the module
+	Rel   string               `json:"-"` // its directory, from the root of the module
+	Files map[string]*ast.File `json:"-"` // by path; of those that Load was asked for
 }
 
 // Tested reports whether the package has tests.
@@ -54,76 +55,76 @@ func List(root string, args ...string) (map[string]*Package, error) {
 	}
 }
 
-// compiler checks packages in which files were changed, without building anything: what took a
-// second for each bug takes some milliseconds.
-type compiler struct {
-	root     string
-	fset     *token.FileSet
-	packages map[string]*checked // by directory
+// Code is packages that are parsed. It checks them, and changes to their files, without building
+// anything: what took a second for each change takes some milliseconds.
+type Code struct {
+	Fset     *token.FileSet
+	Packages []*Package // sorted
+	imports  types.Importer
 }
 
-// checked is a package that is parsed, and where it imports others from.
-type checked struct {
-	path    string
-	imports types.Importer
-	files   map[string]*ast.File // by path
-}
-
-// check checks the packages of files that replace those at their paths.
-func (c *compiler) check(files map[string]string) error {
-	changed := make(map[string]map[string]*ast.File) // by directory and path
-	for path, text := range files {
-		file, err := parser.ParseFile(c.fset, path, text, parser.SkipObjectResolution)
-		if err != nil {
-			return err
+// Load lists and parses the packages in some directories, from the root of the module.
+func Load(root string, dirs []string) (*Code, error) {
+	args := []string{"-export", "-deps", "os", "strconv"} // the two are what Check's files may add
+	for _, d := range dirs {
+		args = append(args, "./"+d)
+	}
+	all, err := List(root, args...)
+	if err != nil {
+		return nil, err
+	}
+	c := &Code{Fset: token.NewFileSet()}
+	c.imports = importer.ForCompiler(c.Fset, "gc", func(path string) (io.ReadCloser, error) {
+		return os.Open(all[path].Export)
+	})
+	for _, path := range slices.Sorted(maps.Keys(all)) {
+		p := all[path]
+		if !slices.Contains(dirs, p.Rel) {
+			continue
 		}
-		dir := filepath.Dir(path)
-		if changed[dir] == nil {
-			p, err := c.load(dir)
+		p.Files = make(map[string]*ast.File)
+		for _, name := range p.GoFiles {
+			path := filepath.Join(p.Dir, name)
+			p.Files[path], err = parser.ParseFile(c.Fset, path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return nil, err
+			}
+		}
+		c.Packages = append(c.Packages, p)
+	}
+	return c, nil
+}
+
+// Types checks a package, and fills info.
+func (c *Code) Types(p *Package, info *types.Info) (*types.Package, error) {
+	return c.check(p, p.Files, info)
+}
+
+// Check checks the packages of files that replace those at their paths, or come to them.
+func (c *Code) Check(files map[string]string) error {
+	for _, p := range c.Packages {
+		sources := maps.Clone(p.Files)
+		changed := false
+		for path, text := range files {
+			if filepath.Dir(path) != p.Dir {
+				continue
+			}
+			file, err := parser.ParseFile(c.Fset, path, text, parser.SkipObjectResolution)
 			if err != nil {
 				return err
 			}
-			changed[dir] = maps.Clone(p.files)
+			sources[path], changed = file, true
 		}
-		changed[dir][path] = file
-	}
-	for dir, sources := range changed {
-		p := c.packages[dir]
-		config := types.Config{Importer: p.imports}
-		if _, err := config.Check(p.path, c.fset, slices.Collect(maps.Values(sources)), nil); err != nil {
-			return err
+		if changed {
+			if _, err := c.check(p, sources, nil); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// load lists and parses the package in a directory, once.
-func (c *compiler) load(dir string) (*checked, error) {
-	if p := c.packages[dir]; p != nil {
-		return p, nil
-	}
-	all, err := List(c.root, "-export", "-deps", dir)
-	if err != nil {
-		return nil, err
-	}
-	p := &checked{files: make(map[string]*ast.File)}
-	p.imports = importer.ForCompiler(c.fset, "gc", func(path string) (io.ReadCloser, error) {
-		return os.Open(all[path].Export)
-	})
-	for _, listed := range all {
-		if listed.Dir != dir {
-			continue
-		}
-		p.path = listed.ImportPath
-		for _, name := range listed.GoFiles {
-			path := filepath.Join(dir, name)
-			file, err := parser.ParseFile(c.fset, path, nil, parser.SkipObjectResolution)
-			if err != nil {
-				return nil, err
-			}
-			p.files[path] = file
-		}
-	}
-	c.packages[dir] = p
-	return p, nil
+func (c *Code) check(p *Package, files map[string]*ast.File, info *types.Info) (*types.Package, error) {
+	config := types.Config{Importer: c.imports}
+	return config.Check(p.ImportPath, c.Fset, slices.Collect(maps.Values(files)), info)
 }

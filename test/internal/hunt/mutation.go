@@ -3,7 +3,6 @@ package hunt
 import (
 	"encoding/json"
 	"fmt"
-	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,12 +26,22 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	if testing.Short() {
 		t.Skip("reads the sources, and does not run them")
 	}
-	c := &compiler{root(t), token.NewFileSet(), make(map[string]*checked)}
-	for _, b := range bugs.read(t) {
+	list, root := bugs.read(t), root(t)
+	var dirs []string
+	for _, b := range list {
+		for _, c := range b.Changes {
+			dirs = append(dirs, c.Dir)
+		}
+	}
+	code, err := Load(root, dirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range list {
 		t.Run(b.Name, func(t *testing.T) {
-			files, err := b.plant(c.root, bugs.Package)
+			files, err := b.plant(root)
 			if err == nil {
-				err = c.check(files)
+				err = code.Check(files)
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -101,26 +110,36 @@ func (g *Game) Build(t *testing.T, bugs Bugs, name string) (bin string) {
 		t.Fatalf("%s has no bug %q", bugs.File, name)
 	}
 	root, dir := root(t), t.TempDir()
-	files, err := all[i].plant(root, bugs.Package)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := Overlay(dir, files)
+	files, err := all[i].plant(root)
 	if err != nil {
 		t.Fatal(err)
 	}
 	bin = filepath.Join(dir, "mutant.test")
-	build := exec.Command("go", "test", "-c", "-overlay", list, "-o", bin, g.Dir)
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("does not build: %v\n%s", err, out)
+	if err := Build(bin, root, g.Dir, files); err != nil {
+		t.Fatal(err)
 	}
 	return bin
 }
 
-// Overlay writes files to a directory, with the list that makes the go command use them in place of
+// Build builds the tests of the package in a directory with files in place of those at their paths,
+// which it writes beside the binary.
+func Build(bin, root, dir string, files map[string]string, flags ...string) error {
+	list, err := overlay(filepath.Dir(bin), files)
+	if err != nil {
+		return err
+	}
+	c := exec.Command("go", append(append([]string{"test", "-c", "-overlay", list, "-o", bin}, flags...),
+		"./"+filepath.Clean(dir))...)
+	c.Dir = root
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s does not build: %w\n%s", dir, err, out)
+	}
+	return nil
+}
+
+// overlay writes files to a directory, with the list that makes the go command use them in place of
 // those at their paths.
-func Overlay(dir string, files map[string]string) (path string, err error) {
+func overlay(dir string, files map[string]string) (path string, err error) {
 	replace := make(map[string]string)
 	for path, content := range files {
 		name := filepath.Join(dir, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
