@@ -118,7 +118,7 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 			c.nextCQ = next
 		}
 	}
-	if c.ports.events != nil && len(c.ports.events) != 0 {
+	if c.ports.events != nil && len(c.ports.events) != 0 { //nolint:staticcheck // len of a channel is a call
 		c.takePortEvents()
 	}
 	if len(c.later.list) != 0 {

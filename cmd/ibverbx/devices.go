@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"errors"
+	"strings"
 	"text/template"
 
 	"github.com/alecthomas/kong"
@@ -173,7 +174,7 @@ func inspectPort(d verbs.Device, n int) (portInfo, error) {
 	return port, failed
 }
 
-// deviceTemplate is a template of text whose cells end in tabs.
+// deviceTemplate is a template of a table whose cells end in bars.
 func deviceTemplate(text string) *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
 		"speed": func(bits uint64) string { // software NICs without one are as fast as memory
@@ -183,47 +184,47 @@ func deviceTemplate(text string) *template.Template {
 			return units.Rate(bits / 8).String()
 		},
 		"dash": func(name string) string { return cmp.Or(name, "-") },
-	}).Parse(text))
+	}).Parse(strings.ReplaceAll(text, "|", "\t")))
 }
 
 // deviceTable has a line for each GID.
-var deviceTable = deviceTemplate(`DEVICE	PORT	STATE	LINK	MTU	SPEED	INDEX	TYPE	NETDEV	GID
+var deviceTable = deviceTemplate(`DEVICE|PORT|STATE|LINK|MTU|SPEED|INDEX|TYPE|NETDEV|GID
 {{range $d := .}}{{range .Ports -}}
-{{$d.Name}}	{{.Port}}	{{.State}}	{{.LinkLayer}}	{{.ActiveMTU}}	{{speed .Speed}}
-{{- range $i, $g := .GIDs}}{{if $i}}					{{end -}}
-	{{"\t"}}{{.Index}}	{{.Type}}	{{dash .NetDev}}	{{.GID}}
-{{else}}				
-{{end}}{{else}}{{.Name}}	-								
+{{$d.Name}}|{{.Port}}|{{.State}}|{{.LinkLayer}}|{{.ActiveMTU}}|{{speed .Speed}}
+{{- range $i, $g := .GIDs}}{{if $i}}|||||{{end -}}
+|{{.Index}}|{{.Type}}|{{dash .NetDev}}|{{.GID}}
+{{else}}||||
+{{end}}{{else}}{{.Name}}|-||||||||
 {{end}}{{end}}`)
 
 // deviceAttributeTable has everything, in the way of ibv_devinfo.
 var deviceAttributeTable = deviceTemplate(`{{range $i, $d := .}}{{if $i}}
 {{end}}{{.Name}}
-  provider	{{.Provider}}
-{{with .Attr}}  device id	{{$d.ID}}
-  firmware	{{.Firmware}}
-  node GUID	{{printf "%016x" .NodeGUID}}
-  vendor id	{{printf "%#06x" .VendorID}}
-  part id	{{.PartID}}
-  hardware version	{{.HWVersion}}
-  ports	{{.Ports}}
-  max QPs	{{.MaxQP}}
-  max work requests a QP	{{.MaxQPWR}}
-  max scatter-gather elements	{{.MaxSGE}}
-  max CQs	{{.MaxCQ}}
-  max CQ entries	{{.MaxCQE}}
-  max regions	{{.MaxMR}}
-  max region bytes	{{.MaxMRSize}}
-  max PDs	{{.MaxPD}}
-  max reads and atomics a QP	{{.MaxRDAtomic}}
-  max inline bytes	{{.MaxInline}}
-{{end}}{{range .Ports}}  port {{.Port}}	
-    state	{{.State}}
-    link layer	{{.LinkLayer}}
-    active MTU	{{.ActiveMTU}}
-    max MTU	{{.MaxMTU}}
-    speed	{{speed .Speed}}
-    max message bytes	{{.MaxMsgSize}}
-    LID	{{.LID}}
-{{range .GIDs}}    GID {{.Index}}	{{.GID}} ({{.Type}}, {{dash .NetDev}})
+  provider|{{.Provider}}
+{{with .Attr}}  device id|{{$d.ID}}
+  firmware|{{.Firmware}}
+  node GUID|{{printf "%016x" .NodeGUID}}
+  vendor id|{{printf "%#06x" .VendorID}}
+  part id|{{.PartID}}
+  hardware version|{{.HWVersion}}
+  ports|{{.Ports}}
+  max QPs|{{.MaxQP}}
+  max work requests a QP|{{.MaxQPWR}}
+  max scatter-gather elements|{{.MaxSGE}}
+  max CQs|{{.MaxCQ}}
+  max CQ entries|{{.MaxCQE}}
+  max regions|{{.MaxMR}}
+  max region bytes|{{.MaxMRSize}}
+  max PDs|{{.MaxPD}}
+  max reads and atomics a QP|{{.MaxRDAtomic}}
+  max inline bytes|{{.MaxInline}}
+{{end}}{{range .Ports}}  port {{.Port}}|
+    state|{{.State}}
+    link layer|{{.LinkLayer}}
+    active MTU|{{.ActiveMTU}}
+    max MTU|{{.MaxMTU}}
+    speed|{{speed .Speed}}
+    max message bytes|{{.MaxMsgSize}}
+    LID|{{.LID}}
+{{range .GIDs}}    GID {{.Index}}|{{.GID}} ({{.Type}}, {{dash .NetDev}})
 {{end}}{{end}}{{end}}`)

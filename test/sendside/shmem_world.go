@@ -202,13 +202,13 @@ func (e *element) ok(what string, err error) bool {
 	return false
 }
 
-// gaveUp ends the phases of a program in which a call has failed.
-var gaveUp = errors.New("gave up")
+// errGaveUp ends the phases of a program in which a call has failed.
+var errGaveUp = errors.New("gave up")
 
 // must makes the program go straight to Close when a call has failed.
 func (e *element) must(what string, err error) {
 	if !e.ok(what, err) {
-		panic(gaveUp)
+		panic(errGaveUp)
 	}
 }
 
@@ -249,7 +249,7 @@ func (e *element) program() {
 // playAll plays the phases until a call fails.
 func (e *element) playAll() {
 	defer func() {
-		if r := recover(); r != nil && r != gaveUp { //nolint:errorlint // it is that very value
+		if r := recover(); r != nil && r != errGaveUp { //nolint:errorlint // it is that very value
 			panic(r)
 		}
 	}()

@@ -120,13 +120,15 @@ func (g *Game) Shrink(seed uint64) (report string, failed bool) {
 // folded is a text of lines in which equal ones in a row become one.
 func folded(lines []string) string {
 	var text strings.Builder
-	for i, n := 0, 0; i < len(lines); i += n {
-		for n = 1; i+n < len(lines) && lines[i+n] == lines[i]; n++ {
+	for i := 0; i < len(lines); {
+		n := 1
+		for ; i+n < len(lines) && lines[i+n] == lines[i]; n++ {
 		}
 		if text.WriteString(lines[i]); n > 1 {
 			fmt.Fprintf(&text, " (%d times)", n)
 		}
 		text.WriteByte('\n')
+		i += n
 	}
 	return text.String()
 }
