@@ -191,8 +191,7 @@ func deviceTemplate(text string) *template.Template {
 var deviceTable = deviceTemplate(`DEVICE|PORT|STATE|LINK|MTU|SPEED|INDEX|TYPE|NETDEV|GID
 {{range $d := .}}{{range .Ports -}}
 {{$d.Name}}|{{.Port}}|{{.State}}|{{.LinkLayer}}|{{.ActiveMTU}}|{{speed .Speed}}
-{{- range $i, $g := .GIDs}}{{if $i}}|||||{{end -}}
-|{{.Index}}|{{.Type}}|{{dash .NetDev}}|{{.GID}}
+{{- range $i, $g := .GIDs}}{{if $i}}|||||{{end}}|{{.Index}}|{{.Type}}|{{dash .NetDev}}|{{.GID}}
 {{else}}||||
 {{end}}{{else}}{{.Name}}|-||||||||
 {{end}}{{end}}`)

@@ -103,6 +103,15 @@ func TestDevices(t *testing.T) {
 		strings.Count(out, "::ffff:10.") != 2 || !strings.Contains(out, "NETDEV") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
+	lines := strings.SplitAfter(out, "\n") // a heading, and two GIDs of each NIC
+	for _, heading := range []string{"INDEX", "TYPE", "GID"} {
+		at := strings.Index(lines[0], "  "+heading) + 2
+		for _, line := range lines[1:5] {
+			if line[at-2:at] != "  " || line[at] == ' ' {
+				t.Errorf("nothing stands below %s:\n%s", heading, out)
+			}
+		}
+	}
 	code, out, _ = command(t, "devices --provider soft -d soft2,soft1")
 	if code != exitOK || strings.Count(out, "ACTIVE") != 2 ||
 		strings.Index(out, "soft2") > strings.Index(out, "soft1") {
