@@ -254,23 +254,18 @@ func (c *candidate) place() string {
 	return filepath.Join(c.file.pkg.Rel, filepath.Base(c.file.path)) + ":" + strconv.Itoa(line)
 }
 
-// change is the mutant as an entry of a list: the source from the first to the last line that it
-// touches, as it is and with the mutant in it.
-func (c *candidate) change() hunt.Change {
+// entry is the mutant as lists have it: where it is, and the source from the first to the last line
+// that it touches, as it is and with the mutant in it.
+func (c *candidate) entry() string {
 	text := c.file.text
 	from, to := strings.LastIndexByte(text[:c.from], '\n')+1, len(text)
 	if end := strings.IndexByte(text[c.to:], '\n'); end >= 0 {
 		to = c.to + end
 	}
-	return hunt.Change{Dir: c.file.pkg.Rel, Decl: c.decl, Old: text[from:to],
-		New: text[from:c.from] + c.text + text[c.to:to]}
-}
-
-// is reports whether a change of a list is the mutant.
-func (c *candidate) is(e hunt.Change) bool {
-	if e.Decl != c.decl || e.Dir != c.file.pkg.Rel {
-		return false
+	entry := "in " + c.file.pkg.Rel + " " + c.decl + "\n-" +
+		strings.ReplaceAll(text[from:to], "\n", "\n-") + "\n"
+	if after := text[from:c.from] + c.text + text[c.to:to]; strings.TrimSpace(after) != "" {
+		entry += "+" + strings.ReplaceAll(after, "\n", "\n+") + "\n"
 	}
-	self := c.change()
-	return hunt.SameCode(self.Old, e.Old) && hunt.SameCode(self.New, e.New)
+	return entry
 }

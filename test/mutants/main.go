@@ -104,38 +104,39 @@ func draw(list []candidate, n int, seed uint64) []candidate {
 	return list[:min(n, len(list))]
 }
 
-// entries reads a list of mutants from a file.
-func entries(path string) (changes []hunt.Change, err error) {
+// entries reads a list of mutants from a file: "mutant" with a reason, and an entry.
+func entries(path string) (list []string, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	list, err := hunt.Parse("mutant", string(text))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	for _, e := range strings.Split("\n"+string(text), "\nmutant ")[1:] {
+		_, entry, _ := strings.Cut(e, "\n")
+		list = append(list, squeezed(entry))
 	}
-	for _, e := range list {
-		changes = append(changes, e.Changes...)
-	}
-	return changes, nil
+	return list, nil
 }
 
-// divide separates the candidates that are among some changes from the rest. It prints the changes
-// of the candidates' packages that none of them is.
-func divide(all []candidate, changes []hunt.Change) (among, rest []candidate) {
-	used, dirs := make(map[int]bool), make(map[string]bool)
+// squeezed is a text in which white space of any length is one space.
+func squeezed(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// divide separates the candidates that a list has from the rest. It prints the entries of the
+// candidates' packages that none of them is.
+func divide(all []candidate, list []string) (listed, rest []candidate) {
+	used, dirs := make(map[string]bool), make(map[string]bool)
 	for _, c := range all {
-		i := slices.IndexFunc(changes, c.is)
-		if dirs[c.file.pkg.Rel], used[i] = true, true; i < 0 {
-			rest = append(rest, c)
+		entry := squeezed(c.entry())
+		dirs[c.file.pkg.Rel], used[entry] = true, true
+		if slices.Contains(list, entry) {
+			listed = append(listed, c)
 		} else {
-			among = append(among, c)
+			rest = append(rest, c)
 		}
 	}
-	for i, c := range changes {
-		if !used[i] && dirs[c.Dir] {
-			fmt.Printf("listed, but not there any more: %s %s: %s\n", c.Dir, c.Decl, strings.TrimSpace(c.Old))
+	for _, entry := range list {
+		if dir := strings.Fields(entry)[1]; dirs[dir] && !used[entry] {
+			fmt.Println("listed, but not there any more:", entry)
 		}
 	}
-	return among, rest
+	return listed, rest
 }

@@ -55,7 +55,7 @@ func (t *trial) judgeBatch(b *bench) error {
 			count.found++
 		default:
 			count.survived++
-			entry := entry(m.place(), m.change())
+			entry := "mutant survives at " + m.place() + "\n" + m.entry()
 			t.list.WriteString(entry + "\n")
 			verdict = "SURVIVES\n" + entry
 		}
@@ -63,16 +63,6 @@ func (t *trial) judgeBatch(b *bench) error {
 		fmt.Fprintf(t.out, "%4d  %5.1fs  %-28s %s\n", m.id, time.Since(start).Seconds(), m.place(), verdict)
 	}
 	return nil
-}
-
-// entry is a mutant as an entry of a list.
-func entry(place string, c hunt.Change) string {
-	text := fmt.Sprintf("mutant survives at %s\nin %s %s\n-%s\n", place, c.Dir, c.Decl,
-		strings.ReplaceAll(c.Old, "\n", "\n-"))
-	if strings.TrimSpace(c.New) != "" {
-		text += "+" + strings.ReplaceAll(c.New, "\n", "\n+") + "\n"
-	}
-	return text
 }
 
 // report prints the counts.

@@ -36,7 +36,7 @@ func (b Bugs) read(t *testing.T) []Bug {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := Parse("bug", string(text))
+	list, err := parse(string(text))
 	if err != nil {
 		t.Fatalf("%s: %v", b.File, err)
 	}
@@ -50,8 +50,7 @@ func (b Bugs) read(t *testing.T) []Bug {
 	return list
 }
 
-// Parse reads a list of changes to code. An entry begins with the keyword and its name, and has any
-// number of changes:
+// parse reads a list of bugs. Each begins with its name, and has any number of changes:
 //
 //	bug ack is lost
 //	in receiver.acknowledge
@@ -60,7 +59,7 @@ func (b Bugs) read(t *testing.T) []Bug {
 //
 // A declaration of another package has its directory before it: "in internal/ring FIFO.Pop".
 // Lines that begin with # are comments.
-func Parse(keyword, text string) (list []Bug, err error) {
+func parse(text string) (list []Bug, err error) {
 	lines := bufio.NewScanner(strings.NewReader(text))
 	var change *Change // the one under way
 	begin := func(dir, decl string) {
@@ -73,7 +72,7 @@ func Parse(keyword, text string) (list []Bug, err error) {
 		word, rest, _ := strings.Cut(line, " ")
 		switch {
 		case line == "" || line[0] == '#':
-		case word == keyword:
+		case word == "bug":
 			list, change = append(list, Bug{Name: rest}), nil
 		case word == "in" && len(list) > 0:
 			dir, decl, elsewhere := strings.Cut(rest, " ")
@@ -89,12 +88,12 @@ func Parse(keyword, text string) (list []Bug, err error) {
 		case line[0] == '+' && change != nil:
 			change.New += line[1:] + "\n"
 		default:
-			return nil, fmt.Errorf("line %d: want %s, in, - or +, found %q", n, keyword, line)
+			return nil, fmt.Errorf("line %d: want bug, in, - or +, found %q", n, line)
 		}
 	}
 	for _, b := range list {
 		if len(b.Changes) == 0 {
-			return nil, fmt.Errorf("%s %q changes nothing", keyword, b.Name)
+			return nil, fmt.Errorf("bug %q changes nothing", b.Name)
 		}
 	}
 	return list, lines.Err()

@@ -65,7 +65,7 @@ func TestCodeIsReplacedInItsDeclaration(t *testing.T) {
 }
 
 func TestBugsAreParsed(t *testing.T) {
-	list, err := Parse("bug", "# comment\nbug two changes\nin a\n-\told\n+\tnew\n-\tx\nin x/y "+
+	list, err := parse("# comment\nbug two changes\nin a\n-\told\n+\tnew\n-\tx\nin x/y " +
 		"b\n-\ty\n+\tz\n")
 	if err != nil || len(list) != 1 || len(list[0].Changes) != 3 {
 		t.Fatalf("%+v, %v", list, err)
@@ -77,7 +77,7 @@ func TestBugsAreParsed(t *testing.T) {
 		t.Errorf("third change: %+v", got)
 	}
 	for _, bad := range []string{"in a\n", "bug b\n-\tx\n", "bug b\n", "what\n"} {
-		if _, err := Parse("bug", bad); err == nil {
+		if _, err := parse(bad); err == nil {
 			t.Errorf("%q: no error", bad)
 		}
 	}

@@ -97,9 +97,6 @@ func replaceCode(source string, decl span, before, after string) (string, error)
 	return source[:decl.from+from] + strings.TrimSuffix(after, "\n") + source[decl.from+to:], nil
 }
 
-// SameCode reports whether two texts have the same tokens.
-func SameCode(a, b string) bool { return slices.EqualFunc(tokens(a), tokens(b), sameText) }
-
 func sameText(a, b word) bool { return a.text == b.text }
 
 // word is a token and its place.
