@@ -125,8 +125,7 @@ var perfFlagText = map[string]string{
 	"json":        "Write a JSON document instead of the table.",
 	"verbose":     "Show what each rail carried, too.",
 	"interval": "Interval of the bandwidth over time, of all and of each rail, that --plot and --json " +
-		"have: 10ms, 1s, 0 for none; more than 10,000 become fewer. [with --fault and --plot 10ms, or " +
-		"so that there are at most 400]",
+		"have: 10ms, 1s, 0 for none. [with --fault and --plot 10ms, or longer, by speed and duration]",
 	"plot":         "Write bandwidth over time to this HTML file, which needs no network.",
 	"report-gbits": "Bandwidths in Gbit/s in place of GB/s.",
 	"CPU-freq":     "Changes nothing, as perftest's users expect.",

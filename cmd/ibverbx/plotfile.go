@@ -98,21 +98,13 @@ func plotChart(r *bench.Result, in unit) plot.Chart {
 			group = len(groups)
 			groups[rail.Device] = group
 		}
-		chart.Lines = append(chart.Lines, plot.Line{Name: railName(rail), Group: group,
-			Values: in.all(rail.Total)})
+		chart.Lines = append(chart.Lines, plot.Line{Name: fmt.Sprintf("%d %s", rail.Rail, rail.Device),
+			Group: group, Values: in.all(rail.Total)})
 	}
 	for i := range t.Dips {
 		chart.Notes = append(chart.Notes, dipText(&t.Dips[i], in))
 	}
 	return chart
-}
-
-// railName is what a rail is called.
-func railName(r *bench.RailLine) string {
-	if r.Role != "" {
-		return string(r.Role) + " " + r.Device
-	}
-	return fmt.Sprintf("%d %s", r.Rail, r.Device)
 }
 
 // all are bandwidths in GB/s in this unit.
@@ -171,16 +163,10 @@ func dipText(d *bench.Dip, in unit) string {
 	part := func(gb float64) string {
 		return fmt.Sprintf("%s (%.0f %%)", in.fix(gb), 100*gb/d.Before)
 	}
-	text += fmt.Sprintf("%s %s before, lowest %s at %.3f s, ", in.fix(d.Before), in.name, part(d.Lowest),
-		seconds(d.LowestAt))
-	switch {
-	case d.Below == 0:
-		text += "never below 90 %"
-	case d.Back:
-		text += fmt.Sprintf("below 90 %% for %v", time.Duration(d.Below))
-	default:
-		return text + fmt.Sprintf("not back to 90 %%: after %v at what is left, %s",
-			time.Duration(d.Settled).Round(time.Millisecond), part(d.After))
+	below := "never below 90 %"
+	if d.Below > 0 {
+		below = fmt.Sprintf("below 90 %% for %v", time.Duration(d.Below).Round(time.Millisecond))
 	}
-	return text + ", " + part(d.After) + " after"
+	return text + fmt.Sprintf("%s %s before, lowest %s, %s, %s after", in.fix(d.Before), in.name,
+		part(d.Lowest), below, part(d.After))
 }

@@ -39,7 +39,7 @@ func lineOf(before, dip, after, rails int) *bench.Timeline {
 			{At: at + 10*ms, Kind: bench.RailsLost, Text: "4"},
 			{At: at + bench.Seconds(dip)*line.Interval, Kind: bench.FaultEnded, Text: f}}
 		line.Dips = []bench.Dip{{Fault: f, Struck: at, Before: 2, Lowest: 0.5,
-			LowestAt: at, Below: bench.Seconds(dip) * line.Interval, Back: true, After: 2}}
+			Below: bench.Seconds(dip) * line.Interval, After: 2}}
 	}
 	return line
 }
@@ -48,12 +48,10 @@ func lineOf(before, dip, after, rails int) *bench.Timeline {
 func TestDipText(t *testing.T) {
 	for want, d := range map[string]bench.Dip{
 		"f at 0.200 s: no interval before it": {Struck: 200 * ms},
-		"f at 0.000 s: 2.00 GB/s before, lowest 1.90 (95 %) at 0.050 s, never below 90 %, 2.00 (100 %) " +
-			"after": {
-			Before: 2, Lowest: 1.9, LowestAt: 50 * ms, Back: true, After: 2},
-		"f at 0.000 s: 2.00 GB/s before, lowest 0.00 (0 %) at 0.050 s, not back to 90 %: after 470ms at " +
-			"what is left, 1.00 (50 %)": {
-			Before: 2, LowestAt: 50 * ms, Below: 500 * ms, Settled: 470 * ms, After: 1},
+		"f at 0.000 s: 2.00 GB/s before, lowest 1.90 (95 %), never below 90 %, 2.00 (100 %) after": {
+			Before: 2, Lowest: 1.9, After: 2},
+		"f at 0.000 s: 2.00 GB/s before, lowest 0.00 (0 %), below 90 % for 500ms, 1.00 (50 %) after": {
+			Before: 2, Below: 500 * ms, After: 1},
 	} {
 		d.Fault = "f"
 		if got := dipText(&d, gigabytes); !strings.HasPrefix(got, want) {

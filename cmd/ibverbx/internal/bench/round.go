@@ -88,7 +88,7 @@ func (c *cell) runRound(n int, warmup bool) error {
 	err := cause(ctx, layers.Run(ctx, layers.Pace{Spin: c.p.spin(), Stall: c.patience(n)}, c.parted, ends...))
 	if !warmup {
 		if c.recorder != nil {
-			c.read()
+			c.recorder.note(c.tally())
 		}
 		c.pair.watch.stop()
 	}

@@ -11,8 +11,8 @@ import (
 // one behind the other: it stands while messages are compared.
 type Timeline struct {
 	Interval Seconds `json:"interval_seconds"`
-	// Length is that of the whole. The last interval has the rest: it is half as long as the others
-	// at least, and half as long again at most.
+	// Length is that of the whole. The last interval has the rest: it is up to twice as long as the
+	// others.
 	Length Seconds `json:"seconds"`
 	// Total is the bandwidth in GB/s in each interval: of the messages whose sends were reported at
 	// the ends that are in this process. Those of a round that failed are among them.
@@ -28,18 +28,8 @@ type Timeline struct {
 type RailLine struct {
 	Rail   int       `json:"rail"`
 	Device string    `json:"device"` // at the end that is here, or at end a
-	Role   RailRole  `json:"role,omitempty"`
 	Total  []float64 `json:"gb_per_second"`
 }
-
-// RailRole is what a rail does beside carrying data.
-type RailRole string
-
-// The roles; empty is that of a data rail.
-const (
-	NotifyRail RailRole = "notify"
-	SpareRail  RailRole = "spare" // carries no data, or stands in for one that does not
-)
 
 // Mark is an event on a time line.
 type Mark struct {
@@ -60,7 +50,7 @@ const (
 )
 
 const (
-	// AutoInterval is a [Params.Interval] that follows from the speed, and grows with the time.
+	// AutoInterval is a [Params.Interval] that follows from the speed and the length of the cell.
 	AutoInterval Seconds = -1
 	// LeastInterval is the shortest interval.
 	LeastInterval = Seconds(time.Millisecond)
@@ -70,66 +60,62 @@ const (
 	autoInterval = 10 * time.Millisecond // where messages come fast enough
 	// autoMessages is how many messages an interval has at least: with fewer the line would show
 	// single messages.
-	autoMessages = 4
-	// With more intervals than that pairs of them become one.
+	autoMessages = 8
+	// Intervals are so long that a cell which goes on as it has warmed up has that many at most.
 	autoIntervals = 400
 	mostIntervals = 10000
 	// looksPerInterval is how often in an interval the counters are read.
 	looksPerInterval = 8
 )
 
+// interval is that of the time line of the cell, which has warmed up.
+func (c *cell) interval() time.Duration {
+	length := time.Duration(c.p.Duration)
+	if c.p.Iterations > 0 {
+		length = c.takes(c.p.Iterations)
+	}
+	if c.p.Interval == AutoInterval {
+		return max(autoInterval, c.takes(autoMessages), length/autoIntervals)
+	}
+	return max(time.Duration(c.p.Interval), length/mostIntervals)
+}
+
+// takes is how long n messages take at the pace of the last round.
+func (c *cell) takes(n int) time.Duration {
+	seconds := min(float64(n)/c.pace, time.Duration(MostInterval).Seconds())
+	return time.Duration(seconds * float64(time.Second))
+}
+
 // recorder records the time line of a cell. It belongs to the goroutine that plays the rounds.
 type recorder struct {
 	watch    *stopwatch
 	begun    time.Duration // by the watch
 	interval time.Duration
-	most     int // intervals
-	due      time.Duration
-	total    curve
-	rails    []railCurve
-	lost     uint64 // rails, when the counters were read last
-	back     uint64 // likewise
+	read     time.Duration // when the counters were read last
+	last     tally         // what they said then
+	total    []float64     // bytes in each interval
+	rails    [][]float64   // likewise
 	marks    []Mark
 }
 
-// curve is what was carried in each interval.
-type curve struct {
-	bytes []float64
-	count uint64        // of bytes, when it was read last
-	at    time.Duration // since the beginning, when it has moved last
+// tally is what the counters of the ends say.
+type tally struct {
+	bytes uint64 // of messages reported
+	lost  uint64 // rails, at the end that has lost more
+	back  uint64 // likewise
+	rails []railTally
 }
 
-type railCurve struct {
-	curve
+type railTally struct {
 	device string
-	role   RailRole
-	frozen bool // what the rail completes from now on has failed
-}
-
-// tallied is what the counters of both ends say.
-type tallied struct {
-	total uint64      // bytes of messages reported
-	lost  uint64      // rails, at the end that has lost more
-	back  uint64      // likewise
-	rails []railCurve // without a curve yet
+	bytes  uint64 // completed
+	down   bool   // what the rail completes has failed
 }
 
 func newRecorder(c *cell) *recorder {
-	r := &recorder{watch: &c.pair.watch, begun: c.pair.watch.now(),
-		interval: time.Duration(c.p.Interval), most: mostIntervals}
-	if c.p.Interval == AutoInterval {
-		r.interval, r.most = autoInterval, autoIntervals
-		if c.pace > 0 {
-			least := time.Duration(min(autoMessages/c.pace, 3600) * float64(time.Second))
-			for r.interval < least {
-				r.interval *= 2
-			}
-		}
-	}
-	counts := c.tallied()
-	r.total.count, r.lost, r.back = counts.total, counts.lost, counts.back
-	r.rails = counts.rails
-	return r
+	first := c.tally()
+	return &recorder{watch: &c.pair.watch, begun: c.pair.watch.now(), interval: c.interval(), last: first,
+		rails: make([][]float64, len(first.rails))}
 }
 
 // now is the time since the beginning.
@@ -145,86 +131,57 @@ func (r *recorder) mark(kind MarkKind, text string) {
 // look does what is due after posted messages of the round: it reads the counters, and puts faults
 // in force.
 func (c *cell) look(posted int) error {
-	if r := c.recorder; r != nil && r.now() >= r.due {
-		c.read()
+	if r := c.recorder; r != nil && r.now() >= r.read+r.interval/looksPerInterval {
+		r.note(c.tally())
 	}
 	return c.pair.faults.look(c.pair.sent+posted, c.recorder)
 }
 
-// read reads the counters.
-func (c *cell) read() {
-	r, counts := c.recorder, c.tallied()
+// note records what the counters say now.
+func (r *recorder) note(n tally) {
 	now := r.now()
-	r.due = now + r.interval/looksPerInterval
-	r.total.move(now, r.interval, counts.total)
-	for i := range counts.rails {
-		n, line := &counts.rails[i], &r.rails[i]
-		switch {
-		case n.frozen:
-		case line.frozen: // it is back: what it had is not its work any more
-			line.count, line.at = n.count, now
-		default:
-			line.move(now, r.interval, n.count)
+	if now <= r.read {
+		return // no time has passed: what they have counted is that of the next reading
+	}
+	r.total = r.spread(r.total, now, n.bytes-r.last.bytes)
+	for i := range n.rails {
+		rail, before := &n.rails[i], r.last.rails[i].bytes
+		if rail.down {
+			continue
 		}
-		line.frozen = n.frozen
+		rail.bytes = max(rail.bytes, before) // it falls while a short fragment is outstanding
+		r.rails[i] = r.spread(r.rails[i], now, rail.bytes-before)
 	}
-	if counts.lost > r.lost {
-		r.mark(RailsLost, strconv.FormatUint(counts.lost-r.lost, 10))
-		r.lost = counts.lost
+	if n.lost > r.last.lost {
+		r.mark(RailsLost, strconv.FormatUint(n.lost-r.last.lost, 10))
 	}
-	if counts.back > r.back {
-		r.mark(RailsBack, strconv.FormatUint(counts.back-r.back, 10))
-		r.back = counts.back
+	if n.back > r.last.back {
+		r.mark(RailsBack, strconv.FormatUint(n.back-r.last.back, 10))
 	}
-	for now/r.interval >= time.Duration(r.most) {
-		r.interval *= 2
-		r.total.halve()
-		for i := range r.rails {
-			r.rails[i].halve()
-		}
-	}
+	r.read, r.last = now, n
 }
 
-// move records that the counter has come to count. What was added is spread over the time since the
-// last change, or over an interval where that is shorter: messages that come one at a time make an
-// even line, and a standstill still shows.
-func (c *curve) move(now, interval time.Duration, count uint64) {
-	if count <= c.count {
-		return
+// spread adds bytes to a line, evenly over the time since the counters were read last.
+func (r *recorder) spread(line []float64, now time.Duration, bytes uint64) []float64 {
+	if bytes == 0 {
+		return line
 	}
-	bytes, from := float64(count-c.count), max(c.at, now-interval)
-	c.count, c.at = count, now
-	for int(now/interval) >= len(c.bytes) {
-		c.bytes = append(c.bytes, 0)
+	for int(now/r.interval) >= len(line) {
+		line = append(line, 0)
 	}
-	if now <= from {
-		c.bytes[now/interval] += bytes
-		return
-	}
-	for at := from; at < now; {
-		i := at / interval
-		end := min((i+1)*interval, now)
-		c.bytes[i] += bytes * float64(end-at) / float64(now-from)
+	for at := r.read; at < now; {
+		i := at / r.interval
+		end := min((i+1)*r.interval, now)
+		line[i] += float64(bytes) * float64(end-at) / float64(now-r.read)
 		at = end
 	}
-}
-
-// halve makes one interval of each two.
-func (c *curve) halve() {
-	for i, b := range c.bytes {
-		if i%2 == 0 {
-			c.bytes[i/2] = b
-		} else {
-			c.bytes[i/2] += b
-		}
-	}
-	c.bytes = c.bytes[:(len(c.bytes)+1)/2]
+	return line
 }
 
 // Took is how long interval i is.
 func (t *Timeline) Took(i int) time.Duration {
 	if i == len(t.Total)-1 {
-		return time.Duration(t.Length) - time.Duration(i)*time.Duration(t.Interval)
+		return time.Duration(t.Length - Seconds(i)*t.Interval)
 	}
 	return time.Duration(t.Interval)
 }
@@ -232,10 +189,10 @@ func (t *Timeline) Took(i int) time.Duration {
 // At is the interval in which something happened.
 func (t *Timeline) At(at Seconds) int { return min(int(at/t.Interval), len(t.Total)-1) }
 
-// bandwidths are the GB/s of a curve in each interval.
-func (t *Timeline) bandwidths(c *curve) []float64 {
+// bandwidths are the GB/s of a line of bytes in each interval.
+func (t *Timeline) bandwidths(line []float64) []float64 {
 	list := make([]float64, len(t.Total))
-	for i, bytes := range c.bytes {
+	for i, bytes := range line {
 		list[min(i, len(list)-1)] += bytes
 	}
 	for i := range list {
@@ -251,50 +208,39 @@ func (r *recorder) timeline() *Timeline {
 		return nil
 	}
 	t := &Timeline{Interval: Seconds(r.interval), Length: Seconds(length), Marks: r.marks}
-	t.Total = make([]float64, max(1, (length+r.interval/2)/r.interval))
-	t.Total = t.bandwidths(&r.total)
-	for i := range r.rails {
-		if line := &r.rails[i]; len(r.rails) > 1 && len(line.bytes) > 0 {
-			t.Rails = append(t.Rails, RailLine{Rail: i, Device: line.device, Role: line.role,
-				Total: t.bandwidths(&line.curve)})
+	t.Total = make([]float64, max(1, length/r.interval))
+	t.Total = t.bandwidths(r.total)
+	for i, line := range r.rails {
+		if len(line) > 0 {
+			t.Rails = append(t.Rails, RailLine{i, r.last.rails[i].device, t.bandwidths(line)})
 		}
 	}
 	t.findDips()
 	return t
 }
 
-// tallied reads the counters of the ends that are here.
-func (c *cell) tallied() (n tallied) {
+// tally reads the counters of the ends that are here.
+func (c *cell) tally() (n tally) {
 	for i, q := range c.pair.queuePairs() {
 		if q == nil || !c.sends(i) {
 			continue
 		}
-		n.total += q.Succeeded * uint64(c.size)
+		n.bytes += q.Succeeded * uint64(c.size)
 		stats := q.VQP.Stats()
 		n.lost, n.back = max(n.lost, stats.RailsLost), max(n.back, stats.RailsBack)
-		single := len(stats.Rails) == 1 // its rail tracks nothing
+		if len(stats.Rails) == 1 {
+			continue // its rail tracks nothing
+		}
 		for k := range stats.Rails {
 			rail := &stats.Rails[k]
 			if len(n.rails) <= k {
-				n.rails = append(n.rails, railCurve{device: rail.Device, role: roleOf(rail)})
+				n.rails = append(n.rails, railTally{device: rail.Device})
 			}
-			if !single {
-				n.rails[k].count += c.completed(rail)
-			}
-			n.rails[k].frozen = n.rails[k].frozen || rail.Down || q.VQP.Err() != nil
+			n.rails[k].bytes += c.completed(rail)
+			n.rails[k].down = n.rails[k].down || rail.Down || q.VQP.Err() != nil
 		}
 	}
 	return n
-}
-
-func roleOf(rail *ibverbx.RailStats) RailRole {
-	switch {
-	case rail.Notify:
-		return NotifyRail
-	case rail.Spare:
-		return SpareRail
-	}
-	return ""
 }
 
 // completed is how many bytes a rail has sent, or read, and completed. What is outstanding are

@@ -10,62 +10,48 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
-// What was added is spread over the time since the last change, but over an interval at most.
-func TestCurve(t *testing.T) {
-	const interval = 10 * time.Millisecond
+// What was added is spread over the time since the last reading. The last interval has the rest.
+func TestSpreadOverIntervals(t *testing.T) {
 	for name, tt := range map[string]struct {
-		at    []int // milliseconds
-		count []uint64
-		want  []float64
+		at   []int // milliseconds
+		mb   []uint64
+		want []float64 // GB/s
 	}{
-		"one at a time":       {[]int{5, 15, 25}, []uint64{10, 20, 30}, []float64{15, 10, 5}},
-		"over a boundary":     {[]int{8, 12}, []uint64{8, 12}, []float64{10, 2}},
-		"after a standstill":  {[]int{10, 50}, []uint64{10, 50}, []float64{10, 0, 0, 0, 40}},
-		"in the middle of it": {[]int{10, 45}, []uint64{10, 50}, []float64{10, 0, 0, 20, 20}},
-		"a counter that falls": {[]int{10, 20, 30}, []uint64{10, 5, 20},
-			[]float64{10, 0, 10}},
+		"one at a time":      {[]int{5, 15, 25}, []uint64{10, 20, 30}, []float64{1.5, 1}},
+		"over a boundary":    {[]int{8, 12, 20}, []uint64{8, 12, 20}, []float64{1, 1}},
+		"over several":       {[]int{10, 40}, []uint64{10, 70}, []float64{1, 2, 2, 2}},
+		"a standstill":       {[]int{10, 20, 30, 40}, []uint64{10, 10, 10, 20}, []float64{1, 0, 0, 1}},
+		"less than one":      {[]int{4}, []uint64{4}, []float64{1}},
+		"a part of the last": {[]int{10, 20, 29}, []uint64{10, 20, 29}, []float64{1, 1}},
 	} {
-		var c curve
+		watch := &stopwatch{}
+		r := &recorder{watch: watch, interval: 10 * time.Millisecond}
 		for i, ms := range tt.at {
-			c.move(time.Duration(ms)*time.Millisecond, interval, tt.count[i])
+			watch.elapsed = time.Duration(ms) * time.Millisecond
+			r.note(tally{bytes: tt.mb[i] * 1e6})
 		}
-		for i := range max(len(tt.want), len(c.bytes)) {
-			got, want := 0.0, 0.0
-			if i < len(c.bytes) {
-				got = c.bytes[i]
-			}
-			if i < len(tt.want) {
-				want = tt.want[i]
-			}
-			if math.Abs(got-want) > 1e-9 {
-				t.Errorf("%s: %v, want %v", name, c.bytes, tt.want)
-				break
-			}
+		line := r.timeline()
+		if !slices.EqualFunc(line.Total, tt.want, func(a, b float64) bool { return math.Abs(a-b) < 0.1 }) {
+			t.Errorf("%s: %v, want %v", name, line.Total, tt.want)
 		}
-	}
-	c := curve{bytes: []float64{1, 2, 3, 4, 5}}
-	if c.halve(); !slices.Equal(c.bytes, []float64{3, 7, 5}) {
-		t.Errorf("halved: %v", c.bytes)
+		if end := line.At(line.Length); end != len(tt.want)-1 || line.At(0) != 0 {
+			t.Errorf("%s: it ends in interval %d of %d", name, end, len(tt.want))
+		}
 	}
 }
 
-// The last interval is longer or shorter than the others, and never so short that its bandwidth
-// says nothing.
-func TestLastInterval(t *testing.T) {
-	for length, intervals := range map[int]int{1: 1, 14: 1, 15: 2, 20: 2, 24: 2, 26: 3} {
-		r := &recorder{watch: &stopwatch{elapsed: time.Duration(length) * time.Millisecond},
-			interval: 10 * time.Millisecond}
-		for ms := range length { // 1 GB/s all the time
-			r.total.move(time.Duration(ms+1)*time.Millisecond, r.interval, uint64(ms+1)*1e6)
-		}
-		line := r.timeline()
-		if len(line.Total) != intervals || slices.ContainsFunc(line.Total,
-			func(v float64) bool { return math.Abs(v-1) > 1e-9 }) {
-			t.Errorf("%d ms: %v, want %d intervals of 1 GB/s", length, line.Total, intervals)
-		}
-		if end := line.At(line.Length); end != intervals-1 || line.At(0) != 0 {
-			t.Errorf("%d ms: it ends in interval %d of %d", length, end, intervals)
-		}
+// What a rail completes while it is down is not its work, and no byte counts twice.
+func TestRailThatIsDown(t *testing.T) {
+	watch := &stopwatch{}
+	r := &recorder{watch: watch, interval: time.Millisecond, rails: make([][]float64, 1),
+		last: tally{rails: []railTally{{}}}}
+	for _, rail := range []railTally{{bytes: 5e6}, {bytes: 4e6}, {bytes: 6e6}, {bytes: 9e6, down: true},
+		{bytes: 9e6}, {bytes: 10e6}} {
+		watch.elapsed += time.Millisecond
+		r.note(tally{rails: []railTally{rail}})
+	}
+	if got, want := r.timeline().Rails[0].Total, []float64{5, 0, 1, 0, 0, 1}; !slices.Equal(got, want) {
+		t.Errorf("%v GB/s, want %v", got, want)
 	}
 }
 
@@ -83,28 +69,25 @@ func TestDips(t *testing.T) {
 		"there and back": {
 			slices.Concat(repeat(10, 2), []float64{1, 0.5, 1.9, 0.4}, repeat(10, 2)),
 			[]Mark{struck(105 * ms)},
-			[]Dip{{"f", 105 * ms, 2, 0.4, 130 * ms, 40 * ms, true, 2, 35 * ms}},
+			[]Dip{{"f", 105 * ms, 2, 0.4, 30 * ms, 2}},
 		},
 		"half of it is lost": {
 			slices.Concat(repeat(10, 2), []float64{0.1, 0.2}, repeat(10, 1)), []Mark{struck(100 * ms)},
-			[]Dip{{"f", 100 * ms, 2, 0.1, 100 * ms, 120 * ms, false, 1, 20 * ms}},
+			[]Dip{{"f", 100 * ms, 2, 0.1, 120 * ms, 1}},
 		},
-		"no harm": {repeat(10, 2), []Mark{struck(50 * ms)},
-			[]Dip{{"f", 50 * ms, 2, 2, 50 * ms, 0, true, 2, 0}}},
-		"at once": {repeat(10, 2), []Mark{struck(0)}, []Dip{{"f", 0, 0, 2, 0, 0, true, 2, 0}}},
+		"no harm": {repeat(10, 2), []Mark{struck(50 * ms)}, []Dip{{"f", 50 * ms, 2, 2, 0, 2}}},
+		"at once": {repeat(10, 2), []Mark{struck(0)}, []Dip{{"f", 0, 0, 2, 0, 2}}},
 		"two": {
 			slices.Concat(repeat(5, 2), []float64{1}, repeat(4, 2), []float64{0.5}, repeat(9, 2)),
 			[]Mark{struck(50 * ms), {60 * ms, FaultEnded, "f"}, struck(100 * ms)},
-			[]Dip{{"f", 50 * ms, 2, 1, 50 * ms, 10 * ms, true, 2, 10 * ms},
-				{"f", 100 * ms, 2, 0.5, 100 * ms, 10 * ms, true, 2, 10 * ms}},
+			[]Dip{{"f", 50 * ms, 2, 1, 10 * ms, 2}, {"f", 100 * ms, 2, 0.5, 10 * ms, 2}},
 		},
-		"in the last interval, which is too short": {repeat(3, 2), []Mark{struck(25 * ms)}, nil},
+		"two in one interval": {repeat(3, 2), []Mark{struck(11 * ms), struck(12 * ms)},
+			[]Dip{{"f", 12 * ms, 2, 2, 0, 2}}},
+		"in the last interval": {repeat(3, 2), []Mark{struck(30 * ms)}, []Dip{{"f", 30 * ms, 2, 2, 0, 2}}},
 	} {
 		line := &Timeline{Interval: 10 * ms, Length: Seconds(len(tt.total)) * 10 * ms, Total: tt.total,
 			Marks: tt.marks}
-		if tt.want == nil {
-			line.Length -= 3 * ms
-		}
 		if line.findDips(); !slices.Equal(line.Dips, tt.want) {
 			t.Errorf("%s:\n%+v, want\n%+v", name, line.Dips, tt.want)
 		}
@@ -187,39 +170,25 @@ func TestTimelineHasEveryByte(t *testing.T) {
 	}
 }
 
-// A line that grows has fewer intervals, which are longer.
-func TestTimelineIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		run := newRunner(t.Context(), params(), bothHere(), observer{})
-		column, err := newPair(run.p, openSoft, DQPLB, run.mem)
-		if err != nil {
-			t.Fatal(err)
+// The interval follows from the speed and the length of the cell.
+func TestInterval(t *testing.T) {
+	for _, tt := range []struct {
+		p    Params
+		pace float64
+		want time.Duration
+	}{
+		{Params{Interval: AutoInterval, Duration: Seconds(time.Second)}, 1e6, autoInterval},
+		{Params{Interval: AutoInterval, Duration: Seconds(time.Second)}, 100, 80 * time.Millisecond},
+		{Params{Interval: AutoInterval, Duration: Seconds(time.Minute)}, 1e6, 150 * time.Millisecond},
+		{Params{Interval: AutoInterval, Iterations: 60e6}, 1e6, 150 * time.Millisecond},
+		{Params{Interval: LeastInterval, Duration: Seconds(time.Second)}, 1, time.Millisecond},
+		{Params{Interval: LeastInterval, Duration: Seconds(time.Minute)}, 1e6, 6 * time.Millisecond},
+	} {
+		c := cell{runner: &runner{p: &tt.p}, pace: tt.pace}
+		if got := c.interval(); got != tt.want {
+			t.Errorf("%+v at %v messages a second: %v, want %v", tt.p, tt.pace, got, tt.want)
 		}
-		run.p.Interval = AutoInterval
-		c := newCell(run, column, 64)
-		c.pace = 100 // messages a second
-		c.recorder = newRecorder(c)
-		if d := c.recorder.interval; d != 40*time.Millisecond {
-			t.Errorf("%d messages take %v, the interval is %v", autoMessages, 40*time.Millisecond, d)
-		}
-		column.watch.start()
-		for range 3 * autoIntervals {
-			time.Sleep(50 * time.Millisecond)
-			if err := c.look(0); err != nil {
-				t.Fatal(err)
-			}
-		}
-		c.read()
-		column.watch.stop()
-		line := c.recorder.timeline()
-		if n := len(line.Total); line.Interval != Seconds(160*time.Millisecond) || n > autoIntervals ||
-			line.Length != 3*autoIntervals*Seconds(50*time.Millisecond) {
-			t.Errorf("%d intervals of %v, %v in all", n, line.Interval, line.Length)
-		}
-		if err := column.close(); err != nil {
-			t.Error(err)
-		}
-	})
+	}
 }
 
 // Both ends of the link are slow, until the fault is taken back.
