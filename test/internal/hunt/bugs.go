@@ -16,41 +16,35 @@ type Bugs struct {
 	File    string // from the directory of the test
 }
 
-// Bug is a deliberate bug: changes to declarations.
-type Bug struct {
+// bug is a deliberate bug: changes to declarations.
+type bug struct {
 	Name    string
-	Changes []Change
+	Changes []change
 }
 
-// Change replaces code that occurs once in a declaration.
-type Change struct {
-	Dir      string // of another package, from the root of the module; "" for the package of the file
+// change replaces code that occurs once in a declaration.
+type change struct {
+	Dir      string // of its package, from the root of the module
 	Decl     string // "Type.method", "function", or the name of a constant, variable or type
 	Old, New string // code; spaces, line ends and comments do not count
 }
 
 // read reads the file.
-func (b Bugs) read(t *testing.T) []Bug {
+func (b Bugs) read(t *testing.T) []bug {
 	t.Helper()
 	text, err := os.ReadFile(b.File)
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := parse(string(text))
+	list, err := parse(b.Package, string(text))
 	if err != nil {
 		t.Fatalf("%s: %v", b.File, err)
-	}
-	for _, bug := range list {
-		for i := range bug.Changes {
-			if c := &bug.Changes[i]; c.Dir == "" {
-				c.Dir = b.Package
-			}
-		}
 	}
 	return list
 }
 
-// parse reads a list of bugs. Each begins with its name, and has any number of changes:
+// parse reads a list of bugs in a package. Each begins with its name, and has any number of
+// changes:
 //
 //	bug ack is lost
 //	in receiver.acknowledge
@@ -59,13 +53,13 @@ func (b Bugs) read(t *testing.T) []Bug {
 //
 // A declaration of another package has its directory before it: "in internal/ring FIFO.Pop".
 // Lines that begin with # are comments.
-func parse(text string) (list []Bug, err error) {
+func parse(pkg, text string) (list []bug, err error) {
 	lines := bufio.NewScanner(strings.NewReader(text))
-	var change *Change // the one under way
+	var c *change // the one that lines are added to
 	begin := func(dir, decl string) {
 		last := &list[len(list)-1]
-		last.Changes = append(last.Changes, Change{Dir: dir, Decl: decl})
-		change = &last.Changes[len(last.Changes)-1]
+		last.Changes = append(last.Changes, change{Dir: dir, Decl: decl})
+		c = &last.Changes[len(last.Changes)-1]
 	}
 	for n := 1; lines.Scan(); n++ {
 		line := lines.Text()
@@ -73,20 +67,20 @@ func parse(text string) (list []Bug, err error) {
 		switch {
 		case line == "" || line[0] == '#':
 		case word == "bug":
-			list, change = append(list, Bug{Name: rest}), nil
+			list, c = append(list, bug{Name: rest}), nil
 		case word == "in" && len(list) > 0:
 			dir, decl, elsewhere := strings.Cut(rest, " ")
 			if !elsewhere {
-				dir, decl = "", rest
+				dir, decl = pkg, rest
 			}
 			begin(dir, decl)
-		case line[0] == '-' && change != nil:
-			if change.New != "" { // another change of the same declaration
-				begin(change.Dir, change.Decl)
+		case line[0] == '-' && c != nil:
+			if c.New != "" { // another change of the same declaration
+				begin(c.Dir, c.Decl)
 			}
-			change.Old += line[1:] + "\n"
-		case line[0] == '+' && change != nil:
-			change.New += line[1:] + "\n"
+			c.Old += line[1:] + "\n"
+		case line[0] == '+' && c != nil:
+			c.New += line[1:] + "\n"
 		default:
 			return nil, fmt.Errorf("line %d: want bug, in, - or +, found %q", n, line)
 		}
@@ -100,7 +94,7 @@ func parse(text string) (list []Bug, err error) {
 }
 
 // plant returns the files that the bug changes, by path, with the bug in them.
-func (b *Bug) plant(root string) (files map[string]string, err error) {
+func (b *bug) plant(root string) (files map[string]string, err error) {
 	files = make(map[string]string)
 	for _, c := range b.Changes {
 		if err := c.apply(root, files); err != nil {
@@ -111,7 +105,7 @@ func (b *Bug) plant(root string) (files map[string]string, err error) {
 }
 
 // apply makes the change in the file that has the declaration.
-func (c *Change) apply(root string, files map[string]string) error {
+func (c *change) apply(root string, files map[string]string) error {
 	sources, err := filepath.Glob(filepath.Join(root, c.Dir, "*.go"))
 	if err != nil {
 		return err

@@ -65,19 +65,19 @@ func TestCodeIsReplacedInItsDeclaration(t *testing.T) {
 }
 
 func TestBugsAreParsed(t *testing.T) {
-	list, err := parse("# comment\nbug two changes\nin a\n-\told\n+\tnew\n-\tx\nin x/y " +
+	list, err := parse("p", "# comment\nbug two changes\nin a\n-\told\n+\tnew\n-\tx\nin x/y "+
 		"b\n-\ty\n+\tz\n")
 	if err != nil || len(list) != 1 || len(list[0].Changes) != 3 {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	if got := list[0].Changes[1]; got != (Change{Decl: "a", Old: "\tx\n"}) {
+	if got := list[0].Changes[1]; got != (change{Dir: "p", Decl: "a", Old: "\tx\n"}) {
 		t.Errorf("second change: %+v", got)
 	}
-	if got := list[0].Changes[2]; got != (Change{Dir: "x/y", Decl: "b", Old: "\ty\n", New: "\tz\n"}) {
+	if got := list[0].Changes[2]; got != (change{Dir: "x/y", Decl: "b", Old: "\ty\n", New: "\tz\n"}) {
 		t.Errorf("third change: %+v", got)
 	}
 	for _, bad := range []string{"in a\n", "bug b\n-\tx\n", "bug b\n", "what\n"} {
-		if _, err := parse(bad); err == nil {
+		if _, err := parse("p", bad); err == nil {
 			t.Errorf("%q: no error", bad)
 		}
 	}

@@ -1,9 +1,7 @@
 package hunt
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -105,7 +103,7 @@ func (g *Game) Run(bin string, args ...string) (out string, err error) {
 // Build builds the game's test with the bug of that name.
 func (g *Game) Build(t *testing.T, bugs Bugs, name string) (bin string) {
 	all := bugs.read(t)
-	i := slices.IndexFunc(all, func(b Bug) bool { return b.Name == name })
+	i := slices.IndexFunc(all, func(b bug) bool { return b.Name == name })
 	if i < 0 {
 		t.Fatalf("%s has no bug %q", bugs.File, name)
 	}
@@ -119,39 +117,4 @@ func (g *Game) Build(t *testing.T, bugs Bugs, name string) (bin string) {
 		t.Fatal(err)
 	}
 	return bin
-}
-
-// Build builds the tests of the package in a directory with files in place of those at their paths,
-// which it writes beside the binary.
-func Build(bin, root, dir string, files map[string]string, flags ...string) error {
-	list, err := overlay(filepath.Dir(bin), files)
-	if err != nil {
-		return err
-	}
-	c := exec.Command("go", append(append([]string{"test", "-c", "-overlay", list, "-o", bin}, flags...),
-		"./"+filepath.Clean(dir))...)
-	c.Dir = root
-	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s does not build: %w\n%s", dir, err, out)
-	}
-	return nil
-}
-
-// overlay writes files to a directory, with the list that makes the go command use them in place of
-// those at their paths.
-func overlay(dir string, files map[string]string) (path string, err error) {
-	replace := make(map[string]string)
-	for path, content := range files {
-		name := filepath.Join(dir, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
-		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-			return "", err
-		}
-		replace[path] = name
-	}
-	list, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		return "", err
-	}
-	path = filepath.Join(dir, "overlay.json")
-	return path, os.WriteFile(path, list, 0o600)
 }
