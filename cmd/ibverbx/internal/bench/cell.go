@@ -23,14 +23,13 @@ type cell struct {
 	directions int // in which messages are counted, 1 or 2
 	result     Result
 
-	turn    int           // of the size's turns, in each of which a sample is taken
-	timed   time.Duration // all timed rounds together
-	pace    float64       // messages a second of a direction, as the last round went; 0 before
-	warm    bool          // the warm-up is over
-	samples series        // messages a second, or medians in nanoseconds
-	hist    *hdrhistogram.Histogram
-	part    *hdrhistogram.Histogram // what hist got in this turn
-	times   []int64                 // room for those of a series, in nanoseconds
+	turn  int           // of the size's turns, in each of which a sample is taken
+	timed time.Duration // all timed rounds together
+	pace  float64       // messages a second of a direction, as the last round went; 0 before
+	warm  bool          // the warm-up is over
+	hist  *hdrhistogram.Histogram
+	part  *hdrhistogram.Histogram // what hist got in this turn
+	times []int64                 // room for those of a series, in nanoseconds
 
 	before   [2]ibverbx.Stats // what the ends had counted when the cell began
 	closed   bool             // nothing more is measured: the result is complete
@@ -57,12 +56,7 @@ func newCell(r *runner, column *pair, size int) *cell {
 
 // outstanding is how many messages an end has outstanding at most.
 func (c *cell) outstanding() int {
-	n := min(c.p.TxDepth, c.longest())
-	if !c.p.unknownSpeed() {
-		// software NICs would copy several messages to one place at a time, which is a data race
-		n = min(n, c.mem.slots(c.size))
-	}
-	return c.accepted(n)
+	return c.accepted(min(c.p.TxDepth, c.longest()))
 }
 
 // accepted is how many of n messages a virtual queue pair accepts at a time: pass-through refuses
@@ -74,13 +68,8 @@ func (c *cell) accepted(n int) int {
 	return n
 }
 
-// longest is how many messages a round has at most. Those of the layers have a slot each.
-func (c *cell) longest() int {
-	if c.p.Layered() {
-		return c.mem.slots(c.size)
-	}
-	return c.mem.longest(c.p, c.size)
-}
+// longest is how many messages a round has at most.
+func (c *cell) longest() int { return c.mem.slots(c.size) }
 
 // measure takes a sample.
 func (c *cell) measure(turn int) {
@@ -117,9 +106,9 @@ func (c *cell) sample() (err error) {
 	}
 	switch took := c.timed - begun; {
 	case c.p.Mode.Series() && c.part.TotalCount() > 0:
-		c.samples.set(c.turn, float64(c.part.ValueAtQuantile(50)))
+		c.result.samples = append(c.result.samples, float64(c.part.ValueAtQuantile(50)))
 	case !c.p.Mode.Series() && took > 0:
-		c.samples.set(c.turn, float64(c.result.Messages-first)/took.Seconds())
+		c.result.samples = append(c.result.samples, float64(c.result.Messages-first)/took.Seconds())
 	}
 	c.result.Seconds = c.timed.Seconds()
 	return err
@@ -128,22 +117,16 @@ func (c *cell) sample() (err error) {
 // messages is how many the next round has: not more than the time left allows, for a slow link must
 // not make the run much longer than asked for, and not so few that they are never all outstanding.
 func (c *cell) messages(target time.Duration) int {
-	all := 1
-	if !c.p.Mode.Series() && (target == 0 || !c.p.unknownSpeed()) {
-		all = c.outstanding()
-	}
-	most := max(1, int(c.pace*roundTime.Seconds()))
+	most := c.pace * roundTime.Seconds()
 	if target > 0 {
-		most = min(most, max(all, int((target-c.timed).Seconds()*c.pace)+1))
-	} else {
-		most = max(most, all)
+		most = min(most, max(float64(c.result.Outstanding), (target-c.timed).Seconds()*c.pace+1))
 	}
-	return max(1, min(c.longest(), c.left(), most))
+	return max(1, min(c.longest(), c.left(), int(most)))
 }
 
 const (
-	// The longest warm-up where the speed of the NICs is not known, and the longest round. A longer
-	// round of a slow NIC would look as if it had stalled.
+	// The longest warm-up, and the longest round: a longer one of a slow NIC would look as if it
+	// had stalled.
 	warmupTime = 50 * time.Millisecond
 	roundTime  = time.Second / 4
 	// overtime is how many times as long as asked for a cell may take for its samples.
@@ -152,22 +135,17 @@ const (
 
 // warmUp sends the messages that do not count: they grow rings and wake workers, and show how fast
 // messages go. They are compared, those that notify at the moment of the notification, by when they
-// must be there. Where nothing is known of the NICs' speed, one shows how many that can be.
+// must be there. Some messages show how many those can be.
 func (c *cell) warmUp() error {
 	n, first := min(c.longest(), c.left(), c.outstanding()), 1
 	if c.p.Mode.Series() {
 		n, first = min(c.longest(), latencyWarmup), 4
 	}
-	if c.p.unknownSpeed() || c.p.Mode.Series() {
-		if err := c.runRound(min(n, first), true); err != nil {
-			return err
-		}
-		n = min(n, int(c.pace*warmupTime.Seconds()))
+	if err := c.runRound(min(n, first), true); err != nil {
+		return err
 	}
-	if n > 0 {
-		if err := c.runRound(n, true); err != nil {
-			return err
-		}
+	if err := c.runRound(max(1, min(n, int(c.pace*warmupTime.Seconds()))), true); err != nil {
+		return err
 	}
 	c.hist.Reset()
 	c.warm = true
@@ -189,7 +167,7 @@ func (c *cell) more(target, begun time.Duration) bool {
 // left is how many messages a direction still has to send in this turn, of a run by iterations.
 func (c *cell) left() int {
 	if c.p.Iterations == 0 {
-		return maxRound
+		return maxSlots
 	}
 	return c.p.Iterations*(c.turn+1)/c.p.Samples - c.result.Messages/c.directions
 }
@@ -200,7 +178,6 @@ func (c *cell) close() {
 		return
 	}
 	c.closed = true
-	c.result.samples = c.samples
 	now := c.pair.count()
 	for i, s := range [...]*QPStats{&c.result.Stats.A, &c.result.Stats.B} {
 		if e := c.pair.ends[i]; e != nil && e.QueuePair() != nil {

@@ -10,10 +10,8 @@ import (
 )
 
 const (
-	// maxRound bounds the messages of a round whose messages take the place of one another. Their
-	// immediates have 16 bits for the number.
-	maxRound = 1 << 16
-	// maxSlots bounds the messages of a round: above it small messages only make the rounds longer.
+	// maxSlots bounds the messages of a round, of which each has a slot: more small messages only
+	// make the rounds longer.
 	maxSlots = 16384
 	// tail is room behind the target slots for the counter of atomics,
 	// and for the words of the layers.
@@ -94,17 +92,8 @@ func randomBytes(n int, seed uint64) []byte {
 	return b
 }
 
-// slots is how many messages of a size a round can have.
+// slots is how many messages of a size a round can have: each needs a slot of its own.
 func (m *memory) slots(size int) int { return min(m.window/size, maxSlots) }
-
-// longest is how many messages of a size a round can have: when they are compared at its end, each
-// needs a slot of its own.
-func (m *memory) longest(p *Params, size int) int {
-	if p.Verify || p.Op.Atomic() || p.Mode.Series() {
-		return m.slots(size)
-	}
-	return maxRound
-}
 
 // round is what the messages of a round carry.
 func (m *memory) round(number uint64, size int) layers.Round {

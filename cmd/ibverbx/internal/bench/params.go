@@ -129,6 +129,8 @@ const (
 	defaultFault    = 1 << 20                   // message size of a run with faults
 	defaultOne      = Seconds(time.Second)      // a cell of a run of one size
 	defaultSeveral  = Seconds(time.Second / 10) // of several
+	defaultLong     = "4K..16M/4"               // sizes of --mode bw
+	defaultSeries   = "8,64,512,4K,32K,256K"    // of --mode lat
 	defaultShort    = "8,64,512,4K"             // of operations that carry no long messages
 	defaultFragment = 512 << 10
 )
@@ -214,18 +216,16 @@ func (p *Params) fillDefaults() {
 }
 
 func (p *Params) defaultSizes() units.Range {
-	text := p.Mode.row().sizes
+	text := defaultLong
 	switch {
 	case p.Op.Atomic():
 		return units.Range{8}
 	case len(p.Faults) > 0:
 		return units.Range{defaultFault}
-	}
-	switch {
-	case text == "":
-		return nil // there is no such mode
 	case p.Shape().Longest > 0:
 		text = defaultShort
+	case p.Mode.Series():
+		text = defaultSeries
 	}
 	list, err := units.ParseRange(text)
 	if err != nil {
@@ -446,9 +446,12 @@ func (p *Params) checkInterval() error {
 func (p *Params) config(s Scheme) ibverbx.Config {
 	cfg := ibverbx.Config{Balance: p.Balance, Failover: p.Failover, Failback: time.Duration(p.Failback),
 		FragmentSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs, MaxInline: p.Inline,
-		Conn: p.Conn, Scheme: s.row().scheme}
-	if s == Single {
+		Conn: p.Conn, Scheme: ibverbx.DQPLB}
+	switch s {
+	case Single:
 		cfg.QPsPerDevice = 1
+	case Spray:
+		cfg.Scheme = ibverbx.Spray
 	}
 	return cfg
 }

@@ -71,7 +71,7 @@ type Result struct {
 
 	Err error `json:"-"`
 
-	samples series
+	samples []float64 // a turn: messages a second, or medians in nanoseconds
 }
 
 // Loss says why queue pairs of a NIC were taken out of service, and how many times.
@@ -108,28 +108,24 @@ type Percentile struct {
 	Max           int64   `json:"max_ns"`
 }
 
-// finish computes what follows from the rest. copies are samples of copy() in bytes a second.
-func (r *Result) finish(copies series) {
-	samples := r.samples.values()
-	r.Spread = spreadOf(samples)
+// finish computes what follows from the rest. copies are samples of copy() in GB/s.
+func (r *Result) finish(copies []float64) {
+	r.Spread = spreadOf(r.samples)
 	if r.Seconds > 0 {
 		r.MsgPerSecond = float64(r.Messages) / r.Seconds
-		if !r.Mode.Series() && len(samples) > 0 {
-			r.MsgPerSecond = median(samples)
+		if !r.Mode.Series() && len(r.samples) > 0 {
+			r.MsgPerSecond = median(r.samples)
 		}
 		r.GBPerSecond = r.MsgPerSecond * float64(r.Size) / 1e9
 	}
-	if of := copies.values(); len(of) > 0 {
-		for i := range of {
-			of[i] /= 1e9
+	if len(copies) > 0 {
+		r.CopyGB, r.CopySpread = median(copies), spreadOf(copies)
+		list := ratios(r.samples, copies)
+		for i := range list {
+			list[i] *= float64(r.Size) / 1e9
 		}
-		r.CopyGB, r.CopySpread = median(of), spreadOf(of)
-		ratios := r.samples.over(copies)
-		for i := range ratios {
-			ratios[i] *= float64(r.Size)
-		}
-		if len(ratios) > 0 {
-			r.RatioToCopy, r.RatioSpread = median(ratios), spreadOf(ratios)
+		if len(list) > 0 {
+			r.RatioToCopy, r.RatioSpread = median(list), spreadOf(list)
 		}
 	}
 	if r.Err != nil {

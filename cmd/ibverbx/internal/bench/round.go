@@ -23,7 +23,7 @@ type round struct {
 // task is an end's part in a round of n messages a direction.
 func (c *cell) task(ctx context.Context, end, n int, warmup bool) layers.Task {
 	t := layers.Task{Ctx: ctx, Round: c.mem.round(c.number, c.size),
-		Slots: c.mem.slots(c.size), Window: c.outstanding()}
+		Window: c.outstanding()}
 	if c.sends(end) {
 		t.Send = n
 	}
@@ -58,8 +58,7 @@ func (c *cell) task(ctx context.Context, end, n int, warmup bool) layers.Task {
 	return t
 }
 
-// runRound runs and verifies one round of n messages a direction. Of a series that failed what came
-// before counts.
+// runRound runs and verifies one round of n messages a direction.
 func (c *cell) runRound(n int, warmup bool) error {
 	c.round = round{number: c.mem.nextRound()}
 	if c.recorder == nil && c.p.Interval != 0 && !warmup {
@@ -94,7 +93,7 @@ func (c *cell) runRound(n int, warmup bool) error {
 	}
 	c.countPosted(warmup)
 	if err != nil {
-		return c.partial(warmup, err)
+		return err
 	}
 	elapsed := c.elapsed(start)
 	verified, err := c.verify()
@@ -111,7 +110,11 @@ func (c *cell) runRound(n int, warmup bool) error {
 	if c.p.Mode.Series() && (c.peer == nil || c.peer.leads) {
 		elapsed = c.record(n)
 	}
-	c.add(c.posted[0]+c.posted[1], elapsed, warmup)
+	if !warmup {
+		c.timed += elapsed
+		c.result.Messages += c.posted[0] + c.posted[1]
+		c.result.Bytes = uint64(c.result.Messages) * uint64(c.size)
+	}
 	c.pace = float64(n) / max(elapsed.Seconds(), 1e-9)
 	c.pair.carried = c.pace * float64(c.size)
 	return nil
@@ -130,36 +133,7 @@ func (c *cell) countPosted(warmup bool) {
 	}
 }
 
-// add counts messages and their time, unless they warm up.
-func (c *cell) add(messages int, took time.Duration, warmup bool) {
-	if warmup {
-		return
-	}
-	c.timed += took
-	c.result.Messages += messages
-	c.result.Bytes += uint64(messages) * uint64(c.size)
-}
-
-// partial counts the messages of a series that failed with err that came through before.
-func (c *cell) partial(warmup bool, err error) error {
-	a := c.pair.ends[0]
-	if !c.p.Mode.Series() || a == nil || a.Timed == 0 {
-		return err
-	}
-	n := a.Timed
-	for end := range c.tasks {
-		if at := c.compares(end); c.p.Verify && c.sends(end) && c.pair.ends[at] != nil {
-			if wrong := c.compare(end, n); wrong != nil {
-				return wrong
-			}
-			c.result.Verified += n
-		}
-	}
-	c.add(n*c.directions, c.record(n), warmup)
-	return err
-}
-
-// record records the first n times of a series, and returns their sum.
+// record records the n times of a series, and returns their sum.
 func (c *cell) record(n int) (all time.Duration) {
 	ways := int64(1)
 	if c.p.Answered() {
@@ -202,7 +176,7 @@ func (c *cell) patience(n int) time.Duration {
 	if _, at := c.pair.here(); c.sends(1-at) && !c.shape.Seen {
 		// This end sees nothing of what the other process sends: once its own messages are reported
 		// nothing moves here.
-		return passivePatience(c.peer.conn.Timeout(), n, c.size, c.pace)
+		return c.peer.conn.Timeout() + transfer(n*c.size, slowest)
 	}
 	return patience(c.p, c.peer.conn.Timeout(), c.size)
 }

@@ -166,10 +166,10 @@ func (r *runner) close() error {
 // columns in another order. A disturbance of the machine then affects all of them.
 func (r *runner) row(size int) (row []Result, err error) {
 	cells := make([]*cell, len(r.columns))
-	var copies series
+	var copies []float64
 	base := copier{size: size}
 	for turn := 0; turn < r.p.Samples && err == nil && !r.stopped && !r.parted(); turn++ {
-		if err = r.baseline(&base, turn, &copies); err == nil {
+		if err = r.baseline(&base, &copies); err == nil {
 			err = r.takeTurn(cells, size, turn)
 		}
 	}
@@ -235,7 +235,7 @@ func (r *runner) takeTurn(cells []*cell, size, turn int) error {
 
 // baseline takes a sample of copy(), where that is a comparison:
 // both ends' memory is in this process.
-func (r *runner) baseline(c *copier, turn int, copies *series) error {
+func (r *runner) baseline(c *copier, copies *[]float64) error {
 	if r.p.Mode.Series() || r.p.Op.Atomic() || r.peer != nil || r.interrupted() {
 		return nil
 	}
@@ -244,7 +244,7 @@ func (r *runner) baseline(c *copier, turn int, copies *series) error {
 		return fmt.Errorf("copy(): %w", err)
 	}
 	if bytes > 0 {
-		copies.set(turn, bytes)
+		*copies = append(*copies, bytes/1e9)
 	}
 	return nil
 }

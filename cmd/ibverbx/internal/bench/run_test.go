@@ -220,7 +220,7 @@ func TestRoundsOfRun(t *testing.T) {
 		if cell.number != run.mem.rounds {
 			t.Errorf("%s: round %d, and %d of the run", c.scheme, cell.number, run.mem.rounds)
 		}
-		if err := run.baseline(&copier{size: 64}, 0, &series{}); err != nil {
+		if err := run.baseline(&copier{size: 64}, new([]float64)); err != nil {
 			t.Fatal(err)
 		}
 		note("copy()")

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"math"
 	"slices"
 
 	"golang.org/x/perf/benchmath"
@@ -49,27 +48,11 @@ func median(samples []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// series are the samples of a figure by turn: NaN where a turn brought none.
-type series []float64
-
-func (s *series) set(turn int, value float64) {
-	for len(*s) <= turn {
-		*s = append(*s, math.NaN())
+// ratios divides what was measured in the same turns. Where one list is longer, the last turns
+// brought no sample of the other.
+func ratios(of, by []float64) (list []float64) {
+	for i := range min(len(of), len(by)) {
+		list = append(list, of[i]/by[i])
 	}
-	(*s)[turn] = value
-}
-
-// values are those that there are.
-func (s series) values() []float64 {
-	return slices.DeleteFunc(slices.Clone(s), math.IsNaN)
-}
-
-// over divides what was measured in the same turns.
-func (s series) over(other series) (ratios []float64) {
-	for i := range min(len(s), len(other)) {
-		if ratio := s[i] / other[i]; !math.IsNaN(ratio) && !math.IsInf(ratio, 0) {
-			ratios = append(ratios, ratio)
-		}
-	}
-	return ratios
+	return list
 }

@@ -139,7 +139,7 @@ func toTheEnd(script string, p *Params) bool {
 				return false
 			}
 		case kindRound:
-			if n := number("messages", 1); n < 0 || n > maxRound {
+			if n := number("messages", 1); n < 0 || n > maxSlots {
 				return false
 			}
 		}

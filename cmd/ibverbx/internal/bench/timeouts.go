@@ -10,9 +10,6 @@ const (
 	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too,
 	// count as stalled.
 	slowest = 5e6
-	// passiveFactor is how many times its expected duration a round may take at an end that is not
-	// involved in it.
-	passiveFactor = 10
 )
 
 // patience is how long nothing may move between two ends of which at least one is in this process.
@@ -30,17 +27,6 @@ func patience(p *Params, idle time.Duration, size int) time.Duration {
 		}
 	}
 	return d
-}
-
-// passivePatience is how long a round of n messages may take for an end that only serves. Nothing
-// completes there, so it follows from the rate of the rounds before, in messages a second; 0 if
-// that is not known.
-func passivePatience(idle time.Duration, n, size int, rate float64) time.Duration {
-	if rate <= 0 {
-		return idle + transfer(n*size, slowest)
-	}
-	seconds := min(passiveFactor*float64(n)/rate, maxServedRun.Seconds())
-	return idle + time.Duration(seconds*float64(time.Second))
 }
 
 // transfer is how long bytes take at a speed, in bytes a second.

@@ -1,57 +1,21 @@
 package bench
 
-import (
-	"slices"
+import "ibverbx/cmd/ibverbx/internal/units"
 
-	"ibverbx"
-	"ibverbx/cmd/ibverbx/internal/units"
-)
-
-// Mode is what is measured: a row of the table of modes.
+// Mode is what is measured.
 type Mode string
 
 // The modes.
 const (
-	Bandwidth Mode = "bw"
-	Latency   Mode = "lat"
+	Bandwidth Mode = "bw"  // of as many messages at a time as can be
+	Latency   Mode = "lat" // of one message at a time
 )
 
-// modeRow is what is particular about a mode.
-type modeRow struct {
-	name  Mode
-	sizes string // that are measured where none are given
-	// series: one message at a time, of which each has its time; else as many as can be.
-	series bool
-}
-
-// modeRows is the table of modes. The first one is the default.
-func modeRows() []modeRow {
-	return []modeRow{
-		{name: Bandwidth, sizes: "4K..16M/4"},
-		{name: Latency, sizes: "8,64,512,4K,32K,256K", series: true},
-	}
-}
-
 // Modes are all of them.
-func Modes() (list []Mode) {
-	for _, r := range modeRows() {
-		list = append(list, r.name)
-	}
-	return list
-}
+func Modes() []Mode { return []Mode{Bandwidth, Latency} }
 
-// row is the mode's. Complete refuses a mode without one, which has a zero row.
-func (m Mode) row() modeRow {
-	for _, r := range modeRows() {
-		if r.name == m {
-			return r
-		}
-	}
-	return modeRow{}
-}
-
-// Series says whether the mode measures one message at a time.
-func (m Mode) Series() bool { return m.row().series }
+// Series says whether the mode measures one message at a time, of which each has its time.
+func (m Mode) Series() bool { return m == Latency }
 
 // Scheme is a column: how many queue pairs, and how they are used.
 type Scheme string
@@ -65,27 +29,8 @@ const (
 	AllSchemes Scheme = "all"
 )
 
-// schemeRow is what a scheme is to a virtual queue pair.
-type schemeRow struct {
-	name   Scheme
-	scheme ibverbx.Scheme
-}
-
-// schemeRows is the table of schemes, in the order of the columns.
-func schemeRows() []schemeRow {
-	return []schemeRow{{Single, ibverbx.DQPLB}, {Spray, ibverbx.Spray}, {DQPLB, ibverbx.DQPLB}}
-}
-
 // Schemes are all of them, in the order of the columns.
-func Schemes() (list []Scheme) {
-	for _, r := range schemeRows() {
-		list = append(list, r.name)
-	}
-	return list
-}
-
-// row is the scheme's, which Complete has found in the table.
-func (s Scheme) row() schemeRow { return schemeRows()[slices.Index(Schemes(), s)] }
+func Schemes() []Scheme { return []Scheme{Single, Spray, DQPLB} }
 
 // words are names as text.
 func words[T ~string](list []T) (text []string) {

@@ -34,7 +34,6 @@ type Task struct {
 	Take    int     // messages of the peer that it sees
 	Answers bool    // it sends one for each that has come, and not before
 	Times   []int64 // where not nil it sends one at a time, and notes how many nanoseconds each took
-	Slots   int     // message i is in slot i modulo Slots; the layers have one for each message
 	Window  int     // messages outstanding at most
 
 	// Check looks at message i of the peer as soon as this end has seen it; nil for no check.
@@ -109,21 +108,11 @@ type End struct {
 	task    Task
 	came    int // messages of the peer that it has seen
 	started time.Time
-	flushed bool // the one message of a series is being flushed
-	stage   stage
+	flushed bool // what was posted is being flushed
+	ended   bool // all that it has posted has completed: the clock stops
+	sent    bool // and is visible to the peer
 	over    bool // its part is played
 }
-
-// stage is how far an end has come with the messages that it sends in a round.
-type stage uint8
-
-const (
-	playing  stage = iota
-	settling       // its messages complete
-	ended          // all has completed: the clock stops
-	sealing        // the peer may look at its memory after that
-	sent           // nothing is left to do for the messages of this end
-)
 
 // New makes an end that is not connected.
 func New(cfg *Config) (e *End, err error) {
@@ -176,7 +165,7 @@ func (e *End) QueuePair() *QueuePair {
 }
 
 // Sent reports whether all messages of this end have completed, and are visible to the peer.
-func (e *End) Sent() bool { return e.stage == sent }
+func (e *End) Sent() bool { return e.sent }
 
 // Begin prepares for a round. The peer may send when it returns.
 func (e *End) Begin(t Task) error {
@@ -316,7 +305,7 @@ func (e *End) play() error {
 	if e.came > e.task.Take {
 		return fmt.Errorf("%w: %d came, %d were to come", ErrMessages, e.came, e.task.Take)
 	}
-	e.over = e.stage == sent && e.came == e.task.Take
+	e.over = e.sent && e.came == e.task.Take
 	return nil
 }
 
@@ -334,7 +323,7 @@ func (e *End) take() error {
 		}
 	}
 	e.came = came
-	if e.stage >= ended && came >= e.task.Take {
+	if e.ended && came >= e.task.Take {
 		e.EndedAt = time.Now()
 	}
 	return nil
@@ -351,7 +340,7 @@ func (e *End) send() error {
 			}
 			e.task.Times[e.Timed] = int64(time.Since(e.started))
 			e.Timed++
-			e.started, e.flushed = time.Time{}, false
+			e.started = time.Time{}
 		}
 		n := e.task.Send - e.Posted
 		if e.task.Answers {
@@ -378,39 +367,36 @@ func (e *End) single() (bool, error) {
 	if e.task.Take > 0 {
 		return e.came > e.Timed, nil
 	}
+	return e.drained(false)
+}
+
+// drained flushes what was posted, and reports whether all of it has completed; with remote,
+// whether it is visible to the peer's processor.
+func (e *End) drained(remote bool) (bool, error) {
 	if !e.flushed {
-		if err := e.flush(false); err != nil {
+		if err := e.flush(remote); err != nil {
 			return false, err
 		}
 		e.flushed = true
 	}
-	return e.completed()
+	done, err := e.completed()
+	e.flushed = !done
+	return done, err
 }
 
 // conclude completes what the end has sent. What is not timed any more makes it visible to the
 // peer: an acknowledgement alone proves arrival at its NIC.
-func (e *End) conclude() error {
-	for e.stage != sent {
-		var err error
-		on := true // to the next stage
-		switch e.stage {
-		case playing:
-			err = e.flush(false)
-		case settling:
-			if on, err = e.completed(); on {
-				e.EndedAt = time.Now()
-			}
-		case ended:
-			err = e.flush(true)
-		case sealing:
-			on, err = e.completed()
-		}
-		if !on || err != nil {
+func (e *End) conclude() (err error) {
+	if !e.ended {
+		if e.ended, err = e.drained(false); !e.ended || err != nil {
 			return err
 		}
-		e.stage++
+		e.EndedAt = time.Now()
 	}
-	return nil
+	if !e.sent {
+		e.sent, err = e.drained(true)
+	}
+	return err
 }
 
 // later drops the error that only says that an operation cannot start yet.

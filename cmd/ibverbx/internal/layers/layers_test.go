@@ -62,7 +62,7 @@ func both(t *testing.T, ends [2]*End, tasks [2]Task) error {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for i, e := range ends {
-		tasks[i].Ctx, tasks[i].Slots, tasks[i].Window = ctx, 16, 8
+		tasks[i].Ctx, tasks[i].Window = ctx, 8
 		if err := e.Begin(tasks[i]); err != nil {
 			return err
 		}
@@ -186,7 +186,7 @@ func TestStalled(t *testing.T) {
 	for _, spin := range []time.Duration{-1, 0, time.Hour} {
 		const stall = 50 * time.Millisecond
 		ends := pair(t, Shapes()[1])
-		round := Task{Ctx: t.Context(), Round: Round{Number: 1, Size: 64}, Take: 1, Slots: 16,
+		round := Task{Ctx: t.Context(), Round: Round{Number: 1, Size: 64}, Take: 1,
 			Window: 1}
 		if err := ends[1].Begin(round); err != nil {
 			t.Fatal(err)

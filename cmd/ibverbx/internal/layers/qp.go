@@ -131,16 +131,8 @@ func (q *QueuePair) failure() error {
 	return ErrRequests
 }
 
-// slot is the slot of message i.
-func (q *QueuePair) slot(i int) int {
-	if i < q.task.Slots {
-		return i
-	}
-	return i % q.task.Slots
-}
-
 // at is where in the target message i goes.
-func (q *QueuePair) at(i int) uint64 { return uint64(q.task.Round.Target(q.slot(i))) }
+func (q *QueuePair) at(i int) uint64 { return uint64(q.task.Round.Target(i)) }
 
 // imm is the immediate of message i.
 func (q *QueuePair) imm(i int) uint32 { return uint32(q.task.Round.Number)<<16 ^ uint32(i) }
@@ -179,7 +171,7 @@ func (q *QueuePair) post(i, n int) (int, error) {
 
 // fill makes message i.
 func (q *QueuePair) fill(wr *ibverbx.SendWR, i int) {
-	size, from := uint64(q.task.Round.Size), uint64(q.task.Round.Source(q.slot(i)))
+	size, from := uint64(q.task.Round.Size), uint64(q.task.Round.Source(i))
 	wr.ID = uint64(i)
 	wr.Opcode = q.Shape.opcode
 	wr.Flags = verbs.SendSignaled
