@@ -237,8 +237,7 @@ const settleTime = 5 * time.Millisecond
 
 // settle polls until the ends here have noticed a failure as far as they will.
 func (c *cell) settle() {
-	start := time.Now()
-	for last := start; time.Since(last) < settleTime && time.Since(start) < time.Second; {
+	for end := time.Now().Add(settleTime); time.Now().Before(end); time.Sleep(settleTime / 50) {
 		known := true
 		for _, q := range c.pair.queuePairs() {
 			if q == nil {
@@ -249,14 +248,13 @@ func (c *cell) settle() {
 				return
 			}
 			if moved {
-				last = time.Now()
+				end = time.Now().Add(settleTime)
 			}
 			known = known && q.VQP.Err() != nil
 		}
 		if known {
 			return
 		}
-		time.Sleep(settleTime / 50)
 	}
 }
 

@@ -194,18 +194,10 @@ func (f *Fault) check(p *Params) error {
 		return usage("--fault %s: a virtual queue pair has %d rails, numbered from 0", f.text, p.rails())
 	case f.At > 0:
 	case p.Iterations > 0 && f.Message >= p.Iterations:
-		return usage("--fault %s would strike after message %d, but --iters ends at %d: add %smsg=%d", f.text,
-			f.Message, p.Iterations, f.separator(), p.Iterations/2)
+		return usage("--fault %s would strike after message %d, but --iters ends at %d: use msg=%d", f.text,
+			f.Message, p.Iterations, p.Iterations/2)
 	}
 	return nil
-}
-
-// separator is what comes before a further key.
-func (f *Fault) separator() string {
-	if strings.Contains(f.text, "@") {
-		return ","
-	}
-	return "@"
 }
 
 // FaultReport says what became of a fault in a column.

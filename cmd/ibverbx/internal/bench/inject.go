@@ -20,13 +20,17 @@ type struck struct {
 	idle   bool   // it struck a NIC that the column does not use
 }
 
+// missed is the result of a fault that found nothing to strike.
+func missed(why string, args ...any) *struck {
+	return &struck{what: "did not strike: " + fmt.Sprintf(why, args...), missed: true}
+}
+
 // noRail is the result of a fault that names a queue pair which the column does not have.
 func (c *pair) noRail() *struck {
-	what := "did not strike: this column has a single queue pair"
 	if n := c.dataRails(); n > 1 {
-		what = fmt.Sprintf("did not strike: this column has %d queue pairs", n)
+		return missed("this column has %d queue pairs", n)
 	}
-	return &struck{what: what, missed: true}
+	return missed("this column has a single queue pair")
 }
 
 // end is the number of the end that the fault strikes.
@@ -41,16 +45,12 @@ func (f *Fault) end() int {
 func killQP(c *pair, f *Fault) (*struck, error) {
 	qp := c.ends[f.end()].QueuePair().VQP.QPs()[f.Rail]
 	nic := qp.Device().Name()
-	missed := func(why string, args ...any) (*struck, error) {
-		return &struck{what: fmt.Sprintf("did not strike: "+why+" (end %s)", append(args, f.End)...),
-			missed: true}, nil
-	}
 	if qp.State() == verbs.StateErr {
-		return missed("%s qp %d was in ERR already", nic, qp.Num())
+		return missed("%s qp %d was in ERR already (end %s)", nic, qp.Num(), f.End), nil
 	}
 	switch err := qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); {
 	case errors.Is(err, verbs.ErrDeviceGone):
-		return missed("%s was gone already", nic)
+		return missed("%s was gone already (end %s)", nic, f.End), nil
 	case err != nil:
 		return nil, err
 	}

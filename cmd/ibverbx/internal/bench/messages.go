@@ -133,15 +133,9 @@ func (p Params) ValidateApart() error {
 
 // completeApart is Complete of what is measured between two processes.
 func (p *Params) completeApart() error {
-	for _, flag := range []struct {
-		name  string
-		given bool
-	}{{"--fault", len(p.Faults) > 0}, {"--nic-speed", len(p.Speeds) > 0},
-		{"--nic-latency", len(p.Latencies) > 0}} {
-		if flag.given {
-			return usage("%s is of software NICs, which live inside one process: drop it, or drop --connect",
-				flag.name)
-		}
+	if len(p.Faults)+len(p.Speeds)+len(p.Latencies) > 0 {
+		return usage("--fault, --nic-speed and --nic-latency are of software NICs, which live inside one " +
+			"process: drop them, or drop --connect")
 	}
 	if p.Layer == layers.SHMEM {
 		return usage("--layer shmem is measured between PEs of one process: drop --connect, or use --layer " +
