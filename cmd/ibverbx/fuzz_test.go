@@ -126,7 +126,7 @@ func FuzzFlags(f *testing.F) {
 		"perf --layer transport --op fetch-add -a",
 		"perf --sizes 1..9223372036854775807", "perf --nic-speed 1,1,1", "perf --fault delay@nic=2",
 		"perf --fault kill-qp@rail=7",
-		"perftest ib_write_bw -q 4 -n 10 -s 64K host1", "perftest ib_send_lat -a --listen=:0 -x 3",
+		"perftest ib_write_bw -q 4 -n 10 -s 64K host1", "perftest ib_send_lat -s 8 --listen=:0 -x 3",
 		"perftest ib_read_bw -q 9223372036854775807 -s 9223372036854775807", "perftest \x1b[2J",
 	} {
 		f.Add(s)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"syscall"
 	"time"
@@ -39,13 +38,11 @@ type perftestCmd struct {
 
 // perftestFlags say what is measured.
 type perftestFlags struct {
-	Size          *units.Size `group:"what" short:"s" placeholder:"SIZE"`
-	All           bool        `group:"what" short:"a"`
-	Bidirectional bool        `group:"what" short:"b"`
-	Iters         int         `group:"what" short:"n" placeholder:"N" range:"1..100000000"`
-	QPs           int         `group:"what" name:"qp" aliases:"qps" short:"q" range:"1..16384"`
-	TxDepth       int         `group:"how" short:"t" placeholder:"N" range:"1..16384"`
-	RxDepth       int         `group:"how" short:"r" placeholder:"N" range:"1..16384"`
+	Size    *units.Size `group:"what" short:"s" placeholder:"SIZE"`
+	Iters   int         `group:"what" short:"n" placeholder:"N" range:"1..100000000"`
+	QPs     int         `group:"what" name:"qp" aliases:"qps" short:"q" range:"1..16384"`
+	TxDepth int         `group:"how" short:"t" placeholder:"N" range:"1..16384"`
+	RxDepth int         `group:"how" short:"r" placeholder:"N" range:"1..16384"`
 }
 
 // Help is shown below the flags.
@@ -61,15 +58,15 @@ func (perftestCmd) Help() string {
 This end takes the place of one of perftest's tools: ib_write_bw, ib_read_bw, ib_send_bw, ib_write_lat,
 ib_read_lat or ib_send_lat. The other end is that tool itself, of version 5.70 or later (tried: 6.06, as
 Debian 12 has it), or this command. Flags mean what they mean to perftest: --iters, --tx-depth and
---rx-depth count on each queue pair, and --qp, --iters, --size, --all, --bidirectional and --report_gbits
-have to be the same at both ends, since perftest does not say which it was given. Where that shows later,
-the error says so. What it cannot do (-R, -c UD, -D, atomics, ...) is refused by name.
+--rx-depth count on each queue pair, and --qp, --iters, --size and --report_gbits have to be the same at
+both ends, since perftest does not say which it was given. Where that shows later, the error says so. What
+it cannot do (-R, -c UD, -D, -a, -b, atomics, ...) is refused by name.
 
 The messages go over queue pairs of the NIC, and not over virtual ones, and what comes is not verified:
 perftest sends what happens to be there. Between two ends of ibverbx use ibverbx perf.
 
 Bandwidths are of all messages from the first post to the last completion, there is no peak. Of
-ib_write_bw and ib_read_bw one way the client measures, and the server shows what it is told. Latencies
+ib_write_bw and ib_read_bw the client measures, and the server shows what it is told. Latencies
 are half of the time from one message to the next, of ib_read_lat all of it.
 
 --provider roce makes a NIC of a UDP socket, at the address over which the two ends meet or that --device
@@ -120,10 +117,6 @@ func (f *perftestCmd) run(c *console, k *kong.Context) (*perftest.Report, error)
 	if err != nil {
 		return nil, err
 	}
-	table := &perftestTable{printer: printer{w: c.out}, unit: unitOf(f.ReportGbits)}
-	if f.JSON {
-		table.w = io.Discard
-	}
 	end, err := f.openEnd(c, cfg.Conn, &f.said)
 	if err != nil {
 		return nil, err
@@ -131,19 +124,19 @@ func (f *perftestCmd) run(c *console, k *kong.Context) (*perftest.Report, error)
 	var report *perftest.Report
 	nc, err := f.connection(c, end)
 	if err == nil {
-		report, err = f.measure(c, nc, end, cfg, table)
+		report, err = f.measure(c, nc, end, cfg)
 	}
-	return report, errors.Join(err, end.Close(), table.err)
+	if report != nil && !f.JSON {
+		err = errors.Join(err, showPerftest(c.out, report, unitOf(f.ReportGbits)))
+	}
+	return report, errors.Join(err, end.Close())
 }
 
 // config is what the flags say. Nothing has happened yet.
 func (f *perftestCmd) config(k *kong.Context) (cfg *perftest.Config, err error) {
-	cfg = &perftest.Config{Kind: perftest.Kind(f.Test), QPs: f.QPs, Messages: f.Iters, All: f.All,
-		Bidirectional: f.Bidirectional, TxDepth: f.TxDepth, RxDepth: f.RxDepth, Gbits: f.ReportGbits,
-		Timeout: time.Duration(f.Timeout)}
+	cfg = &perftest.Config{Kind: perftest.Kind(f.Test), QPs: f.QPs, Messages: f.Iters, TxDepth: f.TxDepth,
+		RxDepth: f.RxDepth, Gbits: f.ReportGbits, Timeout: time.Duration(f.Timeout)}
 	switch {
-	case f.Size != nil && f.All:
-		return nil, usage("--size and --all exclude each other: give one of them")
 	case f.Size != nil && *f.Size == 0:
 		return nil, usage("--size 0: a message of no bytes cannot be measured; use --size 1 or more")
 	case f.Size != nil:
@@ -200,8 +193,8 @@ func (f *perftestCmd) connection(c *console, end *endNICs) (net.Conn, error) {
 }
 
 // measure is the test itself.
-func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perftest.Config,
-	table *perftestTable) (*perftest.Report, error) {
+func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perftest.Config) (
+	*perftest.Report, error) {
 	dev, err := f.nic(c, nc, end)
 	if err != nil {
 		return nil, errors.Join(err, nc.Close())
@@ -209,7 +202,7 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perfte
 	if end.Name() == roceNICs && f.Device == "" {
 		cfg.Peer = nc.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	}
-	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg, table.show)
+	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg)
 	var failed *perftest.FailedError
 	if errors.As(err, &failed) && failed.First {
 		err = explainSilence(err, end.Name(), dev)

@@ -61,24 +61,19 @@ const (
 	maxBytes    = 1 << 30   // of a message
 	maxMemory   = 4 << 30   // of an end
 	maxMessages = 100000000 // of a queue pair
-	maxQPs      = 16384
-	maxDepth    = 16384
-	allBytes    = 8 << 20 // the largest of all sizes
+	maxPage     = 1 << 16   // of either host
 )
 
-// Config says what to do. Both ends have to be given the same Kind, QPs, Messages, Size, All and
-// Bidirectional; only where the client alone acts (WriteBW and ReadBW one way, ReadLat) the
-// server's Messages do not matter.
+// Config says what to do. Both ends have to be given the same Kind, QPs, Messages and Size; only
+// where the client alone acts (WriteBW, ReadBW, ReadLat) the server's Messages do not matter.
 type Config struct {
-	Kind          Kind
-	QPs           int  // 0 is 1
-	Messages      int  // on each queue pair; 0 is 5000 of WriteBW, else 1000
-	Size          int  // bytes of a message; 0 is 65536, or 2 of latencies
-	All           bool // sizes 2 to 8 MiB in steps of two, in place of Size
-	Bidirectional bool
-	TxDepth       int  // sends outstanding on a queue pair; 0 is 128
-	RxDepth       int  // receives posted to a queue pair; 0 is 512
-	Gbits         bool // reports travel in Gbit/s, and not in MiB/s: the same at both ends
+	Kind     Kind
+	QPs      int  // 0 is 1
+	Messages int  // on each queue pair; 0 is 5000 of WriteBW, else 1000
+	Size     int  // bytes of a message; 0 is 65536, or 2 of latencies
+	TxDepth  int  // sends outstanding on a queue pair; 0 is 128
+	RxDepth  int  // receives posted to a queue pair; 0 is 512
+	Gbits    bool // reports travel in Gbit/s, and not in MiB/s: the same at both ends
 	// Conn is what the queue pairs are connected with. Where it leaves the choice, perftest's
 	// holds: the timeout's code is 14, retries are 7, and as many reads are outstanding as the NIC
 	// allows.
@@ -92,7 +87,7 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// Validate fills in the defaults and reports what is not possible.
+// Validate fills in the defaults and reports what is not possible. No number may be negative.
 func (c *Config) Validate() error {
 	if !slices.Contains(Kinds(), c.Kind) {
 		return fmt.Errorf("%.30q is not among the tests that can be measured here: have %v", c.Kind, Kinds())
@@ -104,46 +99,21 @@ func (c *Config) Validate() error {
 	if lat {
 		size = 2
 	}
-	if c.All {
-		c.Size = allBytes
-	}
 	c.QPs, c.Messages, c.Size = cmp.Or(c.QPs, 1), cmp.Or(c.Messages, messages), cmp.Or(c.Size, size)
 	c.TxDepth, c.RxDepth = cmp.Or(c.TxDepth, 128), cmp.Or(c.RxDepth, 512)
 	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
-	for _, flag := range []struct {
-		name    string
-		n, most int
-	}{
-		{"qp", c.QPs, maxQPs}, {"iters", c.Messages, maxMessages}, {"size", c.Size, maxBytes},
-		{"tx-depth", c.TxDepth, maxDepth}, {"rx-depth", c.RxDepth, maxDepth},
-	} {
-		if flag.n < 1 || flag.n > flag.most {
-			return fmt.Errorf("--%s %d: must be 1 to %d", flag.name, flag.n, flag.most)
-		}
-	}
 	switch {
+	case c.Size > maxBytes:
+		return fmt.Errorf("--size %d: must be 1 to %d", c.Size, maxBytes)
 	case lat && c.QPs > 1:
 		return fmt.Errorf("--qp %d with %s: latencies are measured on one queue pair", c.QPs, c.Kind)
-	case lat && c.Bidirectional:
-		return fmt.Errorf("--bidirectional with %s: latencies are measured one message at a time", c.Kind)
 	case lat && c.Messages < 2:
 		return fmt.Errorf("--iters %d with %s: a latency is the time between two messages", c.Messages,
 			c.Kind)
-	case 2*c.QPs > maxMemory/c.Size:
+	case 2*c.QPs > maxMemory/max(c.Size, maxPage):
 		return fmt.Errorf("--qp %d with --size %d: takes more than 4 GiB of memory", c.QPs, c.Size)
 	}
 	return nil
-}
-
-// sizes are the message sizes in their order.
-func (c *Config) sizes() (sizes []int) {
-	if !c.All {
-		return []int{c.Size}
-	}
-	for z := 2; z <= allBytes; z *= 2 {
-		sizes = append(sizes, z)
-	}
-	return sizes
 }
 
 // sends is how many sends, writes or reads a queue pair has outstanding: no more than there are.

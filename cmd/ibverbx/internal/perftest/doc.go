@@ -8,7 +8,7 @@
 // Everything is an exchange of two messages of the same length. The client writes first and then
 // reads; the server reads first. The ends say which version they are, three numbers of their hosts
 // and then, with a message KEYS for each queue pair, where it is and which memory it offers.
-// Nothing is negotiated: the kind of test, -q, -n, -s, -a and -b are given to both ends, and must
+// Nothing is negotiated: the kind of test, -q, -n and -s are given to both ends, and must
 // agree. What is left are points at which both wait for each other, again with KEYS of which only
 // the arrival matters, and reports of figures. session.go has the order for each kind of test.
 //

@@ -48,22 +48,11 @@ func probe(dev verbs.Device, cfg *Config) (*end, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case port.State != verbs.PortActive:
+	if port.State != verbs.PortActive {
 		return nil, fmt.Errorf("port %d of %s is %v: it has to be active", e.port, dev.Name(), port.State)
-	case port.LinkLayer == verbs.LinkLayerInfiniBand && cfg.Conn.GIDIndex == 0:
-		return nil, fmt.Errorf("%s is an InfiniBand NIC: give both ends -x with the index of a GID, for "+
-			"queue pairs are connected by GIDs here", dev.Name())
-	case port.MaxMsgSize != 0 && uint64(cfg.Size) > uint64(port.MaxMsgSize):
-		return nil, fmt.Errorf("messages of %d bytes: %s carries at most %d in one", cfg.Size, dev.Name(),
-			port.MaxMsgSize)
 	}
 	if e.mtu = port.ActiveMTU; cfg.Conn.MTU != 0 {
-		if cfg.Conn.MTU > port.ActiveMTU {
-			return nil, fmt.Errorf("--mtu %v: port %d of %s carries at most %v", cfg.Conn.MTU, e.port,
-				dev.Name(), port.ActiveMTU)
-		}
-		e.mtu = cfg.Conn.MTU
+		e.mtu = min(e.mtu, cfg.Conn.MTU)
 	}
 	e.gid, err = e.chooseGID(port.GIDTableLen)
 	return e, err
@@ -114,10 +103,6 @@ func (e *end) chooseGID(entries int) (verbs.GIDEntry, error) {
 func (e *end) open() (err error) {
 	cfg := e.cfg
 	e.slotSize = max(cfg.Size, e.page)
-	if 2*cfg.QPs > maxMemory/e.slotSize {
-		return fmt.Errorf("%d queue pairs with pages of %d bytes take more than 4 GiB of memory", cfg.QPs,
-			e.page)
-	}
 	e.memory = make([]byte, 2*cfg.QPs*e.slotSize)
 	if !cfg.Kind.Latency() { // of latencies the last byte counts, from 0
 		for i := range e.memory {

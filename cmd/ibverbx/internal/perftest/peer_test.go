@@ -35,7 +35,7 @@ func against(t *testing.T, cfg Config, peer func(nc net.Conn)) error {
 		t.Fatal(err)
 	}
 	go peer(b)
-	_, err := Run(t.Context(), a, false, nic, &cfg, func(*Report) {})
+	_, err := Run(t.Context(), a, false, nic, &cfg)
 	return err
 }
 
@@ -226,8 +226,7 @@ func FuzzPeer(f *testing.F) {
 		if err := cfg.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = Run(t.Context(), fakeConn{in: bytes.NewReader(text)}, false, fabric.Device(0), &cfg,
-			func(*Report) {})
+		_, _ = Run(t.Context(), fakeConn{in: bytes.NewReader(text)}, false, fabric.Device(0), &cfg)
 	})
 }
 
@@ -250,9 +249,6 @@ func TestUnsuitableNICs(t *testing.T) {
 		"":                      func(_ *odd, c *conn) { c.MTU = verbs.MTU256 },
 		"no answer":             func(d *odd, _ *conn) { d.err = errors.New("no answer") },
 		"is DOWN: it has to be": func(d *odd, _ *conn) { d.port.State = verbs.PortDown },
-		"give both ends -x":     func(d *odd, _ *conn) { d.port.LinkLayer = verbs.LinkLayerInfiniBand },
-		"carries at most 9 in":  func(d *odd, _ *conn) { d.port.MaxMsgSize = 9 },
-		"--mtu 4096: port 1 of": func(_ *odd, c *conn) { c.MTU = verbs.MTU4096 },
 		"entry 2 of the GID":    func(d *odd, c *conn) { c.GIDIndex, d.gid.GID = 2, verbs.GID{} },
 		"has no GID of RoCE v2": func(d *odd, _ *conn) { d.gid.GID = verbs.GID{} },
 	} {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"time"
 
 	"ibverbx/internal/nicoffer"
 	"ibverbx/verbs"
@@ -15,25 +14,24 @@ import (
 type session struct {
 	*talk
 	*end
-	cfg     *Config
-	report  Report
-	observe Observer
+	cfg    *Config
+	report Report
 }
 
 // Run is one end of a test: of the client, which has made the connection, or of the server. It owns
 // the connection, and closes it. cfg was validated. The report is nil where the two ends did not
 // get as far as to connect their queue pairs.
-func Run(ctx context.Context, nc net.Conn, client bool, dev verbs.Device, cfg *Config, o Observer) (
-	r *Report, err error) {
+func Run(ctx context.Context, nc net.Conn, client bool, dev verbs.Device, cfg *Config) (r *Report,
+	err error) {
 	defer func() { _ = nc.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = nc.Close() })()
 	e, err := probe(dev, cfg)
 	if err != nil {
 		return nil, err
 	}
-	s := &session{talk: newTalk(ctx, nc, client, cfg.Timeout), end: e, cfg: cfg, observe: o}
-	s.report = Report{Kind: cfg.Kind, Client: client, QPs: cfg.QPs, Bidirectional: cfg.Bidirectional,
-		TxDepth: cfg.sends(), NIC: nicoffer.NameOf(dev), GID: e.gid.GID, Results: []Result{},
+	s := &session{talk: newTalk(ctx, nc, client, cfg.Timeout), end: e, cfg: cfg}
+	s.report = Report{Kind: cfg.Kind, Client: client, QPs: cfg.QPs, TxDepth: cfg.sends(),
+		NIC: nicoffer.NameOf(dev), GID: e.gid.GID, Results: []Result{},
 		Peer: Peer{Address: nc.RemoteAddr().String()}}
 	defer func() { err = errors.Join(err, e.close()) }()
 	err = s.order()
@@ -84,7 +82,7 @@ func (s *session) greet() error {
 		return fmt.Errorf("%w: the peer is perftest %s, whose conversation is another one: it has to be "+
 			"5.70 or later", ErrMismatch, text)
 	}
-	if s.page, err = s.larger("page size", 4096, 1<<20); err != nil {
+	if s.page, err = s.larger("page size", 4096, maxPage); err != nil {
 		return err
 	}
 	if s.stride, err = s.larger("cache line", 64, 1<<16); err != nil {
@@ -148,7 +146,6 @@ func (s *session) confirm() error {
 			return err
 		}
 	}
-	s.observe(&s.report)
 	return nil
 }
 
@@ -183,124 +180,62 @@ func (s *session) sync(step string, i int, patient bool) error {
 	return nil
 }
 
-// measure moves the messages of all sizes. Of writes and reads one way the client alone has
-// anything to do; at the end of a bandwidth it tells the server its last figures.
+// measure moves the messages. Of writes and reads the client alone has anything to do; at the end
+// of a bandwidth it tells the server its figures.
 func (s *session) measure() error {
-	c := s.cfg
-	oneWay := (c.Kind == WriteBW || c.Kind == ReadBW) && !c.Bidirectional
-	if s.client || !oneWay && c.Kind != ReadLat {
-		for _, size := range c.sizes() {
-			if err := s.messages(size); err != nil {
-				return err
-			}
+	kind := s.cfg.Kind
+	if s.client || kind.opcode() == verbs.OpSend || kind.Halved() {
+		if err := s.messages(); err != nil {
+			return err
 		}
 	}
-	if !oneWay {
+	if kind != WriteBW && kind != ReadBW {
 		return nil
 	}
 	if err := s.sync("end of its messages", 0, true); err != nil {
 		return err
 	}
-	r := &Result{}
 	if s.client {
-		r = &s.report.Results[len(s.report.Results)-1]
-	}
-	theirs, err := s.exchangeReports(r)
-	if err != nil || s.client {
+		_, err := s.exchangeReports(&s.report.Results[0])
 		return err
 	}
-	if err := theirs.check(c.QPs); err != nil {
-		return err
-	}
-	average := theirs.Average * c.unit() / 1e9
-	s.row(Result{Size: int(theirs.Size), Messages: int(theirs.Messages), GBPerSecond: average,
-		MsgPerSecond: theirs.Rate * 1e6, FromPeer: average})
-	return nil
-}
-
-// messages moves the messages of one size. Where both ends act they begin together, once receives
-// are posted.
-func (s *session) messages(size int) error {
-	c := s.cfg
-	lat, sends, both := c.Kind.Latency(), c.Kind.opcode() == verbs.OpSend, c.Bidirectional
-	st := newStream(s.end, size, s.client || both || lat || !sends, sends && (!s.client || both || lat))
-	run, pp := st.run, (*pingPong)(nil)
-	if lat {
-		pp = newPingPong(st, s.client)
-		run = pp.run
-	}
-	if err := st.expect(); err != nil {
-		return err
-	}
-	if sends || both {
-		if err := s.sync("begin of its messages", 0, false); err != nil {
-			return err
-		}
-	}
-	stop := s.watch()
-	took, err := run(&waiter{talk: s.talk})
-	stop()
-	if err != nil {
-		return err
-	}
-	r := s.result(size, took)
-	if lat {
-		r.GBPerSecond, r.Latency = 0, pp.distribution()
-		s.row(r)
-		return nil
-	}
-	figures := func() error {
-		if both {
-			return s.sum(r)
-		}
-		s.row(r)
-		return nil
-	}
-	end := func() error {
-		if !c.All || !sends && !both {
-			return nil
-		}
-		return s.sync("end of its messages", 0, true)
-	}
-	if sends {
-		return inOrder(figures, end)
-	}
-	return inOrder(end, figures)
-}
-
-// sum exchanges the figures of both directions, of which the sum counts.
-func (s *session) sum(r Result) error {
-	theirs, err := s.exchangeReports(&r)
+	theirs, err := s.exchangeReports(&Result{})
 	if err != nil {
 		return err
 	}
 	if err := theirs.check(s.cfg.QPs); err != nil {
-		return fmt.Errorf("%w; %s", err, agree)
+		return err
 	}
-	if int(theirs.Size) != r.Size || int(theirs.Messages) != r.Messages {
-		return fmt.Errorf("%w: the peer has sent %d messages of %d bytes, this end %d of %d; %s", ErrMismatch,
-			theirs.Messages, theirs.Size, r.Messages, r.Size, agree)
-	}
-	r.FromPeer = theirs.Average * s.cfg.unit() / 1e9
-	r.GBPerSecond += r.FromPeer
-	r.MsgPerSecond += theirs.Rate * 1e6
-	s.row(r)
+	s.report.Results = append(s.report.Results, Result{Size: int(theirs.Size), Messages: int(theirs.Messages),
+		GBPerSecond: theirs.Average * s.cfg.unit() / 1e9, MsgPerSecond: theirs.Rate * 1e6})
 	return nil
 }
 
-// result is what this end has measured.
-func (s *session) result(size int, took time.Duration) Result {
-	n := s.cfg.Messages * s.cfg.QPs
-	seconds := max(took.Seconds(), 1e-9)
-	rate := float64(n) / seconds
-	return Result{Size: size, Messages: n, Seconds: seconds, GBPerSecond: rate * float64(size) / 1e9,
-		MsgPerSecond: rate}
-}
-
-// row records a result.
-func (s *session) row(r Result) {
+// messages moves the messages. Where both ends act they begin together, once receives are posted.
+func (s *session) messages() error {
+	st := newStream(s.end, s.client)
+	if err := st.expect(); err != nil {
+		return err
+	}
+	if st.opcode == verbs.OpSend {
+		if err := s.sync("begin of its messages", 0, false); err != nil {
+			return err
+		}
+	}
+	ctx, stop := s.watch()
+	took, err := st.run(&waiter{ctx: ctx, limit: s.cfg.Timeout})
+	stop()
+	if err != nil {
+		return err
+	}
+	r := Result{Size: s.cfg.Size, Messages: s.cfg.Messages * s.cfg.QPs, Seconds: max(took.Seconds(), 1e-9),
+		Latency: st.latency()}
+	r.MsgPerSecond = float64(r.Messages) / r.Seconds
+	if r.Latency == nil {
+		r.GBPerSecond = r.MsgPerSecond * float64(r.Size) / 1e9
+	}
 	s.report.Results = append(s.report.Results, r)
-	s.observe(&s.report)
+	return nil
 }
 
 // exchangeReports exchanges the figures. There is no peak: perftest's own is 0 too without it.

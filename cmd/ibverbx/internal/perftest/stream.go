@@ -2,24 +2,39 @@ package perftest
 
 import (
 	"fmt"
+	"sync/atomic"
 	"time"
+	"unsafe" //nolint:depguard // Go has no other way to read atomically what a NIC writes
 
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/verbs"
 )
 
-// batch is how many requests are posted, and completions polled, in one call.
-const batch = 32
+const (
+	// batch is how many requests are posted, and completions polled, in one call.
+	batch = 32
+	// longest is the longest latency that is distinguished, in nanoseconds.
+	longest = int64(100 * time.Second)
+)
 
-// stream moves the messages of one size over all queue pairs, as many at a time as these hold.
+// stream moves messages over all queue pairs, as many at a time as these hold. A latency is
+// measured with one message outstanding, which in a ping-pong also waits for the peer's.
 type stream struct {
 	*end
-	size         int
 	sends, takes int // messages of each queue pair that this end sends, and that it receives
 
 	opcode verbs.Opcode
 	qps    []flow
 	sent   int // completed, of all queue pairs
 	took   int
+
+	ahead   int     // a ping-pong: 1 at the end that sends the first message, else 0
+	poll    *uint64 // ib_write_lat: the word whose byte at shift counts the peer's messages
+	shift   int
+	last    time.Time // when the last message was posted whose latency is measured
+	samples *hdrhistogram.Histogram
 
 	wrs  [batch]verbs.SendWR
 	sges [batch]verbs.SGE
@@ -32,41 +47,54 @@ type stream struct {
 // Invariant: sent <= posted <= sent+window; took <= expected <= took+receives.
 type flow struct{ posted, sent, expected, took int }
 
-func newStream(e *end, size int, sends, takes bool) *stream {
-	s := &stream{end: e, size: size, opcode: e.cfg.Kind.opcode(), qps: make([]flow, e.cfg.QPs)}
-	if sends {
+// newStream prepares an end's part: both ends of a ping-pong send and receive; otherwise the client
+// sends, and only a server of ib_send_bw receives.
+func newStream(e *end, client bool) *stream {
+	kind := e.cfg.Kind
+	s := &stream{end: e, opcode: kind.opcode(), qps: make([]flow, e.cfg.QPs)}
+	if client || kind.Halved() {
 		s.sends = e.cfg.Messages
 	}
-	if takes {
+	if kind.Halved() || kind == SendBW && !client {
 		s.takes = e.cfg.Messages
+	}
+	if kind.Latency() {
+		s.samples = hdrhistogram.New(1, longest, 3)
+	}
+	if client != (kind == WriteLat) { // of writes the server sends the first one
+		s.ahead = 1
+	}
+	if kind == WriteLat {
+		at := s.target(0) + e.cfg.Size - 1
+		s.poll = (*uint64)(unsafe.Pointer(unsafe.SliceData(s.memory[at&^7:][:8])))
+		s.shift = (at & 7) * 8
 	}
 	return s
 }
 
+// all is how many messages there are.
+func (s *stream) all() int { return (s.sends + s.takes) * len(s.qps) }
+
 // run moves the messages and says how long that took: to the last completion.
 func (s *stream) run(w *waiter) (time.Duration, error) {
-	all := (s.sends + s.takes) * len(s.qps)
 	start := time.Now()
-	for s.sent+s.took < all {
-		sent, err := s.send()
+	for s.sent+s.took < s.all() {
+		moved, err := s.step()
 		if err != nil {
 			return 0, err
 		}
-		came, err := s.take()
-		if err != nil {
-			return 0, err
-		}
-		if sent || came {
+		if moved {
 			w.moved()
 		} else if err := w.pause(); err != nil {
-			return 0, under(err, s.sent+s.took, all)
+			return 0, fmt.Errorf("after %d of %d messages: %w", s.sent+s.took, s.all(), err)
 		}
 	}
 	return time.Since(start), nil
 }
 
-// send posts what the queue pairs have room for, and collects what has completed.
-func (s *stream) send() (moved bool, err error) {
+// step posts what the queue pairs have room for, and collects what has completed or come. It polls
+// the send CQ even if nothing is outstanding: that also makes a software NIC receive.
+func (s *stream) step() (moved bool, err error) {
 	for i := range s.qps {
 		n, err := s.post(i)
 		if err != nil {
@@ -75,7 +103,11 @@ func (s *stream) send() (moved bool, err error) {
 		moved = moved || n > 0
 	}
 	n, err := s.collect()
-	return moved || n > 0, err
+	if err != nil {
+		return false, err
+	}
+	came, err := s.take()
+	return moved || n > 0 || came, err
 }
 
 // collect takes completions of sends.
@@ -99,9 +131,16 @@ func (s *stream) collect() (n int, err error) {
 // post posts messages on a queue pair.
 func (s *stream) post(i int) (n int, err error) {
 	f := &s.qps[i]
-	n = min(s.sends-f.posted, s.cfg.sends()-(f.posted-f.sent), batch)
+	due := s.sends
+	if s.cfg.Kind.Halved() {
+		due = min(due, s.took+s.ahead)
+	}
+	n = min(due-f.posted, s.cfg.sends()-(f.posted-f.sent), batch)
 	if n <= 0 {
 		return 0, nil
+	}
+	if s.poll != nil { // the last byte of a message is its number
+		s.memory[s.source(0)+s.cfg.Size-1] = byte(f.posted + 1)
 	}
 	for k := range n {
 		message := f.posted + k
@@ -113,24 +152,40 @@ func (s *stream) post(i int) (n int, err error) {
 			s.wrs[k].RKey = s.peers[i].rkey
 		}
 	}
+	var now time.Time
+	if s.samples != nil {
+		now = time.Now()
+	}
 	n, err = s.end.qps[i].PostSend(s.wrs[:n])
 	f.posted += n
 	if err != nil && !verbs.IsTransient(err) {
 		return n, fmt.Errorf("queue pair %#x: %w", s.end.qps[i].Num(), err)
 	}
+	if s.samples != nil && n == 1 {
+		s.sample(now)
+	}
 	return n, nil
+}
+
+// sample records the time from the post before to the one at now.
+func (s *stream) sample(now time.Time) {
+	if !s.last.IsZero() {
+		_ = s.samples.RecordValue(min(max(int64(now.Sub(s.last)), 1), longest)) // in range
+	}
+	s.last = now
 }
 
 // sge is where message n of a queue pair is, in slots that begin at an offset of the memory.
 func (s *stream) sge(slots, n int) verbs.SGE {
-	return verbs.SGE{Addr: s.mr.Addr() + uint64(slots+s.offset(n)), Length: uint32(s.size), LKey: s.mr.LKey()}
+	return verbs.SGE{Addr: s.mr.Addr() + uint64(slots+s.offset(n)), Length: uint32(s.cfg.Size),
+		LKey: s.mr.LKey()}
 }
 
 // offset is where in its slots message n goes: small ones walk through a page, line by line, but
 // for those whose latency is measured.
 func (s *stream) offset(n int) int {
-	step := (s.size + s.stride - 1) / s.stride * s.stride
-	if s.size > s.page/2 || step > s.page || s.cfg.Kind.Latency() {
+	step := (s.cfg.Size + s.stride - 1) / s.stride * s.stride
+	if s.cfg.Size > s.page/2 || step > s.page || s.samples != nil {
 		return 0
 	}
 	return n % (s.page / step) * step
@@ -139,6 +194,9 @@ func (s *stream) offset(n int) int {
 // expect posts receives for what is still to come, as many as the queue pairs hold: where some are
 // posted, not before there is room for several.
 func (s *stream) expect() error {
+	if s.opcode != verbs.OpSend {
+		return nil
+	}
 	several := min(batch, s.cfg.receives()) / 2
 	for i := range s.qps {
 		f := &s.qps[i]
@@ -165,7 +223,14 @@ func (s *stream) expect() error {
 
 // take collects what has come, and makes room for more.
 func (s *stream) take() (moved bool, err error) {
-	if s.takes == 0 {
+	switch {
+	case s.takes == 0:
+		return false, nil
+	case s.poll != nil:
+		if byte(atomic.LoadUint64(s.poll)>>s.shift) == byte(s.took+1) {
+			s.took++
+			return true, nil
+		}
 		return false, nil
 	}
 	n, err := s.recvCQ.Poll(s.wcs[:])
@@ -178,9 +243,9 @@ func (s *stream) take() (moved bool, err error) {
 		if err := s.check(wc, f.took); err != nil {
 			return false, err
 		}
-		if int(wc.ByteLen) != s.size {
+		if int(wc.ByteLen) != s.cfg.Size {
 			return false, fmt.Errorf("%w: a message has %d bytes, %d were due; %s", ErrMismatch, wc.ByteLen,
-				s.size, agree)
+				s.cfg.Size, agree)
 		}
 		f.took++
 		s.took++
@@ -194,6 +259,22 @@ func (s *stream) check(wc *verbs.WC, n int) error {
 		return nil
 	}
 	return &FailedError{QP: s.end.qps[wc.ID].Num(), Message: n, Status: wc.Status, First: s.sent+s.took == 0}
+}
+
+// latency is the distribution of what was recorded, of halves in a ping-pong. It is nil for a
+// bandwidth.
+func (s *stream) latency() *bench.Percentile {
+	if s.samples == nil {
+		return nil
+	}
+	h, half := s.samples, int64(1)
+	if s.cfg.Kind.Halved() {
+		half = 2
+	}
+	at := func(quantile float64) int64 { return h.ValueAtQuantile(quantile) / half }
+	return &bench.Percentile{HalfRoundTrip: half == 2, Samples: h.TotalCount(), Min: h.Min() / half,
+		Mean: h.Mean() / float64(half), P50: at(50), P90: at(90), P99: at(99), P999: at(99.9),
+		Max: h.Max() / half}
 }
 
 // FailedError is a request that failed.

@@ -22,7 +22,7 @@ var (
 )
 
 // agree is what is not exchanged, and has to be the same.
-const agree = "give both ends the same kind of test, -q, -n, -s, -a and -b"
+const agree = "give both ends the same kind of test, -q, -n and -s"
 
 // talk is the conversation: exchanges over a TCP connection, which is closed when ctx ends. It has
 // one user at a time.
@@ -32,8 +32,6 @@ type talk struct {
 	ctx     context.Context
 	client  bool
 	timeout time.Duration // of a message
-
-	early chan error // of watch: nil when a message has begun, else why none will
 }
 
 func newTalk(ctx context.Context, nc net.Conn, client bool, timeout time.Duration) *talk {
@@ -107,20 +105,25 @@ func (t *talk) explain(err error, step string, n, of int) error {
 	return fmt.Errorf("%w: %s: %w", ErrGone, step, err)
 }
 
-// watch reports through early, while messages are under way, that the peer has gone on to its next
-// message, or has gone. Call stop before the next exchange.
-func (t *talk) watch() (stop func()) {
-	t.early = make(chan error, 1)
+// watch returns a context for the time while messages are under way. It ends some time after the
+// peer has gone on to its next message, or has gone. Call stop before the next exchange.
+func (t *talk) watch() (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(t.ctx)
 	_ = t.nc.SetDeadline(time.Time{})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, err := t.r.Peek(1)
-		t.early <- err
+		why := fmt.Errorf("%w: the peer has gone on while this end still waits for messages; %s",
+			ErrMismatch, agree)
+		if _, err := t.r.Peek(1); err != nil {
+			why = t.explain(err, "while messages were under way", 0, 0)
+		}
+		time.AfterFunc(grace, func() { cancel(why) })
 	}()
-	return func() {
+	return ctx, func() {
 		_ = t.nc.SetReadDeadline(time.Unix(1, 0)) // at once
 		<-done
+		cancel(nil)
 	}
 }
 
