@@ -55,23 +55,17 @@ func (perftestCmd) Help() string {
                                                     over a UDP socket at one of the host's addresses
   ibverbx perftest ib_read_bw --listen=192.0.2.7 --json
 
-This end takes the place of one of perftest's tools: ib_write_bw, ib_read_bw, ib_send_bw, ib_write_lat,
-ib_read_lat or ib_send_lat. The other end is that tool itself, of version 5.70 or later (tried: 6.06, as
-Debian 12 has it), or this command. Flags mean what they mean to perftest: --iters, --tx-depth and
---rx-depth count on each queue pair, and --qp, --iters, --size and --report_gbits have to be the same at
-both ends, since perftest does not say which it was given. Where that shows later, the error says so. What
-it cannot do (-R, -c UD, -D, -a, -b, atomics, ...) is refused by name.
+The other end is one of perftest's tools of version 5.70 or later (tried: 6.06, as Debian 12 has it), or
+this command. Flags mean what they mean to perftest. --qp, --iters, --size and --report_gbits have to be the
+same at both ends, since perftest does not say which it was given. What this end cannot do (-R, -c UD, -D,
+-a, -b, atomics, ...) it refuses by name.
 
 The messages go over queue pairs of the NIC, and not over virtual ones, and what comes is not verified:
-perftest sends what happens to be there. Between two ends of ibverbx use ibverbx perf.
+perftest sends what happens to be there. Bandwidths are from the first post to the last completion. Of
+ib_write_bw and ib_read_bw the client measures, and the server shows what it is told.
 
-Bandwidths are of all messages from the first post to the last completion, there is no peak. Of
-ib_write_bw and ib_read_bw the client measures, and the server shows what it is told. Latencies
-are half of the time from one message to the next, of ib_read_lat all of it.
-
---provider roce makes a NIC of a UDP socket, at the address over which the two ends meet or that --device
-names. The peer's NIC has to reach UDP port 4791 there, which the NIC of a process can have if neither
-another process nor the kernel's rdma_rxe has it on this host. Without --device messages go to no other
+--provider roce makes a NIC of a UDP socket. The peer's NIC has to reach UDP port 4791 there, which is free
+if neither another process nor the kernel's rdma_rxe has it. Without --device messages go to no other
 address than the one from which the peer is connected, whatever GID it names.
 
 Exit codes: 0 when the test was completed, 1 when it was not, 2 when the flags make no sense, 130 after

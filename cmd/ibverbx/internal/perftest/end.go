@@ -167,48 +167,24 @@ func (e *end) reads() int {
 func (e *end) meet(peers []keys) error {
 	to, seen := peers[0].gid, map[uint32]bool{}
 	for i := range peers {
-		if seen[peers[i].qp] {
+		switch p := &peers[i]; {
+		case seen[p.qp]:
 			return fmt.Errorf("%w: the peer has named its queue pair %#x twice: it has fewer of them than "+
-				"the %d here; %s", ErrMismatch, peers[i].qp, e.cfg.QPs, agree)
+				"the %d here; %s", ErrMismatch, p.qp, e.cfg.QPs, agree)
+		case p.qp == 0:
+			return malformed("the peer's queue pair has number 0")
+		case p.gid.IsZero():
+			return malformed("the peer has no GID")
+		case e.cfg.Kind.opcode() == verbs.OpRDMARead && p.reads == 0:
+			return malformed("the peer's queue pairs serve no reads")
+		case p.gid != to:
+			return fmt.Errorf("%w: the peer's queue pairs have several GIDs, %v and %v: it uses two ports "+
+				"(--dualport), which this end does not", ErrMismatch, to, p.gid)
 		}
 		seen[peers[i].qp] = true
-		if peers[i].qp == 0 {
-			return malformed("the peer's queue pair has number 0")
-		}
-		if e.cfg.Kind.opcode() == verbs.OpRDMARead && peers[i].reads == 0 {
-			return malformed("the peer's queue pairs serve no reads")
-		}
-		if peers[i].gid != to {
-			return fmt.Errorf("%w: the peer's queue pairs have several GIDs, %v and %v: it uses two ports "+
-				"(--dualport), which this end does not", ErrMismatch, to, peers[i].gid)
-		}
-	}
-	path, knows := e.dev.(verbs.PathChecker)
-	switch {
-	case to.IsZero():
-		return malformed("the peer has no GID")
-	case knows:
-		if err := path.CheckPath(int(e.port), to); err != nil {
-			return fmt.Errorf("%w: this end has GID %v, the peer %v: choose another with -x, or "+
-				"another address with -d: %w", ErrMismatch, e.gid.GID, to, err)
-		}
-	case family(e.gid.GID) != family(to):
-		return fmt.Errorf("%w: this end's GID %v is of %s, the peer's GID %v of %s: choose another with "+
-			"-x at one of them", ErrMismatch, e.gid.GID, family(e.gid.GID), to, family(to))
-	}
-	if err := e.cfg.checkAddress(to); err != nil {
-		return err
 	}
 	e.peers = peers
-	return nil
-}
-
-// family is the IP version that a GID stands for.
-func family(g verbs.GID) string {
-	if g.IsIPv4() {
-		return "IPv4"
-	}
-	return "IPv6"
+	return e.cfg.checkAddress(to)
 }
 
 // connect takes the queue pairs to RTS. mtu is the smaller one of both ends.
@@ -237,7 +213,8 @@ func (e *end) connect(mtu verbs.MTU) error {
 		} {
 			attr.State = s.state
 			if err := qp.Modify(&attr, s.mask|verbs.QPAttrState); err != nil {
-				return fmt.Errorf("queue pair %#x to %v: %w", qp.Num(), s.state, err)
+				return fmt.Errorf("queue pair %#x to %v, with GID %v here and %v at the peer (-x chooses "+
+					"another): %w", qp.Num(), s.state, e.gid.GID, peer.gid, err)
 			}
 		}
 	}

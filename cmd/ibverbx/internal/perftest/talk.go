@@ -92,11 +92,9 @@ func (t *talk) explain(err error, step string, n, of int) error {
 			"InfiniBand one; give it -x with the index of a GID", ErrMismatch, step, n)
 	case errors.Is(err, os.ErrDeadlineExceeded) && n < 0:
 		return fmt.Errorf("%w: %s: it took nothing for %v", ErrTimeout, step, t.timeout)
-	case errors.Is(err, os.ErrDeadlineExceeded) && n > 0:
-		return fmt.Errorf("%w: %s: its message ended after %d of %d bytes; %s", ErrTimeout, step, n, of,
-			agree)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%w: %s: waited %v for its message; %s", ErrTimeout, step, t.timeout, agree)
+		return fmt.Errorf("%w: %s: waited %v, and %d of %d bytes have come; %s", ErrTimeout, step, t.timeout,
+			n, of, agree)
 	case n > 0:
 		return fmt.Errorf("%w: %s: after %d of the %d bytes of a message; %s", ErrGone, step, n, of, agree)
 	case errors.Is(err, io.EOF):
