@@ -32,7 +32,6 @@ type cell struct {
 	times []int64                 // room for those of a series, in nanoseconds
 
 	before   [2]ibverbx.Stats // what the ends had counted when the cell began
-	closed   bool             // nothing more is measured: the result is complete
 	recorder *recorder        // nil where no time line is asked for
 }
 
@@ -87,7 +86,6 @@ func (c *cell) measure(turn int) {
 	}
 	if c.result.Err = err; err != nil {
 		c.giveUp()
-		c.close()
 	}
 }
 
@@ -174,10 +172,6 @@ func (c *cell) left() int {
 
 // close completes the result once all samples are taken.
 func (c *cell) close() {
-	if c.closed {
-		return
-	}
-	c.closed = true
 	now := c.pair.count()
 	for i, s := range [...]*QPStats{&c.result.Stats.A, &c.result.Stats.B} {
 		if e := c.pair.ends[i]; e != nil && e.QueuePair() != nil {
