@@ -131,13 +131,13 @@ func TestAContextEndsDuringAPut(t *testing.T) {
 	for _, s := range shapes(2) {
 		t.Run(s.String(), func(t *testing.T) {
 			l := newTestbed(t, s, shmem.Config{})
-			block := allocate[byte](l, 1<<20)
+			to, from := allocate[byte](l, 1<<20), allocate[byte](l, 1<<20)
 			stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
 			l.one(func(ctx context.Context, pe *shmem.PE) error {
 				ended, cancel := context.WithCancel(ctx)
 				cancel()
-				put := shmem.Put(ended, pe, block, make([]byte, 1<<20), 1)
-				get := shmem.Get(ended, pe, make([]byte, 1<<20), block, 1)
+				put := shmem.Put(ended, pe, to, make([]byte, 1<<20), 1)
+				get := shmem.Get(ended, pe, make([]byte, 1<<20), from, 1)
 				if !errors.Is(put, context.Canceled) || !errors.Is(get, context.Canceled) {
 					return wrong("%v, %v", put, get)
 				}
