@@ -177,9 +177,9 @@ func TestFaults(t *testing.T) {
 		op    Op
 		want  string // in the error, one of several; empty where nothing fails
 	}{
-		{"kill-qp@msg=10", Write, "WR_FLUSH_ERR"},
-		{"kill-qp@msg=10,end=b", Send, "WR_FLUSH_ERR"},
-		{"kill-qp@msg=10", CmpSwap, "WR_FLUSH_ERR"},
+		{"kill-qp@msg=10", Write, "WR_FLUSH_ERR|RETRY_EXC_ERR"},
+		{"kill-qp@msg=10,end=b", Send, "WR_FLUSH_ERR|RETRY_EXC_ERR"},
+		{"kill-qp@msg=10", CmpSwap, "WR_FLUSH_ERR|RETRY_EXC_ERR"},
 		{"nic-down@msg=10", Write, "RETRY_EXC_ERR|device gone|WR_FLUSH_ERR"},
 		{"nic-down@msg=10,end=b", Read, "RETRY_EXC_ERR|device gone|WR_FLUSH_ERR"},
 		{"nic-down@msg=10,for=5ms", WriteImm, "RETRY_EXC_ERR|device gone|WR_FLUSH_ERR"},
