@@ -80,9 +80,9 @@ func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 }
 
 // agree settles with the following process what is measured.
-func (l *peer) agree(p Params, h *Half) (*Params, *selfBody, error) {
+func (p *peer) agree(params Params, h *Half) (*Params, *selfBody, error) {
 	var theirs selfBody
-	if err := l.conn.Receive(l.steps, kindOffer, &theirs); err != nil {
+	if err := p.conn.Receive(p.steps, kindOffer, &theirs); err != nil {
 		return nil, nil, err
 	}
 	if err := theirs.check(); err != nil {
@@ -92,38 +92,38 @@ func (l *peer) agree(p Params, h *Half) (*Params, *selfBody, error) {
 		return nil, nil, err
 	}
 	switch {
-	case p.NICs == 0:
-		p.NICs = min(len(h.Devices), len(theirs.NICs))
-	case p.NICs > len(h.Devices):
-		return nil, nil, usage("--nics %d: this end has %d", p.NICs, len(h.Devices))
-	case p.NICs > len(theirs.NICs):
-		return nil, nil, usage("--nics %d: the listening end has %d", p.NICs, len(theirs.NICs))
+	case params.NICs == 0:
+		params.NICs = min(len(h.Devices), len(theirs.NICs))
+	case params.NICs > len(h.Devices):
+		return nil, nil, usage("--nics %d: this end has %d", params.NICs, len(h.Devices))
+	case params.NICs > len(theirs.NICs):
+		return nil, nil, usage("--nics %d: the listening end has %d", params.NICs, len(theirs.NICs))
 	}
-	p.Provider, p.Conn = h.Provider, h.Config
-	p.fillDefaults()
-	p.fitPorts(h.Devices)
-	if err := p.completeApart(); err != nil {
+	params.Provider, params.Conn = h.Provider, h.Config
+	params.fillDefaults()
+	params.fitPorts(h.Devices)
+	if err := params.completeApart(); err != nil {
 		return nil, nil, err
 	}
-	if err := l.conn.Send(l.steps, kindTask, taskBody{Self: h.self(), Params: &p}); err != nil {
+	if err := p.conn.Send(p.steps, kindTask, taskBody{Self: h.self(), Params: &params}); err != nil {
 		return nil, nil, err
 	}
-	return &p, &theirs, l.conn.Receive(l.steps, kindAccept, nil)
+	return &params, &theirs, p.conn.Receive(p.steps, kindAccept, nil)
 }
 
 // taskPatience is how long a process that leads may take to say what it wants to have measured.
 const taskPatience = 5 * time.Second
 
 // receiveTask receives what is measured.
-func (f *peer) receiveTask(h *Half) (*taskBody, error) {
-	if err := f.conn.Send(f.steps, kindOffer, h.self()); err != nil {
+func (p *peer) receiveTask(h *Half) (*taskBody, error) {
+	if err := p.conn.Send(p.steps, kindOffer, h.self()); err != nil {
 		return nil, err
 	}
-	patience := min(taskPatience, f.conn.Timeout())
-	soon, cancel := context.WithTimeoutCause(f.steps, patience, fmt.Errorf("%w: waited %v for message %q",
+	patience := min(taskPatience, p.conn.Timeout())
+	soon, cancel := context.WithTimeoutCause(p.steps, patience, fmt.Errorf("%w: waited %v for message %q",
 		rendezvous.ErrTimeout, patience, kindTask))
 	defer cancel()
-	m, err := f.conn.ReceiveAny(soon, kindTask)
+	m, err := p.conn.ReceiveAny(soon, kindTask)
 	if err != nil {
 		return nil, err
 	}
@@ -131,8 +131,8 @@ func (f *peer) receiveTask(h *Half) (*taskBody, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p := task.Params; p != nil {
-		p.Provider, p.Conn = h.Provider, h.Config // this end's own
+	if params := task.Params; params != nil {
+		params.Provider, params.Conn = h.Provider, h.Config // this end's own
 	}
 	if err := task.check(); err != nil {
 		// Not a usage error of this end.

@@ -76,15 +76,18 @@ func newQueuePair(cfg *Config) (*QueuePair, error) {
 	return q, nil
 }
 
+// Old is what message i's atomic operation brought back.
 func (q *QueuePair) Old(i int) uint64              { return binary.NativeEndian.Uint64(q.Dst[q.at(i):]) }
 func (q *QueuePair) arm() (<-chan struct{}, error) { return q.cq.Events(), q.cq.Arm() }
 
+// Card is what the peer's Connect takes.
 func (q *QueuePair) Card() (c Card, err error) {
 	c = q.memoryCard()
 	c.QP, err = q.VQP.Card()
 	return c, err
 }
 
+// Connect connects to the queue pair that has given peer.
 func (q *QueuePair) Connect(peer *Card) error {
 	q.remote.src, q.remote.dst = peer.Src, peer.Dst
 	return q.VQP.Connect(peer.QP)
