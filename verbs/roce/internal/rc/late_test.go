@@ -52,3 +52,18 @@ func TestLateTimersKeepTheRate(t *testing.T) {
 		}
 	}
 }
+
+// A pause in which nothing is to be sent is no delay that is made up for: after it there is a burst
+// of a millisecond at most, although the last packet took more than there was.
+func TestAPauseGivesABurstOnly(t *testing.T) {
+	const rate, size = 20_000_000, 4096
+	n := newNetwork(t, 1, shape{mtu: verbs.MTU4096, rate: rate, timeout: 18})
+	a, b := n.ends[0], n.ends[1]
+	a.send(a.write(b, 1, 4*size))
+	n.run()
+	n.now += int64(time.Second)
+	a.send(a.write(b, 2, 64*size))
+	if got, most := len(a.transmit(n.now)), rate/1000/size+1; got > most {
+		t.Errorf("%d packets leave at once, want %d at most", got, most)
+	}
+}

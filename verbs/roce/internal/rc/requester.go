@@ -146,15 +146,11 @@ func (q *QP) transmitRequests(b *Batch) {
 		return
 	}
 	r := &q.req
-	for !b.full() && q.limiter.allows(q.now) {
+	for more := true; more && (r.lost != 0 || r.next != r.end) && !b.full() && q.limiter.allows(q.now); {
 		if r.lost != 0 {
-			if !q.resendNext(b) {
-				return
-			}
-			continue
-		}
-		if r.next == r.end || !q.sendNext(b) {
-			return
+			more = q.resendNext(b)
+		} else {
+			more = q.sendNext(b)
 		}
 	}
 }
