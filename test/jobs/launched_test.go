@@ -3,10 +3,13 @@
 package jobs_test
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,7 +17,6 @@ import (
 	"ibverbx/internal/jobtest"
 	"ibverbx/internal/tcptest"
 	"ibverbx/internal/tool"
-	"ibverbx/test/internal/slurm"
 )
 
 // launcher starts the processes of a job.
@@ -243,11 +245,60 @@ func TestMPICH(t *testing.T) {
 	})
 }
 
+// slurm is a Slurm cluster whose two nodes are this host. It ends with the test.
+func slurm(t *testing.T) *launcher {
+	t.Helper()
+	const hint = "install Slurm (Debian: slurm-wlm munge)"
+	srun := tool.Find(t, "srun", hint, "srun")
+	for _, server := range []string{"munged", "slurmctld", "slurmd"} {
+		tool.Find(t, "srun", hint, server)
+	}
+	dir, first := t.TempDir(), tcptest.FreeAddr(t).Addr()
+	cluster := exec.Command("testdata/slurm", dir, first.String(), first.Next().String())
+	in, err := cluster.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cluster.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cluster.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := bufio.NewReader(out)
+	line, _ := said.ReadString('\n')
+	t.Cleanup(func() {
+		_ = in.Close()
+		rest, _ := io.ReadAll(said)
+		if err := cluster.Wait(); err != nil {
+			t.Errorf("the Slurm cluster: %v\n%s%s", err, line, rest)
+		}
+	})
+	if line != "ready\n" {
+		t.FailNow() // the cluster says why when it ends
+	}
+	return &launcher{env: []string{"SLURM_CONF=" + filepath.Join(dir, "slurm.conf")}, path: srun, dead: 137,
+		said: "Killed"}
+}
+
+// has reports whether srun --mpi has a plugin.
+func (l *launcher) has(t *testing.T, plugin string) bool {
+	t.Helper()
+	list := exec.Command(l.path, "--mpi=list")
+	list.Env = append(os.Environ(), l.env...)
+	text, err := list.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	return slices.Contains(strings.Fields(string(text)), plugin)
+}
+
 // Processes that Slurm's srun starts, on one node, on two, with the variables of PMI beside its
 // own, and with PMIx. It lets the others live when one is killed.
 func TestSlurm(t *testing.T) {
 	t.Parallel()
-	c := slurm.Start(t, 2)
+	cluster := slurm(t)
 	for name, test := range map[string]struct {
 		nodes, mpi string
 		through    []string
@@ -261,12 +312,12 @@ func TestSlurm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if test.mpi == "pmix" && !c.Has(t, "pmix") {
+			if test.mpi == "pmix" && !cluster.has(t, "pmix") {
 				tool.Missing(t, "srun", "this Slurm has no plugin for PMIx (Debian: slurm-wlm-basic-plugins)")
 			}
-			srun := &launcher{env: []string{c.Env()}, path: c.Srun(), dead: 137, said: "Killed",
-				args: []string{"--label", "-n", strconv.Itoa(jobtest.Size), "-N", test.nodes,
-					"--mpi=" + test.mpi}}
+			srun := *cluster
+			srun.args = []string{"--label", "-n", strconv.Itoa(jobtest.Size), "-N", test.nodes,
+				"--mpi=" + test.mpi}
 			srun.all(t, test.through, test.phases...)
 		})
 	}
