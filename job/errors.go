@@ -67,9 +67,10 @@ func (e *RankError) Error() string { return e.String() + ": " + e.Err.Error() }
 // Unwrap returns why.
 func (e *RankError) Unwrap() error { return e.Err }
 
-// verdict is a RankError as it travels.
+// verdict is why the job has failed, as it travels: a RankError or, without a Process, another
+// error.
 type verdict struct {
-	Process
+	*Process
 
 	Code string `json:"code"`
 	Text string `json:"text"`
@@ -92,10 +93,10 @@ func (e *said) Unwrap() error { return e.is }
 
 // verdictOf returns the verdict that describes an error to the other processes.
 func verdictOf(err error) verdict {
-	v := verdict{Process: Process{Rank: -1}, Code: "failed", Text: err.Error()}
+	v := verdict{Code: "failed", Text: err.Error()}
 	var of *RankError
 	if errors.As(err, &of) {
-		v.Process, v.Text = of.Process, of.Err.Error()
+		v.Process, v.Text = &of.Process, of.Err.Error()
 	}
 	for code, sentinel := range codes() {
 		if errors.Is(err, sentinel) {
@@ -111,11 +112,11 @@ func (v *verdict) err() error {
 	if reason.is == nil {
 		reason.is = ErrFailed
 	}
-	if v.Rank < 0 {
+	if v.Process == nil {
 		return reason
 	}
 	v.Host = peertext.Line(v.Host, maxHost)
-	return &RankError{v.Process, reason}
+	return &RankError{*v.Process, reason}
 }
 
 // maxHost is the most characters kept of a host's name.

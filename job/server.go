@@ -38,6 +38,7 @@ type server struct {
 	over   bool          // the job has failed, or rank 0 has left
 	why    error         // the reason for over
 	call   *call         // the collective call under way
+	calls  uint64        // collective calls that are complete
 	left   *guest
 	values values
 
@@ -350,10 +351,14 @@ func (s *server) contribute(g *guest, c *contribution) {
 	case s.left != nil:
 		s.failLocked(&RankError{s.left.Process, fmt.Errorf("%w before a call of %s", ErrLeft, c.Op)})
 		return
+	case c.Seq != s.calls+1: // it knows that all before have ended, and which one is next
+		s.failLocked(&RankError{g.Process, fmt.Errorf("%w: it contributes to collective call %d, %.40q, "+
+			"where call %d is due", ErrMismatch, c.Seq, c.Op, s.calls+1)})
+		return
 	case now == nil:
 		n := s.place.Size
 		s.call = &call{seq: c.Seq, op: c.Op, by: g, rows: make([][]byte, n), has: make([]bool, n)}
-	case now.seq != c.Seq || now.op != c.Op || now.has[g.Rank]:
+	case now.op != c.Op || now.has[g.Rank]:
 		s.failLocked(&RankError{g.Process, fmt.Errorf("%w: its collective call %d is %.40q, where call %d "+
 			"of %v "+
 			"is %q", ErrMismatch, c.Seq, c.Op, now.seq, now.by.Process, now.op)})
@@ -366,6 +371,7 @@ func (s *server) contribute(g *guest, c *contribution) {
 		return
 	}
 	s.call = nil
+	s.calls++
 	for first := 0; first < len(now.rows); {
 		next, size := first+1, len(now.rows[first])
 		for next < len(now.rows) && size+len(now.rows[next]) <= s.cfg.MaxValue {

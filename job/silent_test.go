@@ -68,32 +68,40 @@ func TestPatience(t *testing.T) {
 // What a process says that is none of the protocol ends the job with its name: nothing of it is
 // kept.
 func TestMisbehaviour(t *testing.T) {
-	for name, message := range map[string]struct {
+	for name, test := range map[string]struct {
+		rank int // that the process says it has
 		kind string
 		body any
 	}{
-		"unknown":       {"dance", nil},
-		"no body":       {"gather", nil},
-		"another shape": {"put", []int{1}},
-		"too long":      {"gather", map[string]any{"seq": 1, "op": "all-gather", "data": make([]byte, 1001)}},
-		"no key":        {"put", map[string]any{"id": 1}},
-		"second time":   {"join", process{2, "node7", 4242, 3}},
+		"unknown":       {2, "dance", nil},
+		"no body":       {2, "gather", nil},
+		"another shape": {2, "put", []int{1}},
+		"too long": {2, "gather", map[string]any{"seq": 1, "op": "all-gather",
+			"data": make([]byte, 1001)}},
+		"no key":          {2, "put", map[string]any{"id": 1}},
+		"joins twice":     {2, "join", process{2, "node7", 4242, 3}},
+		"no rank":         {-1, "alive", nil},
+		"a call ahead":    {2, "gather", map[string]any{"seq": 2, "op": "barrier"}},
+		"a finished call": {2, "gather", map[string]any{"seq": 0, "op": "barrier"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := config(t, 3)
 			var c *rendezvous.Conn
 			defer func() { _ = c.Close() }()
 			for i, err := range each(t, ranks(cfg)[:2], func(ctx context.Context, j *job.Job) error {
+				<-j.Done() // the process may be the first to contribute
 				return j.Barrier(ctx)
 			}, func() (err error) {
-				if c, err = stranger(t.Context(), &cfg, 2); err != nil {
+				if c, err = stranger(t.Context(), &cfg, test.rank); err != nil {
 					return err
 				}
-				return c.Send(t.Context(), message.kind, message.body)
+				_ = c.Send(t.Context(), test.kind, test.body) // it may have been turned away
+				return nil
 			}) {
 				var of *job.RankError
-				if !errors.As(err, &of) || of.Process != (job.Process{Rank: 2, Host: "node7", PID: 4242}) {
-					t.Errorf("process %d: %v: no RankError of rank 2", i, err)
+				if want := (job.Process{Rank: test.rank, Host: "node7", PID: 4242}); !errors.As(err, &of) ||
+					of.Process != want || errors.Is(err, job.ErrDied) {
+					t.Errorf("process %d: %v: no RankError of %v for what it said", i, err, want)
 				}
 			}
 		})
