@@ -109,7 +109,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 		q.path = way
 	}
 	if next != verbs.StateReset && next != verbs.StateErr {
-		q.core.Apply(attr, mask)
+		nic.Apply(&q.core.Attr, attr, mask)
 	}
 	q.sendDelayedAck()
 	q.engine.Enter(d.now(), next)

@@ -1,6 +1,9 @@
 package soft
 
-import "ibverbx/verbs"
+import (
+	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
+)
 
 // Modify changes attributes and state. Going to ERR flushes what is outstanding, in order; going to
 // RESET drops it and waits for a copy from or to the queue pair's memory.
@@ -37,7 +40,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 
 // apply stores the attributes that mask names.
 func (q *QP) apply(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
-	q.core.Apply(attr, mask)
+	nic.Apply(&q.core.Attr, attr, mask)
 	if mask&verbs.QPAttrAV != 0 {
 		q.dest = q.f.byGID[attr.AH.DGID]
 	}

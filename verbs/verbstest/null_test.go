@@ -2,6 +2,7 @@ package verbstest
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"ibverbx/verbs"
@@ -27,6 +28,37 @@ func newNullQP(tb testing.TB, c verbs.QPCap) (*nullQP, verbs.CQ) {
 		}
 	}
 	return qp.(*nullQP), cq
+}
+
+// careless is a queue pair that takes every attribute, whatever the mask says.
+type careless struct {
+	verbs.QP
+	attr verbs.QPAttr
+}
+
+func (q *careless) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	q.attr = *attr
+	return q.QP.Modify(attr, mask)
+}
+
+func (q *careless) Query() (verbs.QPAttr, error) { return q.attr, nil }
+
+// The check of masks finds a provider that ignores them, and nothing in one that does not.
+func TestMasks(t *testing.T) {
+	queuePair := func() verbs.QP {
+		qp, _ := newNullQP(t, verbs.QPCap{})
+		if err := qp.Modify(&verbs.QPAttr{}, verbs.QPAttrState); err != nil {
+			t.Fatal(err)
+		}
+		return qp
+	}
+	if err := connectAmidNonsense(queuePair(), queuePair(), ConnectConfig{}); err != nil {
+		t.Error(err)
+	}
+	err := connectAmidNonsense(queuePair(), &careless{QP: queuePair()}, ConnectConfig{})
+	if err == nil || !strings.Contains(err.Error(), "was given") {
+		t.Errorf("a provider that ignores the mask: %v", err)
+	}
 }
 
 func TestNull(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 
 	"ibverbx/internal/guard"
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
 
 // nullQP is a queue pair of a Null.
@@ -99,12 +100,7 @@ func (q *nullQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if err := verbs.CheckModify(q.state, attr, mask); err != nil {
 		return q.err("modify", err)
 	}
-	if mask&verbs.QPAttrDestQPNum != 0 {
-		q.attr.DestQPNum = attr.DestQPNum
-	}
-	keep := *attr
-	keep.DestQPNum = q.attr.DestQPNum
-	q.attr = keep
+	nic.Apply(&q.attr, attr, mask)
 	if mask&verbs.QPAttrState == 0 {
 		return nil
 	}

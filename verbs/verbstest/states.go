@@ -7,12 +7,14 @@ import (
 	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
 
 func testStates(t *testing.T, s *suite) {
 	s.run(t, "transitions", s.transitions)
 	s.run(t, "attributes", s.attributes)
 	s.run(t, "query", s.queryQP)
+	s.run(t, "mask", s.masks)
 	s.run(t, "post_send_too_early", s.postSendTooEarly)
 	s.run(t, "post_recv", s.postRecvByState)
 	s.run(t, "post_send_in_err", s.postSendInErr)
@@ -178,29 +180,69 @@ func (s *suite) queryQP(t *testing.T) {
 		a.Timeout, a.RetryCount, a.RNRRetry, a.MinRNRTimer = 15, 3, 5, 13
 		a.MaxRDAtomic, a.MaxDestRDAtomic = 2, 2
 	}})
-	got, err := p.A.QP.Query()
+	attr, _, err := p.connectConfig().attrs(p.A.QP, p.B.QP)
 	if err != nil {
 		t.Fatal(err)
 	}
-	port, err := s.a.QueryPort(s.env.Port)
+	if err := wantAttrs(p.A.QP, &attr); err != nil {
+		t.Error(err)
+	}
+}
+
+// wantAttrs says how the attributes of a queue pair in RTS differ from those it was given.
+func wantAttrs(qp verbs.QP, want *verbs.QPAttr) error {
+	got, err := qp.Query()
 	if err != nil {
-		t.Fatal(err)
-	}
-	if got.State != verbs.StateRTS || got.DestQPNum != p.B.QP.Num() || got.PathMTU > port.ActiveMTU ||
-		got.PathMTU.Bytes() == 0 ||
-		got.Timeout != 15 || got.RetryCount != 3 || got.RNRRetry != 5 || got.MinRNRTimer != 13 ||
-		int(got.Port) != s.env.Port {
-		t.Errorf("attributes %+v", got)
-	}
-	// NICs that count in powers of two report more reads than were asked for.
-	if got.MaxRDAtomic < 2 || got.MaxDestRDAtomic < 2 {
-		t.Errorf("%d reads as the requester and %d as the responder, want 2", got.MaxRDAtomic,
-			got.MaxDestRDAtomic)
+		return err
 	}
 	const remote = verbs.AccessAll &^ verbs.AccessLocalWrite
-	if got.Access&remote != verbs.AccessRemoteRead {
-		t.Errorf("access %v, want %v", got.Access, verbs.AccessRemoteRead)
+	if got.State != verbs.StateRTS || got.DestQPNum != want.DestQPNum || got.PathMTU > want.PathMTU ||
+		got.PathMTU.Bytes() == 0 || got.Timeout != want.Timeout || got.RetryCount != want.RetryCount ||
+		got.RNRRetry != want.RNRRetry || got.MinRNRTimer != want.MinRNRTimer || got.Port != want.Port ||
+		got.Access&remote != want.Access&remote ||
+		// NICs that count in powers of two report more reads than were asked for.
+		got.MaxRDAtomic < want.MaxRDAtomic || got.MaxDestRDAtomic < want.MaxDestRDAtomic ||
+		max(got.MaxRDAtomic, got.MaxDestRDAtomic) == nonsense.MaxRDAtomic {
+		return fmt.Errorf("queue pair %d has attributes\n%+v, was given\n%+v", qp.Num(), got, *want)
 	}
+	return nil
+}
+
+// masks checks that only the attributes which the mask names count.
+func (s *suite) masks(t *testing.T) {
+	p := s.pair(t, PairConfig{Unconnected: true})
+	if err := connectAmidNonsense(p.A.QP, p.B.QP, p.connectConfig()); err != nil {
+		t.Fatal(err)
+	}
+	p.A.probe(1)
+	p.B.probe(2)
+}
+
+// nonsense holds attributes with which no queue pair works.
+var nonsense = verbs.QPAttr{
+	CurState: verbs.StateErr + 1, PathMTU: 99, DestQPNum: 1<<32 - 1, RQPSN: 1<<32 - 1, SQPSN: 1<<32 - 1,
+	Access: 1 << 31, MaxRDAtomic: 255, MaxDestRDAtomic: 255, MinRNRTimer: 255, PKeyIndex: 1<<16 - 1,
+	Port: 255, Timeout: 255, RetryCount: 255, RNRRetry: 255,
+	AH: verbs.AH{SGIDIndex: 255, SL: 255, Port: 255},
+}
+
+// connectAmidNonsense is Connect with nonsense in what the masks do not name, and says what the
+// queue pairs have taken of it.
+func connectAmidNonsense(a, b verbs.QP, cfg ConnectConfig) error {
+	attrA, attrB, err := cfg.attrs(a, b)
+	if err != nil {
+		return err
+	}
+	for _, state := range wayUp {
+		for qp, attr := range map[verbs.QP]*verbs.QPAttr{a: &attrA, b: &attrB} {
+			given := nonsense
+			nic.Apply(&given, attr, modifyMask[state])
+			if err := step(qp, given, state); err != nil {
+				return err
+			}
+		}
+	}
+	return errors.Join(wantAttrs(a, &attrA), wantAttrs(b, &attrB))
 }
 
 // postSendTooEarly checks that a refused send has no effect.

@@ -75,11 +75,10 @@ func (d *Device) checkAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	return ""
 }
 
-// Apply stores the attributes that mask names. The caller does what else follows from them, such as
-// finding the way to the peer for QPAttrAV.
-func (q *QP) Apply(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
+// Apply stores in a the attributes that mask names. The caller does what else follows from them,
+// such as finding the way to the peer for QPAttrAV.
+func Apply(a, attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 	has := func(bit verbs.QPAttrMask) bool { return mask&bit != 0 }
-	a := &q.Attr
 	if has(verbs.QPAttrAccess) {
 		a.Access = attr.Access
 	}

@@ -36,11 +36,11 @@ func TestAttributesAreStored(t *testing.T) {
 		{verbs.QPAttrDestQPNum, verbs.QPAttr{DestQPNum: all.DestQPNum}},
 	} {
 		r.qp.Attr = verbs.QPAttr{}
-		if r.qp.Apply(&all, c.mask); r.qp.Attr != c.want {
+		if Apply(&r.qp.Attr, &all, c.mask); r.qp.Attr != c.want {
 			t.Errorf("%v: stored\n%+v, want\n%+v", c.mask, r.qp.Attr, c.want)
 		}
 		r.qp.Attr = whole
-		r.qp.Apply(&all, c.mask)
+		Apply(&r.qp.Attr, &all, c.mask)
 		whole = r.qp.Attr
 	}
 	if whole != all {

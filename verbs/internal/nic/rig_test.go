@@ -69,7 +69,7 @@ func (r *rig) modify(attr verbs.QPAttr, mask verbs.QPAttrMask) {
 	r.t.Helper()
 	next, err := r.qp.CheckModify(&attr, mask|verbs.QPAttrState)
 	must(r.t, err)
-	r.qp.Apply(&attr, mask)
+	Apply(&r.qp.Attr, &attr, mask)
 	r.qp.State = next
 }
 

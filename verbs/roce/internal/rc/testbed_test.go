@@ -143,7 +143,7 @@ func (e *end) modify(now int64, attr verbs.QPAttr, mask verbs.QPAttrMask) {
 	ours := e.q.ours
 	next, err := e.q.CheckModify(&attr, mask)
 	e.must(err)
-	e.q.Apply(&attr, mask)
+	nic.Apply(&e.q.Attr, &attr, mask)
 	e.q.Enter(now, next)
 	if ours {
 		e.q.PeerIsOurs()
