@@ -51,6 +51,24 @@ func TestMove(t *testing.T) {
 	}
 }
 
+// An atomic is refused where its address is that of a word and the memory behind it is none.
+func TestWordsOfAtomics(t *testing.T) {
+	r := newRig(t)
+	r.ready()
+	for off := range uint64(9) {
+		r.mr.addr = addrOf(r.buf) - off // as if the region were known by another address
+		for op, want := range map[verbs.Opcode]verbs.Status{
+			verbs.OpAtomicFetchAdd: verbs.StatusRemAccessErr, verbs.OpRDMAWrite: verbs.StatusSuccess} {
+			if off%8 == 0 {
+				want = verbs.StatusSuccess
+			}
+			if got := r.qp.Target(nil, op, r.mr.RKey(), addrOf(r.buf)+8, 8); got != want {
+				t.Errorf("%v, %d bytes off a word: %v, want %v", op, off, got, want)
+			}
+		}
+	}
+}
+
 // An atomic returns what it found, and leaves the sum, or the new value where it found the one
 // compared with.
 func TestFetchAndChange(t *testing.T) {
