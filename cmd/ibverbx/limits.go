@@ -17,11 +17,11 @@ type limits struct {
 // checkLimits says which limits make no sense for what is measured.
 func (l *limits) checkLimits(p *bench.Params) error {
 	switch {
-	case l.MinBW != 0 && p.Mode == bench.Latency:
-		return usage("--min-bw with --mode lat, which shows no bandwidth: use --max-lat")
+	case l.MinBW != 0 && p.Mode.Series():
+		return usage("--min-bw with --mode %s, which shows no bandwidth: use --max-lat", p.Mode)
 	case l.MinBW != 0 && p.Op.Atomic():
 		return usage("--min-bw: messages of --op %s have no bandwidth", p.Op)
-	case l.MaxLat != nil && p.Mode != bench.Latency:
+	case l.MaxLat != nil && !p.Mode.Series():
 		return usage("--max-lat bounds the median of a latency: it goes with --mode lat")
 	}
 	return nil

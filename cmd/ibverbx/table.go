@@ -79,7 +79,7 @@ func (t *perfTable) header() {
 	p := t.p
 	what := "bandwidth"
 	switch {
-	case p.Mode == bench.Latency:
+	case p.Mode.Series():
 		what = "latency"
 	case p.Op.Atomic():
 		what = "rate"
@@ -110,7 +110,7 @@ func (t *perfTable) header() {
 		t.printf("median of %s, taken in turn; ±: 95 %% confidence interval\n", count(p.Samples, "sample"))
 	}
 	t.printf("\n")
-	if p.Mode == bench.Latency {
+	if p.Mode.Series() {
 		t.printf("%9s  %-7s %9s %10s %10s %5s %10s %10s %10s\n", "size", "scheme", "messages", "min µs",
 			"median µs", "±", "p99 µs", "p99.9 µs", "max µs")
 		return
@@ -210,7 +210,7 @@ func count(n int, noun string) string {
 func (t *perfTable) how(m bench.Machine) string {
 	p := t.p
 	var s []string
-	if p.Mode == bench.Latency {
+	if p.Mode.Series() {
 		what := "one message at a time, from its post to its completion"
 		if p.Answered() {
 			what = "half of a ping-pong, one message at a time"
@@ -241,7 +241,7 @@ func (t *perfTable) how(m bench.Machine) string {
 	switch {
 	case p.Wait == bench.Events:
 		s = append(s, "sleeping until events")
-	case p.Wait == bench.Poll || p.Mode == bench.Latency:
+	case p.Wait == bench.Poll || p.Mode.Series():
 		s = append(s, "polling")
 	}
 	return strings.Join(s, ", ")
@@ -254,7 +254,7 @@ func (t *perfTable) Row(row []bench.Result) {
 		t.printf("\n")
 		t.gap = false
 	}
-	if t.p.Mode == bench.Latency {
+	if t.p.Mode.Series() {
 		t.latencies(row)
 	} else {
 		t.bandwidths(row)
