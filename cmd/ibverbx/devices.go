@@ -27,14 +27,14 @@ type devicesCmd struct {
 func (devicesCmd) Help() string {
 	return `Examples:
   ibverbx devices                    the host's NICs, their ports and GIDs
-  ibverbx devices -v -d mlx5_0       all that one of them can
+  ibverbx devices -v -d mlx5_0       all attributes of one of them
   ibverbx devices --provider roce    the addresses that can be NICs made of UDP sockets
   ibverbx devices --provider soft    the software NICs that are built in
 
-Where the host has no RDMA NIC and no flag asks for one, those of roce are listed, and stderr says so.
+If the host has no usable RDMA NIC and no flag asks for one, those of roce are listed, and stderr says so.
 
-The exit code is 0 when all NICs were listed. Where there is none, or not all could be opened or asked, it is
-1, and the reason is on stderr; with --json the document has the reason too.`
+The exit code is 0 when all NICs were listed. It is 1 if there is none, or if one could not be opened or
+queried; the reason is on stderr and, with --json, in the document.`
 }
 
 // deviceList is what --json writes.

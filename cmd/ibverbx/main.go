@@ -6,14 +6,13 @@
 //	ibverbx devices    the devices, their ports and GIDs
 //	ibverbx run        N processes of a job on this host
 //	ibverbx version    which version this is
-//	ibverbx completion makes a shell complete commands, flags and their values
-//	ibverbx help       what a command does and takes
+//	ibverbx completion how a shell completes commands, flags and their values
+//	ibverbx help       what a command does, and its flags
 //
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
 // anywhere. With --listen and --connect it measures between two processes over real NICs, or over
-// UDP sockets where the host has none. The exit
-// code is 0 when all went well, 1 when something failed, 2 when the flags make no sense, and 130
-// after Ctrl-C.
+// UDP sockets if the host has none. The exit code is 0 when all went well, 1 when something failed,
+// 2 when the flags make no sense, and 130 after Ctrl-C.
 package main
 
 import (
@@ -29,7 +28,6 @@ import (
 	"sync"
 
 	"github.com/alecthomas/kong"
-	kongcompletion "github.com/jotaen/kong-completion"
 	"golang.org/x/term"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
@@ -47,15 +45,15 @@ const (
 
 // cli is the commands and their flags.
 type cli struct {
-	Perf       perfCmd                   `cmd:"" help:"Measure between two ends, in one process or in two."`
-	Perftest   perftestCmd               `cmd:"" help:"Measure with a tool of perftest as the other end."`
-	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
-	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
-	Version    versionCmd                `cmd:"" help:"Say which version this is."`
-	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
-	Completion kongcompletion.Completion `cmd:"" help:"Let a shell complete commands, flags and values."`
+	Perf       perfCmd       `cmd:"" help:"Measure between two ends, in one process or in two."`
+	Perftest   perftestCmd   `cmd:"" help:"Measure against a tool of perftest, such as ib_write_bw."`
+	Devices    devicesCmd    `cmd:"" help:"List the devices, their ports and GIDs."`
+	Run        runCmd        `cmd:"" help:"Start N processes of a job on this host."`
+	Version    versionCmd    `cmd:"" help:"Print the version."`
+	Help       helpCmd       `cmd:"" help:"Show the help of a command."`
+	Completion completionCmd `cmd:"" help:"Print what makes a shell complete commands, flags and values."`
 
-	ShowVersion kong.VersionFlag `name:"version" short:"V" help:"Say which version this is."`
+	ShowVersion kong.VersionFlag `name:"version" short:"V" help:"Print the version."`
 }
 
 // helpCmd is --help for those who look for a command.

@@ -29,8 +29,9 @@ func (perfCmd) Help() string {
 
 The layers, and their operations:
 ` + layerHelp() + `
---mode lat takes half of a round trip where the target sees the message and answers (write-imm, send, am,
-put-signal), else the time from the call to the completion. --layer shmem is measured in one process only.
+--mode lat measures half of a round trip if the target sees the message and answers (write-imm, send, am,
+put-signal), and otherwise the time from the call to the completion. --layer shmem is measured in one process
+only. The defaults of flags are in brackets.
 
 Two processes, on two hosts or one, over real NICs or, where the host has none, UDP sockets:
   ibverbx perf --listen                             in one terminal: waits, measures once, exits
@@ -38,50 +39,53 @@ Two processes, on two hosts or one, over real NICs or, where the host has none, 
   ibverbx perf --listen -d mlx5_0,mlx5_1            on one host, over some of its NICs
   ibverbx perf host1 -d mlx5_0,mlx5_1 --op write-imm -b
                                                     on the other: decides what is measured
-Each end chooses its own NICs, their connection (--gid-index to --outs), --timeout and output. The connecting
-end decides the rest. Both print the figures, which the connecting end takes, and both exit with 1 if either
-fails or disappears.
+Each end chooses its own NICs, the attributes of its queue pairs (--gid-index to --outs), --timeout and
+output. The connecting end decides the rest and measures. Both print the figures, and both exit with 1 if
+either fails or disappears.
 
---provider roce makes NICs of UDP sockets that speak RoCEv2, without privileges. It is used where the host
-has no RDMA NIC; stderr says so. The NIC uses the local address of the connection between the two processes,
+--provider roce makes NICs of UDP sockets that speak RoCEv2, without privileges. It is used if the host has
+no usable RDMA NIC; stderr says so. The NIC uses the local address of the connection between the two processes,
 or the interfaces and addresses that --device names, such as eth0 or 192.0.2.7. It uses UDP port 4791, or
 another one if that is taken; firewalls must let it through. On port 4791 it also works with other NICs that
 speak RoCEv2, such as rdma_rxe.
 
 A listening end serves one client at a time and tells others that it is busy. If a client breaks off, it says
 why and waits for the next one. It exits after the first client that is measured, with 1 if its own NICs or
-data failed. For traffic from several hosts at the same time start a listening end for each, on ports of their
+data failed. For traffic from several hosts at the same time, start a listening end for each, on a port of its
 own.
 
 Any host that can connect to a listening end can make it measure, which takes up to 4 GiB of memory, most of
-it pinned, and its NICs. Listen where you trust who can connect, as in --listen=10.0.0.1. RoCE itself is
-neither authenticated nor encrypted.
+it pinned, and its NICs. So listen only where you trust everyone who can connect: --listen=10.0.0.1 listens at
+one address. RoCE itself is neither authenticated nor encrypted.
 
-Flags have perftest's letters where perftest has them. Unlike there, --iters and --tx-depth count messages
+Flags that perftest has too have perftest's letters. Unlike in perftest, --iters and --tx-depth count messages
 over all queue pairs together, and --qps counts the queue pairs on each NIC.
 
-Each cell is measured several times (--samples), in turn with the others of its size and with copy(). The
-figure is the median of the samples; ± is its 95 % confidence interval. A figure whose interval is wider than
-20 % is marked ~: differences below that between two such figures mean nothing.
+The table has a row for each size and a column for each scheme; a cell is one size with one scheme. copy() is
+Go's copy of the same bytes in memory. The cells of a size and copy() are measured in turn, several times
+(--samples). The figure is the median of the samples; ± is its 95 % confidence interval. A figure whose
+interval is wider than 20 % is marked ~: differences below that between two such figures mean nothing.
 
 Exit codes: 0 when all went well; 1 when something failed, or a figure missed --min-bw or --max-lat; 2 when
 the flags make no sense; 130 after Ctrl-C.
 
-With --failover a column of several queue pairs goes on without those that fail, while others work at both
-ends: no request fails, and the report says which were lost, why (at the connecting end of two processes), and
-how many work requests others repeated. After --failback they are tried again, and are back in service if they
-work. Of two processes the listening one takes these flags over from the connecting one. Without --failover,
-or when no queue pair is left, the column ends with the error that an application gets.
+With --failover a column of several queue pairs continues without those that fail, as long as others work at
+both ends. No request fails. The report says which queue pairs were lost, why (of two processes, at the
+connecting one), and how many work requests were posted again on others. After --failback they are tried
+again, and return to service if they work. Of two processes, the listening one takes these flags from the
+connecting one. Without --failover, or when no queue pair is left, the column ends with the error that an
+application gets.
 
-With --fault, --interval or --plot bandwidth over time is recorded: of the messages reported to the program,
-at the connecting end of two processes, and of the fragments that each rail has completed. --plot and --json
-have all of it, the table what each fault did. The clock stands while messages are compared. A dip lasts from
-the first interval below 90 % to the first of three above it. The end of each round shows as a small dip where
-much is outstanding: with more --memory there are fewer, with less --depth they are less deep.
+With --fault, --interval or --plot, bandwidth over time is recorded: of the messages reported to the program
+(of two processes, at the connecting one), and of the fragments that each rail, a queue pair of the virtual
+one, has completed. --plot and --json have all of it; the table says what each fault did: the median bandwidth
+before and after it, the lowest, and for how long it was below 90 % of the median before. The clock is stopped
+while messages are compared. The end of each round shows as a small dip if much is outstanding: with more
+--memory there are fewer dips, with less --depth they are less deep.
 
-Faults strike end a, the initiator, unless end=b. They strike when end a has posted msg= messages of a column
-[100], all its sizes counted, or when the column has been measured for at=. nic= and rail= count from 0, for=
-is a duration, by= a factor. In brackets is what holds when a key is not given:
+Faults strike end a, the initiator, unless end=b. They strike when end a has posted msg= messages of a column,
+over all sizes, or when the column has been measured for at=. nic= and rail= count from 0, for= is a duration,
+by= a factor. The default of msg= is 100; other defaults are in brackets:
 ` + bench.FaultHelp()
 }
 

@@ -56,17 +56,17 @@ func (perftestCmd) Help() string {
   ibverbx perftest ib_read_bw --listen=192.0.2.7 --json
 
 The other end is one of perftest's tools of version 5.70 or later (tried: 6.06, as Debian 12 has it), or
-this command. Flags mean what they mean to perftest. --qp, --iters, --size and --report_gbits have to be the
-same at both ends, since perftest does not say which it was given. What this end cannot do (-R, -c UD, -D,
--a, -b, atomics, ...) it refuses by name.
+this command. Flags mean what they mean to perftest. Give --qp, --iters, --size and --report_gbits the same
+values at both ends, since perftest does not say which it was given. Flags for what this end cannot do (-R,
+-c UD, -D, -a, -b, atomics, ...) are refused by name.
 
-The messages go over queue pairs of the NIC, and not over virtual ones, and what comes is not verified:
-perftest sends what happens to be there. Bandwidths are from the first post to the last completion. Of
-ib_write_bw and ib_read_bw the client measures, and the server shows what it is told.
+The messages go over queue pairs of the NIC, not over virtual ones, and what arrives is not verified, because
+perftest sends whatever is in its buffers. Bandwidths are taken from the first post to the last completion.
+With ib_write_bw and ib_read_bw the client measures, and the server shows what it is told.
 
---provider roce makes a NIC of a UDP socket. The peer's NIC has to reach UDP port 4791 there, which is free
-if neither another process nor the kernel's rdma_rxe has it. Without --device messages go to no other
-address than the one from which the peer is connected, whatever GID it names.
+--provider roce makes a NIC of a UDP socket. The peer's NIC must be able to reach UDP port 4791 there, which is
+free if neither another process nor the kernel's rdma_rxe has it. Without --device, messages go only to the
+address from which the peer is connected, whatever GID it names.
 
 Exit codes: 0 when the test was completed, 1 when it was not, 2 when the flags make no sense, 130 after
 Ctrl-C.`
