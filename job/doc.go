@@ -54,9 +54,9 @@
 //
 // If nothing fits, the error says what was found and what is missing. These mistakes are also
 // detected and reported at every process: several processes with the same rank, for instance all
-// with rank 0; processes that disagree on the size; a job of one process that a launcher has
-// started N times with the variables of another; another job, or another program, at rank 0's port;
-// ranks that do not come within Config.Wait.
+// with rank 0; processes that disagree on the size; N processes by the variables of one launcher of
+// which each is the only one by those of another; another job, or another program, at rank 0's
+// port; ranks that do not come within Config.Wait.
 //
 // # What there is
 //

@@ -84,8 +84,9 @@
 // root does not. No PE completes a Barrier, and none takes the data of one call for that of
 // another. The error of one PE says which PEs called what; those of the others at least say which
 // PE found the mismatch. PEs that wait for each other detect it within some milliseconds, a PE that
-// computes detects it in its next call. PEs compare words that have 14 bits for the earlier calls,
-// or 24 in a Barrier.
+// computes detects it in its next call. PEs compare what they call, and a hash of all their calls
+// so far. The hash has 14 bits, or 24 in a Barrier, so different earlier calls may, rarely, go
+// unnoticed.
 //
 // # Faults
 //

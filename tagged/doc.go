@@ -60,7 +60,7 @@
 //     because Go may reuse memory without notice.
 //   - Register GPU memory by its dma-buf ([Worker.RegisterDMABuf]), send it with
 //     [Endpoint.SendRegion], and receive into it with [Worker.RecvRegion]. The processor cannot
-//     copy there, so only long messages, and all messages that come from such memory, can be
+//     copy there, so only long messages, and messages of any length from such memory, can be
 //     received into it.
 //
 // # Flow control, and why it cannot deadlock

@@ -1,5 +1,5 @@
 // Package transport connects endpoints over virtual queue pairs: active messages, one-sided puts,
-// gets and atomics, in the three ways that move bytes cheaply at every size.
+// gets and atomics. Bytes move in one of three ways, so that every size is cheap.
 //
 // # The model
 //
@@ -91,5 +91,5 @@
 // reach the peer through another of its NICs than other endpoints do. Their atomics are then atomic
 // to each other only if the peer's NICs are atomic among themselves, which few are.
 //
-// A new endpoint needs all NICs of the domain.
+// While a NIC of the domain is gone, no new endpoint can be made.
 package transport

@@ -1,9 +1,9 @@
 // Package verbs is the vocabulary of RDMA verbs in Go, and the contract of a provider of NICs.
 //
 // It holds no mechanism of its own: names, values and interfaces. The values are those of the verbs
-// ABI (libibverbs, <infiniband/verbs.h>), so they cast and compare with what a real NIC reports;
-// the names are the usual ones in Go's capitals. The package describes only reliable-connected (RC)
-// queue pairs.
+// ABI (libibverbs, <infiniband/verbs.h>), so they can be compared with what a real NIC reports, and
+// converted from it; the names are the usual ones in Go's spelling. The package describes only
+// reliable-connected (RC) queue pairs.
 //
 // # The model
 //

@@ -34,7 +34,8 @@
 //     that comes back goes to [Protocol.Returned], each receive without a message to
 //     [Rail.Unanswered].
 //  3. When the queue pair is in ERR or destroyed, and nothing of it is left at the NIC, it calls
-//     [Protocol.Flushed]. Receives of messages that will not be completed are counted before.
+//     [Protocol.Flushed]. Before that, it counts a message that has arrived but will never be whole
+//     ([Rail.Unanswered]): a fragment whose immediate has not come.
 //  4. It posts the controls that are queued ([Rail.NextControl]) behind whatever is staged on their
 //     rail. For each it calls [Rail.ControlPosted] with the number of messages logged so far, logs
 //     it, and calls [Protocol.ControlCompleted] when it completes. Controls that arrive go to

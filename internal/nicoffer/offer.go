@@ -1,5 +1,5 @@
-// Package nicoffer holds what the two ends of a conversation tell each other of their NICs, before
-// they choose which to use: package nics does so for programs, and the command for its own
+// Package nicoffer holds what the two ends of a conversation tell each other about their NICs
+// before they choose which to use. Package nics chooses for programs, the command for its
 // measurements.
 package nicoffer
 

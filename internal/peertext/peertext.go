@@ -1,4 +1,4 @@
-// Package peertext makes text that a peer has sent fit to be shown on a terminal and in a log.
+// Package peertext makes text from a peer safe to show on a terminal and in a log.
 package peertext
 
 import (

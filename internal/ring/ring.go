@@ -1,5 +1,5 @@
-// Package ring has the two rings that the module stores outstanding work in: [Window], whose values
-// are found by their number, and [FIFO], a queue.
+// Package ring has the two rings in which the module stores outstanding work: [Window], whose
+// values are found by their number, and [FIFO], a queue.
 //
 // Both are growable arrays of a power of two, indexed by counters that only move forward. A counter
 // is never taken modulo anything; the index is its low bits. So length is a subtraction, "full" and

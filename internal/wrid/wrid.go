@@ -6,8 +6,8 @@
 //	| kind  |  rail   |      aux       |    number    |
 //
 // number is the low 28 bits of the request's number in its window (of a credit: of its count on the
-// rail); a window can therefore number 2^28 requests, and half of that are let in. aux is the DQPLB
-// number of a numbered message, the fragment's position otherwise.
+// rail). A window can therefore number 2^28 requests; half of that may be outstanding. aux is the
+// DQPLB number of a numbered message, the fragment's position otherwise.
 package wrid
 
 const (

@@ -5,9 +5,9 @@
 //	make mutants N=40 SEED=7 PACKAGES=tagged  40 of one package, another sample
 //	make mutants AGAIN=survivors.txt          those that an earlier run listed
 //
-// A mutant turns a comparison, moves a bound by one, swaps + and -, decides an if for good, leaves
-// a statement out, or returns nil in place of an error. Tests that fail, crash or hang have found
-// it. The package's own tests run first, then the simulations that play it, those of failover
+// A mutant turns a comparison, moves a bound by one, swaps + and -, fixes the outcome of an if,
+// leaves a statement out, or returns nil in place of an error. Tests that fail, crash or hang have
+// found it. The package's own tests run first, then the simulations that play it, those of failover
 // and over the NICs of package roce included, and for an internal package the tests of those that
 // import it. Who imports whom decides that (judge.go).
 //

@@ -62,8 +62,10 @@
 //
 // # Planted bugs
 //
-// testdata/ibverbx.bugs has over eighty deliberate bugs, testdata/failover.bugs over sixty. Each
-// names a function and the code in it that it replaces; package hunt describes the format (bugs.go
-// there). TestMutations checks that each still applies. With -args -mutate it plants them one at a
-// time, through the go command's overlay, and requires that the simulation finds each.
+// testdata has deliberate bugs, almost two hundred: of package ibverbx (ibverbx.bugs), of its
+// failover (failover.bugs), and of the protocol of the two ends (protocol.bugs), which are found by
+// the test of internal/failover. Each names a function and the code in it that it replaces; package
+// hunt describes the format (bugs.go there). The tests named Mutations check that each still
+// applies. With -args -mutate they plant them one at a time, through the go command's overlay, and
+// require that each is found.
 package sim

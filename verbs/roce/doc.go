@@ -47,9 +47,9 @@
 //
 // A foreign peer sends as much as its own rules allow, whatever room this end has: rdma_rxe up to
 // 128 packets. Under Linux's usual limit the receive buffer of an unprivileged process holds some
-// fifty of 4096 bytes. Lost packets are repaired in the peer's timeouts; raise net.core.rmem_max to
-// 2 MiB if Overflowed of [Device.Counters] counts. Reads from a foreign peer stay within
-// [Config].Window, and so within the buffer.
+// fifty of 4096 bytes. The others are lost, and cost the peer timeouts: if the counter Overflowed
+// of [Device.Counters] grows, raise net.core.rmem_max to 2 MiB. Reads from a foreign peer stay
+// within [Config].Window, and so within the buffer.
 //
 // # Who receives
 //
@@ -74,7 +74,7 @@
 // then shows the reason: BadICRC counts packets that were changed on the way, as by NAT; Strangers
 // those from another address than the GID says; NoQP those for a queue pair that is gone;
 // Overflowed those that found the receive buffer full; RecvErrors how often the socket failed to
-// return what has arrived. If none of them counts, nothing arrives: look for a firewall.
+// return what has arrived. If none of them grows, nothing arrives: look for a firewall.
 //
 // The ICRC of a packet over IPv4 covers a field that programs cannot read. Between two ends of this
 // package that field has one of 64 values, and one wrong packet in 2^26 passes the check; from

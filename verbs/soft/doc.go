@@ -29,8 +29,8 @@
 // can happen next, [Fabric.Do] makes one of them happen, [Fabric.Step] lets a seeded generator
 // choose. The landing of the data, its acknowledgement and the moment a completion becomes visible
 // are separate actions, so you can test a program against every order that a real network might
-// produce. The same seed and the same calls give the same run. The example of protocols under
-// faults in the module's root package shows such a test.
+// produce. The same seed and the same calls give the same run. Package ibverbx has an example of
+// such a test, "protocol under faults".
 //
 // [PD.RegisterDMABuf] accepts any file descriptor that can be mapped as memory of a device.
 //
@@ -47,8 +47,8 @@
 //	StallQP        as it executes   the send queue stops until the fault is removed
 //	Delay          as it executes   the request executes later
 //	FailQP         as it executes   the queue pair goes to ERR, and everything of it is flushed
-//	CutLink        as it executes   the link of the NIC goes down first, and up when the fault is removed
-//	KillNIC        as it executes   the NIC is gone first, and comes back when the fault is removed
+//	CutLink        as it executes   the NIC's link goes down before it, and up when the fault is removed
+//	KillNIC        as it executes   the NIC is gone before it, and back when the fault is removed
 //	OverrunCQ      as it completes  the completion is lost, and its queue dead
 //	Rewrite        as it executes   the peer sees another immediate, key or address
 //	ArriveLate     as it executes   the request fails, and arrives at the peer later, with those behind it

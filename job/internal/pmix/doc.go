@@ -6,8 +6,8 @@
 // [Open] opens the library, and the build needs nothing of it: no C compiler, no header. It needs
 // Linux on amd64 or arm64, and a build without the tag softonly; elsewhere [Open] says so. The
 // structures declared here are the same in versions 3 to 5, which share the name libpmix.so.2. The
-// library trusts its server; this package trusts what it returns only as far as that addresses are
-// addresses.
+// library trusts its server. This package bounds what the library returns, and trusts only that
+// its addresses are valid.
 //
 // Rank 0 puts values; each process of the job gets them from wherever rank 0 runs, and waits until
 // they are there. PMIx calls this exchange direct, without a fence: no process has to wait for all

@@ -1,5 +1,5 @@
-// Package hunt looks for broken promises in worlds that follow from seeds, and plants bugs to see
-// whether they are found.
+// Package hunt looks for broken promises in worlds, and plants bugs to see whether they are found.
+// A world is a simulated system with all the events that happen to it, and follows from a seed.
 //
 // A [Game] plays the world of a seed, with all of its events or some. [Game.Search] plays many
 // worlds. [Game.Shrink] leaves out events of a world that fails for as long as the same promise is

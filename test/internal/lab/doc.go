@@ -1,15 +1,15 @@
 // Package lab is the laboratory in which the simulations play: hosts with NICs on a fabric in which
 // nothing happens by itself (that of package soft, or a [Network] of others), taps between the
 // library and the NICs, faults, memory whose every byte is known, and choices that follow from a
-// seed. The worlds and their models are in packages test/sim and test/sendside; package hunt
-// searches and shrinks worlds and plants bugs.
+// seed. The worlds and their models are in the kits that play here, packages test/sim and
+// test/sendside; package hunt searches and shrinks worlds and plants bugs.
 //
 // # A run
 //
-// A kit draws a plan from a seed ([Plan], [DrawEvents]) and offers it to the hunt ([Game]). To play
-// a plan it embeds a [Testbed] in its world and calls [Testbed.Play], which turns the first broken
-// promise, and any panic, into a [hunt.Violation]. In there it calls [Testbed.Build] and then
-// [PlayEvents].
+// A kit draws a plan from a seed ([Plan], [DrawEvents]) and gives it to package hunt ([Game]). To
+// play a plan it embeds a [Testbed] in its world and calls [Testbed.Play], which turns the first
+// broken promise, and any panic, into a [hunt.Violation]. In there it calls [Testbed.Build] and
+// then [PlayEvents].
 //
 // # Choices
 //

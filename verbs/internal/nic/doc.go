@@ -86,7 +86,7 @@
 //	switch {
 //	case c.Dead(): // lost
 //	case c.Full():
-//		c.Overrun() // and every queue pair of which QP.Uses(c) holds fails, with EventQPFatal
+//		c.Overrun() // and every queue pair for which QP.Uses(c) is true fails, with EventQPFatal
 //	default:
 //		q.core.Sent(c.Next(false), seq, slot) // or Received, Failed
 //	}

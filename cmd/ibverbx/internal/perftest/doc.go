@@ -20,12 +20,13 @@
 //
 // # What is measured
 //
-// Bandwidths are over all queue pairs, from the first post, or from the moment both ends were ready
-// where this end receives, to the last completion. Latencies are the time from one message to the
-// next, halved where the peer answers, as perftest has them. What arrives cannot be compared:
-// nobody knows what the peer sends.
+// A bandwidth is that of all queue pairs together. Its time ends with the last completion, and
+// begins with the first post or, at an end that receives, when both ends are ready. A latency is
+// the time from one message to the next, halved if the peer answers, as in perftest. What arrives
+// is not compared with anything, because nobody knows what the peer sends.
 //
 // # Sources
 //
-// perftest 4.5-0.17 (version 6.06) and its master branch of 2026, read, and the former watched.
+// The source of perftest 4.5-0.17 (version 6.06) and of its master branch of 2026, and what the
+// former was seen to send.
 package perftest

@@ -9,7 +9,7 @@
 //	sum := ^r // what crc32.ChecksumIEEE returns for both
 //
 // The register is that of the reflected polynomial, without the complements that hash/crc32 applies
-// at begin and end: its highest bit is the power 0.
+// at the beginning and the end: its highest bit is the power 0.
 //
 // # Folding
 //

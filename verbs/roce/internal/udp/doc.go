@@ -40,7 +40,7 @@
 // [Destination.Segments] is false. Among the packets that met the refusal, those whose checksum was
 // computed for a later identification arrive with the wrong one.
 //
-// Both switches are in [Config], and in the environment: IBVERBX_ROCE_DISABLE_GSO=1 and
+// [Config] turns either off, and so does the environment: IBVERBX_ROCE_DISABLE_GSO=1 and
 // IBVERBX_ROCE_DISABLE_GRO=1.
 //
 // # What a caller must do
