@@ -18,7 +18,8 @@ type Config struct {
 	// GetCertificate. Dial takes the host that it dials as ServerName if there is none. If
 	// MinVersion is 0 it is TLS 1.3. The package comment says what TLS protects.
 	TLS *tls.Config
-	// Timeout bounds each step of a conversation; 0 means 30 seconds.
+	// Timeout bounds each step of a conversation; 0 means 30 seconds. A message that is on its way
+	// ends the conversation only if nothing of it moves for that time.
 	Timeout time.Duration
 	// Greeting bounds the beginning of a conversation, TLS included; 0 means Timeout, but at a
 	// listener no more than 5 seconds.

@@ -41,7 +41,8 @@ var errNoContext = fmt.Errorf("%w: the context is nil", verbs.ErrInvalid)
 // goroutine at a time.
 type Conn struct {
 	nc      net.Conn
-	r       *bufio.Reader // reads nc, behind the greeting
+	in      *incoming
+	r       *bufio.Reader // reads in, behind the greeting
 	cfg     Config
 	inbox   chan Message
 	closing chan struct{} // this end has closed it
@@ -94,12 +95,12 @@ func (c *Conn) listen() {
 	}
 }
 
-// read reads a message. The wait for its beginning is not bounded; the rest of it is.
+// read reads a message. The wait for its beginning is not bounded; each wait for more of it is.
 func (c *Conn) read() (m Message, err error) {
 	if _, err = c.r.Peek(1); err == nil {
-		_ = c.nc.SetReadDeadline(time.Now().Add(c.cfg.Timeout)) // a closed one fails when it is read
+		c.in.within(c.cfg.Timeout)
 		if m, err = readFrame(c.r, c.cfg.MaxMessage); err == nil {
-			_ = c.nc.SetReadDeadline(time.Time{})
+			c.in.within(0)
 		}
 	}
 	if err == nil {
@@ -130,25 +131,38 @@ func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
 // RemoteAddr is the peer's address.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
+// Received is how many bytes of messages have come from the peer. It grows while a long message
+// comes over a slow link, so it tells a slow peer from a dead one.
+func (c *Conn) Received() uint64 { return c.in.bytes.Load() }
+
 // Send sends the peer a message: body as JSON, or no body if it is nil. A kind has 1 to 32 bytes
-// and is not "error". If the peer does not read, Send waits until ctx ends or Config.Timeout is
-// over; after that the conversation cannot send any more.
+// and is not "error". If the peer does not read, Send waits until ctx ends or the peer has taken
+// nothing for Config.Timeout; after that the conversation cannot send any more.
 func (c *Conn) Send(ctx context.Context, kind string, body any) error {
-	switch {
-	case ctx == nil:
+	if ctx == nil {
 		return errNoContext
-	case kind == "" || len(kind) > maxKind || kind == errorKind:
-		return fmt.Errorf("%w: a message of kind %.40q: must be 1 to %d bytes, and not %q", verbs.ErrInvalid,
-			kind, maxKind, errorKind)
 	}
-	frame, err := appendFrame(nil, kind, body, c.cfg.MaxMessage)
+	f, err := Encode(kind, body)
 	if err != nil {
 		return err
 	}
-	if ctx.Err() != nil {
+	return c.SendFrame(ctx, f)
+}
+
+// SendFrame is Send with a message that is encoded already.
+func (c *Conn) SendFrame(ctx context.Context, f Frame) error {
+	switch size := len(f.bytes) - lengthLen; {
+	case ctx == nil:
+		return errNoContext
+	case size <= 0:
+		return fmt.Errorf("%w: the frame is empty: it must be from Encode", verbs.ErrInvalid)
+	case size > c.cfg.MaxMessage:
+		return fmt.Errorf("%w: message %q has %d bytes: at most %d (Config.MaxMessage)", verbs.ErrInvalid,
+			f.kind, size, c.cfg.MaxMessage)
+	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
-	err = c.write(ctx, frame, c.cfg.Timeout)
+	err := c.write(ctx, f.bytes, c.cfg.Timeout)
 	switch {
 	case err == nil:
 		return nil
@@ -157,7 +171,7 @@ func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return tooLate(c.cfg.Timeout, fmt.Sprintf("the peer to take %q", kind))
+		return tooLate(c.cfg.Timeout, fmt.Sprintf("the peer to take %q", f.kind))
 	case errors.Is(err, errCutOff):
 		return cmp.Or(c.Err(), err) // the peer's reason counts more, where it is known
 	}
@@ -167,7 +181,12 @@ func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	return c.explain(err, 0, "")
 }
 
-// write writes a frame within some time, the wait for its turn included.
+// pieceLen is how much of a frame is written at a time, each piece within the same time. In all, a
+// frame has as long as its peer needs, as long as that takes a piece now and then.
+const pieceLen = 16 << 10
+
+// write writes a frame. The wait for its turn and the first piece have some time together, each
+// further piece has it again.
 func (c *Conn) write(ctx context.Context, frame []byte, within time.Duration) error {
 	end := time.Now().Add(within)
 	if err := c.turn(ctx, within); err != nil {
@@ -177,19 +196,24 @@ func (c *Conn) write(ctx context.Context, frame []byte, within time.Duration) er
 	if c.broken {
 		return errCutOff
 	}
-	err := c.nc.SetWriteDeadline(end)
-	if err == nil {
-		cut := make(chan struct{})
-		stop := context.AfterFunc(ctx, func() {
-			_ = c.nc.SetWriteDeadline(time.Unix(1, 0))
-			close(cut)
-		})
-		var n int
-		n, err = c.nc.Write(frame)
-		if !stop() {
-			<-cut // otherwise it would cut off the next frame
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = c.nc.SetWriteDeadline(time.Unix(1, 0))
+		close(cut)
+	})
+	n, err := 0, error(nil)
+	for rest := frame; err == nil && len(rest) > 0; rest = rest[n:] {
+		if err = c.nc.SetWriteDeadline(end); err == nil && ctx.Err() != nil {
+			err = context.Cause(ctx) // perhaps it has set the deadline before
 		}
-		c.broken = err != nil && n > 0
+		if n = 0; err == nil {
+			n, err = c.nc.Write(rest[:min(len(rest), pieceLen)])
+		}
+		c.broken = err != nil && len(rest)-n < len(frame)
+		end = time.Now().Add(within)
+	}
+	if !stop() {
+		<-cut // otherwise it would cut off the next frame
 	}
 	if err != nil && c.isClosing() {
 		return ErrClosed
@@ -339,8 +363,8 @@ func (c *Conn) lastWords(why error) {
 	end := time.Now().Add(patience)
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	frame, err := appendFrame(nil, errorKind, errorBody{peertext.Clean(why.Error())}, c.cfg.MaxMessage)
-	if err != nil || c.write(context.Background(), frame, patience) != nil {
+	f, err := encode(errorKind, errorBody{peertext.Clean(why.Error())})
+	if err != nil || c.write(context.Background(), f.bytes, patience) != nil {
 		return
 	}
 	if half, ok := c.nc.(interface{ CloseWrite() error }); ok {

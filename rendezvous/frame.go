@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"sync/atomic"
+	"time"
 
 	"ibverbx/internal/peertext"
 	"ibverbx/verbs"
@@ -44,31 +47,48 @@ func (m *Message) expect(kinds []string) error {
 	return fmt.Errorf("%w: message %q came in place of %q", ErrProtocol, m.Kind, kinds[0])
 }
 
-// appendFrame appends the frame of a message.
-func appendFrame(dst []byte, kind string, body any, limit int) ([]byte, error) {
-	m := Message{Kind: kind}
-	var err error
-	if body != nil {
-		if m.Body, err = json.Marshal(body); err != nil {
-			return dst, fmt.Errorf("message %q: %w", kind, err)
-		}
+// Frame is an encoded message, which can be sent to any number of peers: see [Conn.SendFrame].
+type Frame struct {
+	kind  string
+	bytes []byte // with the length in front
+}
+
+// lengthLen is the number of bytes ahead of a message, which are its length.
+const lengthLen = 4
+
+// Encode encodes a message of the kind and the body that [Conn.Send] takes.
+func Encode(kind string, body any) (Frame, error) {
+	if kind == "" || len(kind) > maxKind || kind == errorKind {
+		return Frame{}, fmt.Errorf("%w: a message of kind %.40q: must be 1 to %d bytes, and not %q",
+			verbs.ErrInvalid, kind, maxKind, errorKind)
 	}
-	text, err := json.Marshal(m)
+	return encode(kind, body)
+}
+
+// encode is Encode for any kind. It writes the JSON of a Message around that of the body, which
+// json.Marshal would read and copy once more.
+func encode(kind string, body any) (Frame, error) {
+	name, err := json.Marshal(kind)
+	var text []byte
+	if err == nil && body != nil {
+		text, err = json.Marshal(body)
+	}
 	if err != nil {
-		return dst, fmt.Errorf("message %q: %w", kind, err)
+		return Frame{}, fmt.Errorf("message %q: %w", kind, err)
 	}
-	if len(text) > limit {
-		return dst, fmt.Errorf("%w: message %q has %d bytes: at most %d (Config.MaxMessage)",
-			verbs.ErrInvalid,
-			kind, len(text), limit)
+	b := make([]byte, lengthLen, lengthLen+len(`{"kind":,"body":}`)+len(name)+len(text))
+	b = append(append(b, `{"kind":`...), name...)
+	if body != nil {
+		b = append(append(b, `,"body":`...), text...)
 	}
-	dst = binary.BigEndian.AppendUint32(dst, uint32(len(text)))
-	return append(dst, text...), nil
+	b = append(b, '}')
+	binary.BigEndian.PutUint32(b, uint32(len(b)-lengthLen))
+	return Frame{kind, b}, nil
 }
 
 // readFrame reads a message. Its memory grows with what has come, not with what was announced.
 func readFrame(r io.Reader, limit int) (m Message, err error) {
-	var head [4]byte
+	var head [lengthLen]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return m, err
 	}
@@ -91,4 +111,33 @@ func readFrame(r io.Reader, limit int) (m Message, err error) {
 		return m, fmt.Errorf("%w: a message of kind %.40q", ErrProtocol, m.Kind)
 	}
 	return m, nil
+}
+
+// incoming is a connection as its Conn reads it. It counts the bytes that come, and in the midst of
+// a message each of them prolongs the wait for the next.
+type incoming struct {
+	nc      net.Conn
+	timeout time.Duration // between two reads of a message; 0 ahead of it. The reader owns it
+	bytes   atomic.Uint64
+}
+
+// within bounds each wait for bytes; 0 is no bound.
+func (i *incoming) within(timeout time.Duration) {
+	var end time.Time
+	if i.timeout = timeout; timeout > 0 {
+		end = time.Now().Add(timeout)
+	}
+	_ = i.nc.SetReadDeadline(end) // a closed one fails when it is read
+}
+
+// Read reads from the connection.
+func (i *incoming) Read(p []byte) (n int, err error) {
+	n, err = i.nc.Read(p)
+	if n > 0 {
+		i.bytes.Add(uint64(n))
+		if i.timeout > 0 {
+			i.within(i.timeout)
+		}
+	}
+	return n, err
 }

@@ -124,7 +124,8 @@ func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 // begin exchanges the greetings. Nothing further is read until run is called. After an error the
 // connection is closed.
 func begin(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
-	c := &Conn{nc: nc, r: bufio.NewReader(nc), cfg: cfg, inbox: make(chan Message, inboxLen),
+	in := &incoming{nc: nc}
+	c := &Conn{nc: nc, in: in, r: bufio.NewReader(in), cfg: cfg, inbox: make(chan Message, inboxLen),
 		closing: make(chan struct{}), done: make(chan struct{}), writing: make(chan struct{}, 1)}
 	if err := c.greet(ctx); err != nil {
 		_ = nc.Close()

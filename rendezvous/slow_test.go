@@ -1,0 +1,111 @@
+package rendezvous
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// overPipe begins a conversation whose peer is the test, which reads and writes the connection.
+func overPipe(t *testing.T, cfg Config) (c *Conn, peer net.Conn) {
+	t.Helper()
+	nc, peer := net.Pipe()
+	t.Cleanup(func() { _ = peer.Close() })
+	go func() { _, _ = peer.Write(greeting(wireVersion, "")) }()
+	go func() { _, _ = io.ReadFull(peer, make([]byte, headLen)) }()
+	c, err := Start(t.Context(), nc, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c, peer
+}
+
+// A message that comes piece by piece is received however long it takes; one of which nothing more
+// comes ends the conversation.
+func TestMessageComesSlowly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, peer := overPipe(t, Config{Timeout: time.Second})
+		text := frame(`{"kind":"word","body":"slow"}`)
+		began := time.Now()
+		go func() {
+			for i := range text + text[:9] {
+				_, _ = io.WriteString(peer, (text + text[:9])[i:i+1])
+				time.Sleep(time.Second * 3 / 4)
+			}
+		}()
+		m, err := c.Next(t.Context())
+		if took := time.Since(began); err != nil || m.Kind != "word" || took < 20*time.Second {
+			t.Errorf("after %v: %q, %v", took, m.Kind, err)
+		}
+		if got := c.Received(); got != uint64(len(text)) {
+			t.Errorf("%d bytes are counted, of %d", got, len(text))
+		}
+		began = time.Now()
+		if m, err = c.Next(t.Context()); !errors.Is(err, ErrTimeout) || time.Since(began) > 8*time.Second {
+			t.Errorf("half of a message, after %v: %q, %v", time.Since(began), m.Kind, err)
+		}
+	})
+}
+
+// A Send lasts as long as the peer takes pieces of the message, and no longer.
+func TestMessageGoesSlowly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, peer := overPipe(t, Config{Timeout: time.Second})
+		long := strings.Repeat("x", 10*pieceLen)
+		taken := make(chan struct{})
+		go func() {
+			defer close(taken)
+			got, piece := []byte(nil), make([]byte, pieceLen)
+			for want := lengthLen; len(got) < want; time.Sleep(time.Second * 3 / 4) {
+				n, err := peer.Read(piece)
+				if got = append(got, piece[:n]...); err != nil || n == 0 {
+					t.Errorf("%d bytes, %v", n, err)
+					return
+				}
+				want = lengthLen + int(binary.BigEndian.Uint32(got))
+			}
+			if !bytes.Contains(got, []byte(long)) {
+				t.Errorf("%d other bytes came", len(got))
+			}
+		}()
+		began := time.Now()
+		if err := c.Send(t.Context(), "long", long); err != nil || time.Since(began) < 5*time.Second {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		<-taken
+		began = time.Now()
+		if err := c.Send(t.Context(), "long", long); !errors.Is(err, ErrTimeout) ||
+			time.Since(began) > 2*time.Second {
+			t.Errorf("nobody reads, after %v: %v", time.Since(began), err)
+		}
+	})
+}
+
+// A frame that is encoded once goes to several peers, each with its own limit.
+func TestFrameGoesToMany(t *testing.T) {
+	f, err := Encode("word", "the same")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		a, b := pair(t, Config{})
+		said := ""
+		err := errors.Join(a.SendFrame(t.Context(), f), b.Receive(t.Context(), "word", &said))
+		if err != nil || said != "the same" {
+			t.Errorf("%q, %v", said, err)
+		}
+	}
+	a, _ := pair(t, Config{MaxMessage: 10})
+	for f, says := range map[*Frame]string{&f: "at most 10 (Config.MaxMessage)", {}: "must be from Encode"} {
+		if err := a.SendFrame(t.Context(), *f); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v: does not say %q", err, says)
+		}
+	}
+}
