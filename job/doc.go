@@ -58,7 +58,7 @@
 // which each is the only one by those of another; another job, or another program, at rank 0's
 // port; ranks that do not come within Config.Wait.
 //
-// # What there is
+// # What it offers
 //
 // AllGather, Barrier, and a store: Put sets a value, and Get waits for a value and reads it
 // anywhere. They are for setting up: everything passes through rank 0, as JSON over TCP. A [Job]

@@ -36,8 +36,8 @@
 //     the peer has sent hold no control characters and are bounded in length.
 //   - A [Listener] greets all peers that come at the same time. Strangers, silence, noise and slow
 //     clients cost it no more than Config.MaxGreetings connections at a time, and keep no client
-//     out: if there are more, the oldest unfinished greeting is dropped. Accept returns only
-//     conversations that have begun.
+//     out: if there are more, they wait until a greeting ends, or the oldest is a second old and is
+//     dropped. Accept returns only conversations that have begun.
 //   - What one end finds wrong is sent to the other, which returns it as a [*PeerError].
 //
 // # Who may connect
