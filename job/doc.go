@@ -69,8 +69,9 @@
 // Its connection to rank 0 ends, and within moments the calls of every other process return a
 // [*RankError] that names it, its host and its process id, including a Join that has not returned
 // yet. [Job.Done] informs programs that are in no call. A host that vanishes without closing
-// connections is taken for dead after Config.Patience. When rank 0 dies all processes notice. A
-// process that gives up calls [Job.Fail], and the others learn the reason.
+// connections is taken for dead after Config.Patience. When rank 0 dies all processes notice; one
+// that was only stopped learns from them, when it goes on, that it was taken for dead. A process
+// that gives up calls [Job.Fail], and the others learn the reason.
 //
 // A process that dies before it has joined counts as missing: the others learn its rank after
 // Config.Wait. Launchers end the others earlier.

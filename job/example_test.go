@@ -93,7 +93,7 @@ func ExampleJob_Fail() {
 	other.Wait()
 	_ = j.Close() // the job has failed, as was said
 	// Output:
-	// rank 1 gave up (true): no memory for the heap
+	// rank 1 gave up (true): the process has given up: no memory for the heap
 }
 
 // Find says what Join would do, and by which variables.

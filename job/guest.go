@@ -61,8 +61,10 @@ func (g *guest) write() {
 		g.s.mu.Unlock()
 		for _, m := range batch {
 			if err := g.conn.Send(g.s.ctx, m.kind, m.body); err != nil {
-				_ = g.conn.Close() // read notices
-				g.lost(fmt.Errorf("%w: it does not take what it is told", ErrDied))
+				if g.conn.Err() == nil { // otherwise read knows why, and may still have messages to handle
+					g.lost(fmt.Errorf("%w: it does not take what it is told", ErrDied))
+					_ = g.conn.Close()
+				}
 				return
 			}
 			if m.kind == kindEnd {
@@ -116,6 +118,16 @@ func (g *guest) handle(m rendezvous.Message) error {
 		if !s.over {
 			s.contribute(g, &c)
 		}
+		return nil
+	case kindEnd:
+		var v verdict
+		if err := m.Decode(&v); err != nil {
+			return err
+		}
+		if v.Process == nil {
+			v.Process = &g.Process
+		}
+		s.fail(v.err())
 		return nil
 	case kindLeave:
 		s.mu.Lock()

@@ -180,7 +180,8 @@ func (m *member) listen() {
 		if !errors.As(err, &of) && !errors.Is(err, ErrAbsent) {
 			err = &RankError{m.rank0(), ended(err)}
 		}
-		m.end(err)
+		m.hangUp(err)
+		m.conn.Fail(err) // unless rank 0 has gone, it may still have to read why
 	}
 	_ = m.conn.Close()
 }
@@ -435,8 +436,27 @@ func (m *member) leave() {
 	_ = m.conn.Close()
 }
 
-// giveUp tells rank 0, and with it all, why this process gives up.
+// giveUp ends the job because this process gives up.
 func (m *member) giveUp(why error) {
-	m.end(&RankError{self(m.place.Rank), fmt.Errorf("%w: %w", ErrFailed, why)})
-	m.conn.Fail(why)
+	m.hangUp(&RankError{self(m.place.Rank), fmt.Errorf("%w: %w", ErrFailed, why)})
+	time.AfterFunc(lateness, func() { _ = m.conn.Close() }) // unless rank 0 has answered, and listen has
+}
+
+// parting is the time that a process takes to say why it hangs up.
+const parting = 100 * time.Millisecond
+
+// hangUp tells rank 0, and with it all, why the job has failed, unless it knows, and ends all
+// calls. A rank 0 that was stopped thus learns when it goes on that it was taken for dead itself.
+func (m *member) hangUp(why error) {
+	select {
+	case <-m.gone:
+		return
+	default:
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), parting)
+	defer cancel()
+	if m.conn.Err() == nil {
+		_ = m.conn.Send(ctx, kindEnd, verdictOf(why))
+	}
+	m.end(why)
 }

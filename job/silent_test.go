@@ -50,6 +50,60 @@ func TestSilence(t *testing.T) {
 	})
 }
 
+// A process that hears nothing of rank 0 tells it so before it hangs up: a rank 0 that was stopped,
+// and goes on, does not take that process for dead.
+func TestHangUp(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, 2)
+	cfg.Rank, cfg.Patience = 1, 200*time.Millisecond
+	l, err := rendezvous.Listen(t.Context(), cfg.Address,
+		rendezvous.Config{Protocol: "ibverbx job/1 " + cfg.Job})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	joined := make(chan error, 1)
+	go func() {
+		_, err := job.Join(t.Context(), cfg)
+		joined <- err
+	}()
+	c, err := l.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for kind := ""; kind != "end"; {
+		m, err := c.Next(t.Context())
+		if err != nil {
+			t.Fatalf("it did not say why it hangs up: %v", err)
+		}
+		kind = m.Kind
+	}
+	if err := <-joined; !errors.Is(err, job.ErrDied) {
+		t.Error(err)
+	}
+}
+
+// Rank 0 believes a process that says that rank 0 was silent.
+func TestSilentRank0(t *testing.T) {
+	cfg := config(t, 3)
+	var c *rendezvous.Conn
+	defer func() { _ = c.Close() }()
+	for i, err := range each(t, ranks(cfg)[:2], func(ctx context.Context, j *job.Job) error {
+		return j.Barrier(ctx)
+	}, func() (err error) {
+		if c, err = stranger(t.Context(), &cfg, 2); err != nil {
+			return err
+		}
+		return c.Send(t.Context(), "end",
+			map[string]any{"rank": 0, "host": "node1", "pid": 1, "code": "died"})
+	}) {
+		if err := blame(err, 0, job.ErrDied); err != nil {
+			t.Errorf("process %d: %v", i, err)
+		}
+	}
+}
+
 // Processes that compute, or wait, for longer than Patience are alive.
 func TestPatience(t *testing.T) {
 	t.Parallel()

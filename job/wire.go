@@ -24,7 +24,7 @@ const (
 	kindAnswer = "answer" // to a request
 	kindLeave  = "leave"  // this process closes the job
 	kindBye    = "bye"    // the process may go; or rank 0 leaves
-	kindEnd    = "end"    // verdict: the job has failed
+	kindEnd    = "end"    // verdict: the job has failed; of a process: it gives up, or rank 0 is silent
 )
 
 type hello struct {
