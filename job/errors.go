@@ -24,7 +24,9 @@ var (
 	// ErrMismatch: the processes differ in what they take to be the same: the size of the job, a
 	// rank, the collective call that they make.
 	ErrMismatch = errors.New("the processes of the job disagree")
-	// ErrAbsent: some processes have not come within Config.Wait. The error names their ranks.
+	// ErrAbsent: some processes have not come within Config.Wait, or have not entered a collective
+	// call before the deadline of another one's context. The error names their ranks, and if it is
+	// one process and has joined, it is a [*RankError].
 	ErrAbsent = errors.New("not all processes of the job have come")
 	// ErrFull: the store has no room for a value.
 	ErrFull = errors.New("the store is full")
@@ -66,6 +68,13 @@ func (e *RankError) Error() string { return e.String() + ": " + e.Err.Error() }
 
 // Unwrap returns why.
 func (e *RankError) Unwrap() error { return e.Err }
+
+// abandoned is the error of a collective call that was given up: rank 0's verdict, whose text has
+// why, and that itself for errors.Is.
+type abandoned struct{ verdict, err error }
+
+func (e *abandoned) Error() string   { return e.verdict.Error() }
+func (e *abandoned) Unwrap() []error { return []error{e.verdict, e.err} }
 
 // verdict is why the job has failed, as it travels: a RankError or, without a Process, another
 // error.

@@ -129,6 +129,17 @@ func (g *guest) handle(m rendezvous.Message) error {
 		}
 		s.fail(v.err())
 		return nil
+	case kindQuit:
+		var q quit
+		if err := m.Decode(&q); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !s.over {
+			s.giveUp(g, &q)
+		}
+		return nil
 	case kindLeave:
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -128,7 +128,9 @@ func (j *Job) route() route {
 
 // AllGather passes mine to all processes, and returns what each has passed, in the order of their
 // ranks. It is a shmem.Config.Exchange. Any error, also that of ctx, ends the job for all
-// processes, because they are then out of step. The result belongs to the caller.
+// processes, because they are then out of step. If the deadline of ctx passes, the error is also
+// ErrAbsent, and all processes learn which ranks have not entered the call; rank 0 has up to two
+// seconds to say so. The result belongs to the caller.
 func (j *Job) AllGather(ctx context.Context, mine []byte) ([][]byte, error) {
 	return j.gather(ctx, "all-gather", mine)
 }

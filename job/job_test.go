@@ -217,30 +217,6 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// A collective call whose context ends takes the process out of step, and ends the job for all.
-func TestCollectiveCallGivenUp(t *testing.T) {
-	allRight(t, each(t, ranks(config(t, 3)), func(ctx context.Context, j *job.Job) error {
-		if j.Rank() == 0 { // comes too late
-			<-j.Done()
-			return blame(j.Err(), 2, job.ErrFailed)
-		}
-		mine := ctx
-		if j.Rank() == 2 {
-			var cancel context.CancelFunc
-			mine, cancel = context.WithTimeout(ctx, 50*time.Millisecond)
-			defer cancel()
-		}
-		err := j.Barrier(mine)
-		if j.Rank() == 2 {
-			if !errors.Is(err, context.DeadlineExceeded) {
-				return err
-			}
-			err = j.Err()
-		}
-		return blame(err, 2, job.ErrFailed)
-	}))
-}
-
 // What cannot be one job is refused, with both sides of the contradiction.
 func TestContradictions(t *testing.T) {
 	t.Parallel()

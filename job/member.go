@@ -345,7 +345,7 @@ func (m *member) gather(ctx context.Context, op string, seq uint64, mine []byte)
 	m.gathers = g
 	m.mu.Unlock()
 	if err := m.send(ctx, kindGather, contribution{seq, op, mine}); err != nil {
-		return nil, m.abandon(op, err)
+		return nil, m.abandon(ctx, op, seq, err)
 	}
 	select {
 	case <-g.done:
@@ -358,17 +358,34 @@ func (m *member) gather(ctx context.Context, op string, seq uint64, mine []byte)
 		}
 		return nil, m.reason()
 	case <-ctx.Done():
-		return nil, m.abandon(op, context.Cause(ctx))
+		return nil, m.abandon(ctx, op, seq, context.Cause(ctx))
 	}
 }
 
-// abandon ends the job because this process has given up a collective call.
-func (m *member) abandon(op string, err error) error {
+// abandon ends the job because this process has given up a collective call. Rank 0 knows who has
+// not entered it, and answers with a verdict that names them.
+func (m *member) abandon(ctx context.Context, op string, seq uint64, err error) error {
+	late := errors.Is(ctx.Err(), context.DeadlineExceeded)
+	wait := parting
+	if late {
+		wait = lateness
+	}
+	answer, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	if m.conn.Send(answer, kindQuit, quit{seq, op, late, err.Error()}) == nil {
+		select {
+		case <-m.gone:
+		case <-answer.Done():
+		}
+	}
 	select {
 	case <-m.gone:
+		return &abandoned{verdict: m.reason(), err: err}
 	default:
-		m.giveUp(fmt.Errorf("%s: %w", op, err))
 	}
+	err = fmt.Errorf("%w: %v, which knows who has not entered %s %d, does not answer", err, m.rank0(), op,
+		seq)
+	m.giveUp(err)
 	return err
 }
 

@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"ibverbx/internal/peertext"
+	"ibverbx/internal/roster"
 	"ibverbx/rendezvous"
 )
 
@@ -274,23 +274,8 @@ func (s *server) attend() {
 func (s *server) missing() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	const most = 20
-	var ranks []string
-	for rank, g := range s.guests {
-		if g == nil && len(ranks) < most {
-			ranks = append(ranks, fmt.Sprint(rank))
-		}
-	}
-	switch n := s.place.Size - s.joined; {
-	case n == 0:
-		return ""
-	case n > most:
-		return fmt.Sprintf("ranks %s and %d more of %d are missing", strings.Join(ranks, ", "), n-most,
-			s.place.Size)
-	case n == 1:
-		return fmt.Sprintf("rank %s of %d is missing", ranks[0], s.place.Size)
-	}
-	return fmt.Sprintf("ranks %s of %d are missing", strings.Join(ranks, ", "), s.place.Size)
+	return roster.Late("rank", s.place.Size, func(rank int) bool { return s.guests[rank] == nil },
+		"is missing", "are missing")
 }
 
 // fail ends the job for all.
@@ -386,6 +371,34 @@ func (s *server) contribute(g *guest, c *contribution) {
 		}
 		s.sendAll(kindRows, json.RawMessage(part))
 		first = next
+	}
+}
+
+// giveUp handles that a process gives up a collective call. If the time of its context was over,
+// those are to blame who have not entered the call. mu is held.
+func (s *server) giveUp(g *guest, q *quit) {
+	name := fmt.Sprintf("%s %d", peertext.Line(q.Op, maxKey), q.Seq)
+	late, last, who := 0, g, ""
+	if c := s.call; c != nil && c.seq == q.Seq { // otherwise it is complete
+		who = roster.Late("rank", s.place.Size, func(rank int) bool {
+			if c.has[rank] || rank == g.Rank {
+				return false
+			}
+			late, last = late+1, s.guests[rank]
+			return true
+		}, "has not entered "+name, "have not entered "+name)
+	}
+	why := peertext.Clean(q.Text)
+	switch {
+	case late == 0:
+		s.failLocked(&RankError{g.Process, fmt.Errorf("%w: %s: %s", ErrFailed, name, why)})
+	case !q.Late:
+		s.failLocked(&RankError{g.Process, fmt.Errorf("%w: %s: %s; %s", ErrFailed, name, why, who)})
+	case late == 1:
+		s.failLocked(&RankError{last.Process, &said{fmt.Sprintf("it has not entered %s; %v stopped waiting: "+
+			"%s", name, g.Process, why), ErrAbsent}})
+	default:
+		s.failLocked(&said{fmt.Sprintf("%s; %v stopped waiting: %s", who, g.Process, why), ErrAbsent})
 	}
 }
 

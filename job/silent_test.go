@@ -3,6 +3,8 @@ package job_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -160,4 +162,72 @@ func TestMisbehaviour(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A collective call whose context ends takes the process out of step, and ends the job for all. If
+// its deadline has passed, those are named who have not entered the call, otherwise who gave up.
+func TestCollectiveCallGivenUp(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		late  int // ranks below it do not enter the call
+		ends  error
+		says  string
+		blame int // the rank of a RankError; -1 for none
+		kind  error
+	}{
+		"a straggler": {1, context.DeadlineExceeded, "rank 0 (HOST): it has not entered barrier 2; rank 3 " +
+			"(HOST) stopped waiting: context deadline exceeded", 0, job.ErrAbsent},
+		"two stragglers": {2, context.DeadlineExceeded, "ranks 0, 1 of 4 have not entered barrier 2; " +
+			"rank 3 (HOST) stopped waiting: context deadline exceeded", -1, job.ErrAbsent},
+		"canceled": {2, context.Canceled, "rank 3 (HOST): the process has given up: barrier 2: context " +
+			"canceled; ranks 0, 1 of 4 have not entered barrier 2", 3, job.ErrFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			patiently(t, 50*time.Millisecond, func(wait time.Duration) error {
+				return errors.Join(each(t, ranks(config(t, 4)), func(ctx context.Context, j *job.Job) error {
+					if err := j.Barrier(ctx); err != nil {
+						return err
+					}
+					rank, err := j.Rank(), error(nil)
+					switch {
+					case rank < test.late:
+						<-j.Done()
+						err = j.Err()
+					case rank == 3:
+						ctx, cancel := givenUp(ctx, wait, test.ends)
+						defer cancel()
+						if err = j.Barrier(ctx); !errors.Is(err, test.ends) {
+							return fmt.Errorf("rank 3: %w", err)
+						}
+					default:
+						err = j.Barrier(ctx)
+					}
+					self := j.Process(rank)
+					at := fmt.Sprintf("%s, pid %d", self.Host, self.PID)
+					says := strings.ReplaceAll(test.says, "HOST", at)
+					if text := strings.TrimPrefix(err.Error(), "job: barrier: "); text != says {
+						return fmt.Errorf("rank %d: %q, want %q", rank, text, says)
+					}
+					var of *job.RankError
+					if errors.As(err, &of) != (test.blame >= 0) || of != nil && of.Rank != test.blame ||
+						!errors.Is(err, test.kind) {
+						return fmt.Errorf("rank %d: %#v", rank, err)
+					}
+					return nil
+				})...)
+			})
+		})
+	}
+}
+
+// givenUp returns a context that ends after some time, because of a deadline or because it is
+// canceled.
+func givenUp(ctx context.Context, after time.Duration, why error) (context.Context, context.CancelFunc) {
+	if errors.Is(why, context.DeadlineExceeded) {
+		return context.WithTimeout(ctx, after)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	timer := time.AfterFunc(after, cancel)
+	return ctx, func() { timer.Stop(); cancel() }
 }

@@ -18,6 +18,7 @@ const (
 	kindAlive  = "alive"  // nothing: still here
 	kindGather = "gather" // contribution to a collective call
 	kindRows   = "rows"   // part of all contributions
+	kindQuit   = "quit"   // quit: the process gives up a collective call
 	kindPut    = "put"    // request
 	kindGet    = "get"    // request
 	kindForget = "forget" // request: a get whose answer is no longer awaited
@@ -43,6 +44,13 @@ type rows struct {
 	Seq   uint64   `json:"seq"`
 	First int      `json:"first"`
 	Data  [][]byte `json:"data"`
+}
+
+type quit struct {
+	Seq  uint64 `json:"seq"`
+	Op   string `json:"op"`
+	Late bool   `json:"late"` // the deadline of its context has passed
+	Text string `json:"text"` // why its context has ended
 }
 
 type request struct {
