@@ -33,8 +33,9 @@ type Config struct {
 	RoCE roce.Config
 	// Soft configures software NICs.
 	Soft soft.Config
-	// Logger logs which NICs were opened, and why, at DEBUG, and at INFO only that sockets were
-	// taken because no RDMA device can be used; nil is slog.Default.
+	// Logger logs which NICs were opened, and why, at DEBUG. At INFO it logs one line: that sockets
+	// take the place of RDMA NICs, when they are first used, and in a job only at rank 0. Nil is
+	// slog.Default.
 	Logger *slog.Logger
 	// Sources are further providers. A source with the name of a built-in provider replaces it.
 	Sources []Source

@@ -9,8 +9,9 @@
 //
 // With the zero [Config] a host takes its real NICs (package verbs/rdmacore). A NIC is usable if it
 // can be opened and has an active port. If there is no RDMA device, no libibverbs, or no active
-// port, the host takes package verbs/roce. It logs the choice and the reason, and [Host.Name],
-// [Host.Instead] and [Host.LeftOut] return them. NICs that exist but cannot be opened, for instance
+// port, the host takes package verbs/roce and logs "no RDMA NIC here: using UDP sockets", in a job
+// only at rank 0. [Host.Name], [Host.Instead] and [Host.LeftOut] return the choice and the reason,
+// which are also logged at DEBUG. NICs that exist but cannot be opened, for instance
 // for lack of a permission, are an error: a program that silently runs at a hundredth of its speed
 // helps nobody.
 //

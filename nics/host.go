@@ -24,6 +24,7 @@ type Host struct {
 	usable  []verbs.Device // the NICs of named with a port that is up, unless the configuration names NICs
 	instead error
 	leftOut error
+	once    sync.Once // of logSockets
 
 	mu  sync.Mutex
 	at  map[netip.Addr]verbs.Provider // NICs of roce by address; the zero address: all of the host
@@ -166,18 +167,34 @@ func (c *Config) mayTakeSockets(why error) error {
 	return fmt.Errorf("%w; to make NICs of interfaces or addresses take provider %s", why, RoCE)
 }
 
-// log logs which NICs were opened and why. Each process of a job does it: a user who has not asked
-// sees a line only where sockets have taken the place of real NICs.
+// log logs which NICs were opened and why.
 func (h *Host) log() {
 	args := []any{"provider", h.cfg.Provider, "nics", h.String()}
 	if h.instead != nil {
-		h.cfg.Logger.Info("ibverbx: no RDMA device can be used: NICs are made of UDP sockets")
 		args = append(args, "because", h.instead)
 	}
 	h.cfg.Logger.Debug("ibverbx: NICs opened", args...)
 	if h.leftOut != nil {
 		h.cfg.Logger.Warn("ibverbx: NICs left out", "because", h.leftOut)
 	}
+}
+
+// logSockets logs once that sockets have taken the place of real NICs, when they are first used: by
+// then the route may tell that this process is one of many in a job, of which rank 0 says it.
+func (h *Host) logSockets(r Route) {
+	if h.instead == nil {
+		return
+	}
+	h.once.Do(func() {
+		if j, ok := r.(interface{ Rank() int }); ok && j.Rank() != 0 {
+			return
+		}
+		why := "no RDMA NIC here has a port that is up"
+		if errors.Is(h.instead, verbs.ErrNotSupported) {
+			why = "no RDMA NIC here"
+		}
+		h.cfg.Logger.Info("ibverbx: " + why + ": using UDP sockets")
+	})
 }
 
 // Name is the name of the provider: Real, RoCE, Soft, or that of a Source.
@@ -225,6 +242,7 @@ func (h *Host) String() string {
 // then occur twice, which [ibverbx.NewDomain] refuses: to have all of them in a domain, call
 // Devices before you meet a peer.
 func (h *Host) Devices() ([]verbs.Device, error) {
+	h.logSockets(nil)
 	if h.named == nil {
 		return prefixed(h.allSockets())
 	}
@@ -239,6 +257,7 @@ func (h *Host) Reaching(r Route) ([]verbs.Device, error) {
 
 // reaching is Reaching, whose errors do not name the package.
 func (h *Host) reaching(r Route) ([]verbs.Device, error) {
+	h.logSockets(r)
 	if h.named != nil {
 		return append([]verbs.Device(nil), h.usable...), nil
 	}

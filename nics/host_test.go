@@ -96,7 +96,7 @@ func hostWith(t *testing.T, why error, devices func(all []verbs.Device) []verbs.
 
 // Real NICs are taken where there is a usable one, and those of roce where there is none: no
 // device, no libibverbs, no link. What is there and cannot be opened is an error. The choice is
-// logged, and can be asked for; at INFO a single line says that sockets were taken.
+// logged, and can be asked for.
 func TestWhichProvider(t *testing.T) {
 	denied := errors.New("open device: mlx5_0: permission denied")
 	both := func(all []verbs.Device) []verbs.Device { return all }
@@ -187,10 +187,6 @@ func TestWhichProvider(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer h.Close()
-			lines := strings.Count(said.String(), "level=INFO")
-			if lines > 1 || (lines == 1) != (h.Instead() != nil) {
-				t.Errorf("%d lines at INFO, where sockets are taken because %v: %s", lines, h.Instead(), said)
-			}
 			why := errors.Join(h.Instead(), h.LeftOut())
 			if h.Name() != tt.provider || !strings.Contains(said.String(), tt.log) ||
 				tt.text != "" && (why == nil || !strings.Contains(why.Error(), tt.text)) ||
@@ -200,6 +196,67 @@ func TestWhichProvider(t *testing.T) {
 				t.Errorf("%s, because %v, logged %s", h.Name(), why, said)
 			}
 		})
+	}
+}
+
+// ranked is the route to a job, at one of its ranks.
+type ranked struct {
+	nics.Route
+	rank int
+}
+
+func (r ranked) Rank() int { return r.rank }
+
+// At INFO a single line says that sockets are used, when they are; in a job rank 0 alone says it.
+func TestLineAboutSockets(t *testing.T) {
+	allDown := func(all []verbs.Device) []verbs.Device { return []verbs.Device{down{all[0]}} }
+	a, b := met(t)
+	const noNIC = "ibverbx: no RDMA NIC here: using UDP sockets"
+	for name, c := range map[string]struct {
+		why     error
+		devices func([]verbs.Device) []verbs.Device
+		route   nics.Route
+		want    string
+	}{
+		"two processes": {fmt.Errorf("%w: errno 2", rdmacore.ErrNoDevice), nil, a, noNIC},
+		"no library":    {rdmacore.ErrNoLibrary, nil, b, noNIC},
+		"no link": {nil, allDown, a,
+			"ibverbx: no RDMA NIC here has a port that is up: using UDP sockets"},
+		"rank 0":    {rdmacore.ErrNoDevice, nil, ranked{a, 0}, noNIC},
+		"rank 1":    {rdmacore.ErrNoDevice, nil, ranked{b, 1}, ""},
+		"no route":  {rdmacore.ErrNoDevice, nil, nil, noNIC},
+		"real NICs": {nil, func(all []verbs.Device) []verbs.Device { return all }, a, ""},
+	} {
+		cfg, _ := hostWith(t, c.why, c.devices)
+		var said bytes.Buffer
+		cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
+		h, err := nics.Open(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said.Len() != 0 {
+			t.Errorf("%s: logged before a NIC is used: %s", name, &said)
+		}
+		for range 2 {
+			if c.route != nil {
+				_, err = h.Reaching(c.route)
+			} else {
+				_, err = h.Devices()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, got, _ := strings.Cut(said.String(), "level=INFO ")
+		if c.want != "" {
+			c.want = fmt.Sprintf("msg=%q\n", c.want)
+		}
+		if got != c.want {
+			t.Errorf("%s: logged %q, want %q", name, got, c.want)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

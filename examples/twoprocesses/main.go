@@ -48,7 +48,7 @@ func main() {
 
 // run meets the other process, connects, and does its part.
 func run(ctx context.Context, listen, dial string) error {
-	host, err := nics.Open(nics.Config{}) // logs which NICs
+	host, err := nics.Open(nics.Config{}) // real NICs, or else UDP sockets
 	if err != nil {
 		return err
 	}
