@@ -49,9 +49,9 @@ func TestWrongFlags(t *testing.T) {
 		"perf here -p 70000":                  "--port 70000: must be 1 to 65535",
 		"perf -n 0":                           "--iters 0: must be at least 1",
 		"perf -D 0":                           "--duration 0s: must be at least 1ns",
-		"perf -s -1":                          `got "-1"`,
+		"perf -s -1":                          "--size -1: must not be negative\n",
 		"perf --sizes=-1":                     `size "-1"`,
-		"perf -q -1":                          `perhaps try --qps="-1"?`,
+		"perf -q -1":                          "--qps -1: must not be negative\n",
 		"perf --qps=-1":                       "--qps -1: must be 1 to",
 		"perf -x 3": "--gid-index 3: port 1 of soft0 has the " +
 			"entries 0 to 1",

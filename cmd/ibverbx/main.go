@@ -22,6 +22,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -154,6 +155,7 @@ func run(c *console, args []string) (code int) {
 		if strings.HasPrefix(why, "unknown flag -") && !strings.HasPrefix(why, "unknown flag --") {
 			why, _, _ = strings.Cut(why, ", did you mean") // one of all letters
 		}
+		why = negative.ReplaceAllString(why, "$1 $2: must not be negative")
 		var wrong *kong.ParseError
 		if errors.As(err, &wrong) && wrong.Context.Selected() != nil {
 			command = wrong.Context.Selected().FullPath()
@@ -186,6 +188,9 @@ func (c *console) fail(err error) (code int) {
 	}
 	return code
 }
+
+// negative is what kong says of a negative number, which it takes for a flag.
+var negative = regexp.MustCompile(`^(--[a-z-]+): expected .* value but got "(-[0-9][^"]*)".*`)
 
 type versionCmd struct{}
 

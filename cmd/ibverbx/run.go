@@ -76,6 +76,8 @@ func (f *runCmd) Run(c *console) error {
 		return usage("--grace %v: must not be negative", f.Grace)
 	case len(program) == 0:
 		return usage("no program: ibverbx run -n 4 PROGRAM ARGS")
+	case program[0] == "": // as env and timeout end
+		return &exitError{exitMissing, errors.New("the program's name is empty")}
 	}
 	j := launch.Job{N: f.Processes, Program: program[0], Args: program[1:], Stdout: c.out, Stderr: c.err,
 		Grace: f.Grace, Plain: f.Plain,
@@ -88,7 +90,7 @@ func (f *runCmd) Run(c *console) error {
 	case errors.Is(err, syscall.EPIPE):
 		return &exitError{exitBroken, errors.New("nobody reads the output any more, so the processes were " +
 			"ended")}
-	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.ENOEXEC):
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.ENOEXEC), errors.Is(err, syscall.EISDIR):
 		return &exitError{exitNotExecutable, err}
 	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist):
 		return &exitError{exitMissing, err}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -35,6 +36,23 @@ mv "$DIR/new$IBVERBX_RANK" "$DIR/$IBVERBX_RANK"; exec sleep 60`)
 			stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
 			return err != nil || strings.Contains(string(stat), ") Z ")
 		})
+	}
+}
+
+// TestRunBeyondLimits shows which limit keeps processes from being started.
+func TestRunBeyondLimits(t *testing.T) {
+	prlimit, err := exec.LookPath("prlimit")
+	if err != nil {
+		t.Skip(err)
+	}
+	s := newShell(t, "-n", "64", "sleep", "60")
+	s.cmd.Path, s.cmd.Args = prlimit, append([]string{prlimit, "--nofile=24"}, s.cmd.Args...)
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	const want = "too many open files: each process takes three descriptors here: raise the limit"
+	if code, _ := s.wait(t); code != exitFailed || !strings.Contains(s.errs.String(), want) {
+		t.Errorf("exit %d, stderr %q", code, &s.errs)
 	}
 }
 

@@ -269,6 +269,8 @@ func TestRunRefuses(t *testing.T) {
 		"run -n 2":                   {exitUsage, "<program>"},
 		"run -n 2 --":                {exitUsage, "program"},
 		"run -n 0 ls":                {exitUsage, "must be 1 to 4096"},
+		"run -n -1 ls":               {exitUsage, "--processes -1: must not be negative\n"},
+		"run -n 2 /":                 {exitNotExecutable, "is a directory"},
 		"run -n 4097 ls":             {exitUsage, "must be 1 to 4096"},
 		"run -n 1 --grace=-1s ls":    {exitUsage, "must not be negative"},
 		"run -n 2 no-such-program-x": {exitMissing, "no-such-program-x"},
@@ -278,5 +280,9 @@ func TestRunRefuses(t *testing.T) {
 		if code, _, errs := command(t, args); code != want.code || !strings.Contains(errs, want.say) {
 			t.Errorf("ibverbx %s: exit %d, stderr %q", args, code, errs)
 		}
+	}
+	s := startShell(t, "-n", "2", "")
+	if code, _ := s.wait(t); code != exitMissing || !strings.Contains(s.errs.String(), "name is empty") {
+		t.Errorf("no name: exit %d, stderr %q", code, &s.errs)
 	}
 }

@@ -91,10 +91,21 @@ func (j *Job) Run() error {
 		if err := r.start(rank, append(env, job.EnvRank+"="+strconv.Itoa(rank))); err != nil {
 			r.kill()
 			r.reap()
-			return fmt.Errorf("rank %d: %w", rank, err)
+			return fmt.Errorf("rank %d: %w%s", rank, err, limitText(err))
 		}
 	}
 	return r.supervise()
+}
+
+// limitText says which limit keeps a process from being started.
+func limitText(err error) string {
+	switch {
+	case errors.Is(err, syscall.EMFILE):
+		return ": each process takes three descriptors here: raise the limit of open files (ulimit -n)"
+	case errors.Is(err, syscall.EAGAIN):
+		return ": start fewer, or raise the limit of processes (ulimit -u; pids.max of the cgroup)"
+	}
+	return ""
 }
 
 // environment is that of all processes, but for the rank.
