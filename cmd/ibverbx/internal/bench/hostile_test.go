@@ -286,10 +286,10 @@ func TestLies(t *testing.T) {
 		"escapes: key": {"b", kindColumn,
 			func(b fields) { b["dst"].(fields)["rkeys"] = fields{escapes: 1} },
 			kindColumn},
-		"escapes: state": {"b", kindStats, func(b fields) {
-			b["stats"].([]any)[0].(fields)["state"] = escapes
-		}, kindStats},
-		"no stats": {"b", kindStats, func(b fields) { b["stats"] = []any{} }, "the stats of 0 cells"},
+		"escapes: state": {"b", kindRow, func(b fields) {
+			b["results"].([]any)[0].(fields)["stats"].(fields)["b"].(fields)["state"] = escapes
+		}, kindRow},
+		"no stats": {"b", kindRow, func(b fields) { b["results"] = []any{} }, "a row of 0 cells"},
 		"a long number": {"a", kindRound,
 			func(b fields) { b["messages"] = json.Number(strings.Repeat("1", 500000)) }, kindRound},
 		"a forged line":   {"a", kindTask, set("op", "x\nibverbx: all is well"), "has write"},

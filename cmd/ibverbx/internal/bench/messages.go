@@ -15,7 +15,7 @@ import (
 
 // Protocol names the messages below and their version. Ends of different versions refuse each
 // other. A golden file holds the messages as they are on the wire.
-const Protocol = "ibverbx perf/13"
+const Protocol = "ibverbx perf/14"
 
 // The messages between the two processes of a run. End a leads, end b follows:
 //
@@ -37,8 +37,7 @@ const Protocol = "ibverbx perf/13"
 //	  done    <->       from each end that sends, as soon as all is reported
 //	  verdict <->       what came has been compared, and how long the end has sent
 //	  ... further rounds; one of no messages says that there is none
-//	stats     <-        what b has counted in the cells of a size
-//	row       ->        the figures of a size, and whether the run ends behind them
+//	row       <->       the figures of a size, and from a whether the run ends behind them
 //
 // and at the end bye from both. An end that fails sends the reason in place of its next message,
 // which ends the conversation.
@@ -53,7 +52,6 @@ const (
 	kindReady     = "ready"
 	kindDone      = "done"
 	kindVerdict   = "verdict"
-	kindStats     = "stats"
 	kindRow       = "row"
 	kindBye       = "bye"
 )
@@ -181,11 +179,6 @@ type verdictBody struct {
 	Took     int64 `json:"took_ns"` // until what the end sends was reported
 }
 
-// statsBody is what the queue pairs of the following end have counted in the cells of a size.
-type statsBody struct {
-	Stats []QPStats `json:"stats"`
-}
-
 // maxRailStats is how many rails a virtual queue pair has at most: beside those for data up to two
 // on each NIC.
 const maxRailStats = ibverbx.MaxRails + 2*verbs.MaxDevices
@@ -208,18 +201,19 @@ type rowBody struct {
 	Stop    bool     `json:"stop,omitempty"` // nothing more is measured
 }
 
-// check makes a row printable, and says what is impossible in it.
-func (b *rowBody) check(p *Params) error {
-	if len(b.Results) == 0 || len(b.Results) > len(p.Schemes) {
-		return fmt.Errorf("%w: a row of %d cells", rendezvous.ErrProtocol, len(b.Results))
+// check makes a row printable, and says what is impossible in it: this end has measured mine.
+func (b *rowBody) check(mine []Result) error {
+	if len(b.Results) != len(mine) {
+		return fmt.Errorf("%w: a row of %d cells, measured were %d", rendezvous.ErrProtocol, len(b.Results),
+			len(mine))
 	}
 	for i := range b.Results {
-		r := &b.Results[i]
-		if !slices.Contains(p.Schemes, r.Scheme) || !slices.Contains(p.Sizes, r.Size) {
+		r, own := &b.Results[i], &mine[i]
+		if r.Scheme != own.Scheme || r.Size != own.Size {
 			return fmt.Errorf("%w: figures of %.20q, %v, which nobody measured", rendezvous.ErrProtocol,
 				r.Scheme, r.Size)
 		}
-		r.Layer, r.Op, r.Mode, r.Faults, r.Failed, r.Error = p.Layer, p.Op, p.Mode, nil, false, ""
+		r.Layer, r.Op, r.Mode, r.Faults, r.Failed, r.Error = own.Layer, own.Op, own.Mode, nil, false, ""
 		r.Timeline, r.Losses = nil, nil
 		r.cleanStats()
 	}

@@ -31,7 +31,7 @@ func TestMessagesGolden(t *testing.T) {
 		{kindColumn, cardOf(t, QP, nics)},
 		{kindCell, &cellBody{}}, {kindRound, &roundBody{}},
 		{kindVerdict, &verdictBody{}},
-		{kindStats, &statsBody{}}, {kindRow, &rowBody{}},
+		{kindRow, &rowBody{}},
 		{kindColumn, cardOf(t, layers.Transport, nics)},
 		{kindColumn, cardOf(t, layers.Tagged, nics)},
 	} {

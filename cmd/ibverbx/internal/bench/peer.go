@@ -194,34 +194,22 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 	return time.Duration(v.Took), nil
 }
 
-// share settles the figures of a size: the leading end takes over what the queue pairs of the other
-// one have counted, and the following end takes over the figures.
+// share settles the figures of a size: both ends tell theirs, of which those of the leading end
+// count, with what the queue pairs of each end have counted.
 func (r *runner) share(row []Result) ([]Result, error) {
-	var counted statsBody
-	if r.peer.leads {
-		if err := r.peer.conn.Receive(r.peer.steps, kindStats, &counted); err != nil {
-			return nil, err
-		}
-	} else {
-		for i := range row {
-			counted.Stats = append(counted.Stats, row[i].Stats.B)
-		}
-		if err := r.peer.conn.Send(r.peer.steps, kindStats, counted); err != nil {
-			return nil, err
-		}
+	theirs, err := swap(r.peer, kindRow, rowBody{Results: travelling(row), Stop: r.stopped})
+	if err == nil {
+		err = theirs.check(row)
 	}
-	if n := len(counted.Stats); n != len(row) {
-		return nil, fmt.Errorf("%w: the stats of %d cells, measured were %d", rendezvous.ErrProtocol, n,
-			len(row))
-	}
-	for i := range row {
-		row[i].Stats.B = counted.Stats[i]
-		row[i].cleanStats()
-	}
-	figures, err := decide(r.peer, kindRow, rowBody{Results: travelling(row), Stop: r.stopped})
-	if err != nil || r.peer.leads {
+	if err != nil {
 		return row, err
 	}
-	r.stopped = figures.Stop
-	return figures.Results, figures.check(r.p)
+	figures, followers := row, theirs.Results
+	if !r.peer.leads {
+		figures, followers, r.stopped = followers, figures, theirs.Stop
+	}
+	for i := range figures {
+		figures[i].Stats.B = followers[i].Stats.B
+	}
+	return figures, nil
 }

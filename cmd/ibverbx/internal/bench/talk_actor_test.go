@@ -125,8 +125,6 @@ func (a *actor) honest(kind string) json.RawMessage {
 		body = roundBody{Messages: 2}
 	case kindVerdict:
 		body = verdictBody{}
-	case kindStats:
-		body = statsBody{[]QPStats{{Scheme: scheme}}}
 	case kindRow:
 		body = rowBody{Results: []Result{{Size: size, Scheme: scheme}}}
 	case "error":

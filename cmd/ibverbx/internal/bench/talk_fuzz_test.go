@@ -271,8 +271,8 @@ func FuzzLead(f *testing.F) {
 	add := func(how byte, script string) { f.Add(how, script) }
 	for _, how := range []byte{0, 1, 2, 3, 8, 16, 17, 32, 33, 35, 64, 65, 66, 67, 128, 129, 131, 130, 4 | 32,
 		5 | 32, 4, 5} {
-		add(how, opening+rounds+"stats\nbye")
-		add(how, opening+"ready\nverdict\nready\nverdict\nready\nverdict\nstats\nbye")
+		add(how, opening+rounds+"row\nbye")
+		add(how, opening+"ready\nverdict\nready\nverdict\nready\nverdict\nrow\nbye")
 		add(how, opening+"ready\ndone {\"posted\":1}\nverdict "+
 			"{\"verified\":1,\"took_ns\":-9223372036854775808}\nready\ndone\nverdict")
 		add(how, opening+"ready\ndone {\"posted\":1152921504606846976}")
@@ -290,12 +290,12 @@ func FuzzLead(f *testing.F) {
 		`{"scheme":"spray"}`,
 		`{"card":{"rdAtomic":255,"mtu":256}}`, `{"dst":{"rkeys":{"0":1}}}`,
 	} {
-		add(32, "offer\naccept\ncolumn "+lie+"\nconnected\n"+rounds+"stats\nbye")
+		add(32, "offer\naccept\ncolumn "+lie+"\nconnected\n"+rounds+"row\nbye")
 	}
 	add(0, opening+"error")
 	add(0, opening+"ready\n! 00000001")
-	add(32, opening+rounds+`stats {"stats":{"state":"\u001b[2J"}}`)
-	add(32, opening+rounds+`stats {"stats":{"rails":[{"device":"\u001b[2J"}]}}`+"\nbye")
+	add(32, opening+rounds+`row {"results":[{"size_bytes":64,"scheme":"dqplb","stats":{"b":{"state":"\u001b[2J"}}}]}`)
+	add(32, opening+rounds+`row {"results":[{"size_bytes":64,"scheme":"dqplb","stats":{"b":{"rails":[{"device":"\u001b[2J"}]}}}]}`+"\nbye")
 	f.Fuzz(func(t *testing.T, how byte, script string) {
 		talk(t, "b", how, script, func(p *Params, h *Half) (*Report, error) {
 			return Lead(t.Context(), p, h, observer{})
