@@ -74,8 +74,8 @@ func TestUnhurt(t *testing.T) {
 	}
 	code, out, errs = command(t, "perf -s 20000 -n 40 --fault nic-down@nic=1,msg=10 --scheme single")
 	text := strings.Join(strings.Fields(out), " ")
-	if code != exitOK || errs != "" || !strings.Contains(text, "soft1 failed permanently (end a), which "+
-		"this column does not use") {
+	if code != exitOK || errs != "" || !strings.Contains(text, "did not strike: this column does not use "+
+		"NIC 1") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 }

@@ -2,30 +2,42 @@ package bench
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	"ibverbx/cmd/ibverbx/internal/layers"
 )
 
-// copying is where copy() copies to, and from.
-type copying struct{ dst, src []byte }
-
-// copies are the directions of the messages.
-func copies(p *Params, m *memory) []copying {
-	there, back := copying{m.ends[1].dst, m.ends[0].src}, copying{m.ends[0].dst, m.ends[1].src}
-	if p.reads() {
-		there, back = back, there
+// baseline takes a sample of copy(), where that is a comparison: both ends' memory
+// is in this process.
+func (r *runner) baseline(c *copier, copies *[]float64) error {
+	if r.p.Mode.Series() || r.p.Op.Atomic() || r.peer != nil || r.interrupted() {
+		return nil
 	}
-	if p.Bidirectional {
-		return []copying{there, back}
+	bytes, err := c.sample(r.ctx, r.p, r.mem)
+	if err != nil {
+		return fmt.Errorf("copy(): %w", err)
 	}
-	return []copying{there}
+	if bytes > 0 {
+		*copies = append(*copies, bytes/1e9)
+	}
+	return nil
 }
 
-// copy copies the messages of a round.
-func (c *copying) copy(m *memory, round uint64, n, size int) {
-	for slot := range n {
-		from := m.source(round, slot, size)
-		copy(c.dst[slot*size:(slot+1)*size], c.src[from:from+size])
+// copyRound copies n messages of a round from the ends that send them, and returns how many bytes
+// that were.
+func (m *memory) copyRound(r layers.Round, n int) (bytes int) {
+	for i := range m.ends {
+		src, dst := m.ends[i].src, m.ends[1-i].dst
+		if len(src) == 0 {
+			continue
+		}
+		for slot := range n {
+			from := r.Source(slot)
+			bytes += copy(dst[r.Target(slot):], src[from:from+r.Size])
+		}
 	}
+	return bytes
 }
 
 // copier measures copy() of messages of a size.
@@ -49,7 +61,6 @@ func (p *Params) sampleTime() time.Duration {
 // sample measures copy() by one goroutine: the same messages, from and to the same places, in the
 // same rounds, compared likewise. It returns bytes a second.
 func (c *copier) sample(ctx context.Context, p *Params, m *memory) (float64, error) {
-	directions := copies(p, m)
 	slots := m.slots(c.size)
 	if p.Iterations > 0 {
 		slots = min(slots, p.Iterations) // otherwise the caches would favour one of the two
@@ -58,24 +69,22 @@ func (c *copier) sample(ctx context.Context, p *Params, m *memory) (float64, err
 	var timed time.Duration
 	var bytes int
 	for bytes == 0 || timed < target && ctx.Err() == nil {
-		round := m.nextRound()
+		r := m.round(m.nextRound(), c.size)
 		n := slots
 		if c.pace > 0 {
 			n = min(n, int(c.pace*(target-timed).Seconds()/float64(c.size))+1)
 		}
 		start := time.Now()
-		for _, d := range directions {
-			d.copy(m, round, n, c.size)
-		}
+		copied := m.copyRound(r, n)
 		lap := time.Since(start)
 		if c.pace > 0 { // the first one warms up
 			timed += lap
-			bytes += n * c.size * len(directions)
+			bytes += copied
 		}
 		c.pace = float64(n*c.size) / max(lap.Seconds(), 1e-9)
-		if p.Verify {
-			for _, d := range directions {
-				if err := m.verify(d.dst, d.src, round, n, c.size); err != nil {
+		for i := range m.ends {
+			if src := m.ends[i].src; p.Verify && len(src) > 0 {
+				if err := m.verify(m.ends[1-i].dst, src, r.Number, n, c.size); err != nil {
 					return 0, err
 				}
 			}

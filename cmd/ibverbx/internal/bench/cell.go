@@ -127,7 +127,8 @@ const (
 	// had stalled.
 	warmupTime = 50 * time.Millisecond
 	roundTime  = time.Second / 4
-	// overtime is how many times as long as asked for a cell may take for its samples.
+	// overtime is how many times as long as asked for a cell may take for its samples, and as the
+	// round before a round of which this end sees nothing.
 	overtime = 4
 )
 

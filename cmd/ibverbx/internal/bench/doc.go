@@ -13,7 +13,7 @@
 // above it. Only virtual queue pairs have schemes to compare, faults (fault.go, inject.go,
 // faultplan.go) and time lines. If a time line is wanted, the goroutine that plays the rounds reads
 // the counters several times in each interval (timeline.go), by a stopwatch that stops between
-// rounds. What each fault did to the bandwidth is computed at the end (dips.go).
+// rounds. What each fault did to the bandwidth is computed at the end.
 //
 // In one process one goroutine drives both ends. It polls, and when nothing has come for a while it
 // sleeps until an event of either end, because software NICs need the cores themselves.

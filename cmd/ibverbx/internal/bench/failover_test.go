@@ -273,8 +273,8 @@ func TestNoSuchRail(t *testing.T) {
 	}
 	for _, r := range report.Results[:2] {
 		f := r.Faults[0]
-		if single := strings.Contains(f.What, "a single queue pair"); f.Struck == single ||
-			single != (r.Scheme == Single) {
+		if lacks := strings.Contains(f.What, "does not have queue pair 3"); f.Struck == lacks ||
+			lacks != (r.Scheme == Single) {
 			t.Errorf("%s: %+v", r.Scheme, f)
 		}
 	}

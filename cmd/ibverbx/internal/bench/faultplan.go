@@ -46,11 +46,11 @@ func (fp *faultPlan) look(posted int, line *recorder) error {
 			if err := fp.strike(s); err != nil {
 				return fmt.Errorf("fault %s: %w", s.fault.text, err)
 			}
-			if s.at = fp.pair.watch.now(); !s.missed && !s.idle {
+			if s.at = fp.pair.watch.now(); !s.missed {
 				line.mark(FaultStruck, s.fault.text)
 			}
 		case s.struck != nil && !s.over && s.fault.For > 0 && now-s.at >= s.fault.For:
-			if s.end(); s.over && !s.idle {
+			if s.end(); s.over {
 				line.mark(FaultEnded, s.fault.text)
 			}
 		}
@@ -68,11 +68,14 @@ func (f *Fault) due(posted int, now time.Duration) bool {
 
 // strike puts a fault in force.
 func (fp *faultPlan) strike(s *faultState) (err error) {
-	if s.fault.Rail >= fp.pair.dataRails() {
-		s.struck = fp.pair.noRail()
-		return nil
+	switch f, c := &s.fault, fp.pair; {
+	case f.Rail >= c.dataRails():
+		s.struck = missed("this column does not have queue pair %d", f.Rail)
+	case f.NIC >= len(c.nics[f.end()]):
+		s.struck = missed("this column does not use NIC %d", f.NIC)
+	default:
+		s.struck, err = f.kind().strike(c, f)
 	}
-	s.struck, err = s.fault.kind().strike(fp.pair, &s.fault)
 	return err
 }
 

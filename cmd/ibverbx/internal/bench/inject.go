@@ -17,20 +17,11 @@ type struck struct {
 	what   string // for people
 	undo   func() // nil when it is permanent
 	missed bool   // there was nothing to strike
-	idle   bool   // it struck a NIC that the column does not use
 }
 
 // missed is the result of a fault that found nothing to strike.
 func missed(why string, args ...any) *struck {
 	return &struck{what: "did not strike: " + fmt.Sprintf(why, args...), missed: true}
-}
-
-// noRail is the result of a fault that names a queue pair which the column does not have.
-func (c *pair) noRail() *struck {
-	if n := c.dataRails(); n > 1 {
-		return missed("this column has %d queue pairs", n)
-	}
-	return missed("this column has a single queue pair")
 }
 
 // end is the number of the end that the fault strikes.
@@ -67,19 +58,12 @@ func softNIC(c *pair, f *Fault) (*soft.Device, error) {
 }
 
 // nicStruck describes a fault of a whole NIC.
-func (c *pair) nicStruck(f *Fault, d *soft.Device, what string, undo func()) *struck {
+func nicStruck(f *Fault, d *soft.Device, what string, undo func()) *struck {
 	lasts := "permanently"
 	if f.For > 0 {
 		lasts = "for " + f.For.String()
 	}
-	s := &struck{what: fmt.Sprintf(what+" (end %s)", d.Name(), lasts, f.End), undo: undo, idle: true}
-	for _, used := range c.nics[f.end()] {
-		s.idle = s.idle && used.ID() != d.ID()
-	}
-	if s.idle {
-		s.what += ", which this column does not use"
-	}
-	return s
+	return &struck{what: fmt.Sprintf(what+" (end %s)", d.Name(), lasts, f.End), undo: undo}
 }
 
 func nicDown(c *pair, f *Fault) (*struck, error) {
@@ -99,9 +83,9 @@ func strikeNIC(c *pair, f *Fault, what string, strike, undo func(*soft.Device)) 
 	}
 	strike(d)
 	if f.For == 0 {
-		return c.nicStruck(f, d, what, nil), nil
+		return nicStruck(f, d, what, nil), nil
 	}
-	return c.nicStruck(f, d, what, func() { undo(d) }), nil
+	return nicStruck(f, d, what, func() { undo(d) }), nil
 }
 
 // slowNIC slows a NIC down, and the one at the other end of its link, where the data of reads takes
@@ -128,6 +112,6 @@ func slowNIC(c *pair, f *Fault) (*struck, error) {
 		}
 	}
 	set(uint64(slow))
-	return c.nicStruck(f, nics[0], fmt.Sprintf("%%s slowed down %%s to %.3g GB/s, %d times less than %s",
+	return nicStruck(f, nics[0], fmt.Sprintf("%%s slowed down %%s to %.3g GB/s, %d times less than %s",
 		float64(slow)/1e9, f.By, from), func() { set(usual) }), nil
 }

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,34 +96,22 @@ func (p *peer) watch(sends bool) (context.Context, func()) {
 	return ctx, func() { cancel(nil); <-over }
 }
 
-// errSilent reports that the peer did not acknowledge the report of a failure:
-// it may be gone, or busy.
-var errSilent = errors.New("the peer took no note of that in time")
-
 // part tells the peer why this end gives up, ends the conversation, and returns the reason together
-// with the peer's answer. Only the first call does so.
+// with that of the peer, if it has another one. Only the first call does so.
 func (p *peer) part(why error) error {
 	if p.parted {
 		return why
 	}
 	p.parted = true
-	var said *rendezvous.PeerError
-	if errors.As(why, &said) {
-		_ = p.conn.Close()
-		return why // the peer knows it already
-	}
+	var theirs *rendezvous.PeerError
+	known := errors.As(why, &theirs)
 	before := p.conn.Err()
 	p.conn.Fail(why)
-	after := p.conn.Err()
-	switch {
-	case before != nil && errors.Is(why, before):
+	switch after := p.conn.Err(); {
+	case known || before != nil && errors.Is(why, before):
 		return why
-	case before != nil:
-		return errors.Join(why, before)
-	case errors.As(after, &said):
-		return errors.Join(why, after)
-	case errors.Is(after, rendezvous.ErrClosed):
-		return errors.Join(why, errSilent)
+	case before != nil || errors.As(after, &theirs):
+		return errors.Join(why, cmp.Or(before, after))
 	}
 	return why
 }

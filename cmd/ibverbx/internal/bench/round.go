@@ -175,8 +175,12 @@ func (c *cell) patience(n int) time.Duration {
 	}
 	if _, at := c.pair.here(); c.sends(1-at) && !c.shape.Seen {
 		// This end sees nothing of what the other process sends: once its own messages are reported
-		// nothing moves here.
-		return c.peer.conn.Timeout() + transfer(n*c.size, slowest)
+		// nothing moves here. A link slower than slowest is as slow as in the round before.
+		speed := slowest
+		if c.pace > 0 {
+			speed = min(speed, c.pace*float64(c.size)/overtime)
+		}
+		return c.peer.conn.Timeout() + transfer(n*c.size, speed)
 	}
 	return patience(c.p, c.peer.conn.Timeout(), c.size)
 }
@@ -223,4 +227,89 @@ func (c *cell) parted() bool {
 	}
 	_, at := c.pair.here()
 	return (c.said || !c.sends(at)) && (c.heard || !c.sends(1-at))
+}
+
+// verify compares what the round brought to this process, and says how many messages that were.
+// Both ends are idle.
+func (c *cell) verify() (verified int, err error) {
+	for end := range c.pair.ends {
+		if !c.sends(end) {
+			continue
+		}
+		if target := c.pair.ends[1-end]; target != nil && c.p.Op.Atomic() {
+			if got, want := target.Counter(), c.tasks[end].Round.Counter(c.posted[end]); got != want {
+				return 0, fmt.Errorf("%w: after round %d the target's counter holds %#x, want %#x", ErrVerify,
+					c.number, got, want)
+			}
+		}
+		if !c.p.Verify || c.pair.ends[c.compares(end)] == nil {
+			continue
+		}
+		if err := c.compare(end, c.posted[end]); err != nil {
+			return 0, err
+		}
+		verified += c.posted[end]
+	}
+	c.result.Verified += verified
+	return verified, nil
+}
+
+// compare checks what the first n messages of an end brought.
+func (c *cell) compare(end, n int) error {
+	at := c.pair.ends[c.compares(end)]
+	switch {
+	case c.p.Op.Atomic():
+		for i := range n {
+			if got, want := at.Old(i), c.tasks[end].Round.Counter(i); got != want {
+				return fmt.Errorf("%w: %s %d of round %d brought %#x, the counter held %#x", ErrVerify,
+					c.p.Op, i, c.number, got, want)
+			}
+		}
+		return nil
+	case c.shape.Reads:
+		end = 1 - end
+	}
+	return c.mem.verify(at.Target(), c.mem.ends[end].src, c.number, n, c.size)
+}
+
+// early compares each message to an end when that end sees it: its bytes must be there by then. It
+// is nil where messages are not compared so.
+func (c *cell) early(end int) func(i int) error {
+	if !c.p.Verify || c.pair.ends[end] == nil {
+		return nil
+	}
+	dst, src, number := c.pair.ends[end].Target(), c.mem.ends[1-end].src, c.number
+	return func(i int) error { return c.mem.verifySlot(dst, src, number, i, c.size) }
+}
+
+const (
+	// idlePatience is how long nothing may happen between two ends in this process.
+	idlePatience = 20 * time.Second
+	// lastRound is how long a round may still take once the user has asked for the end.
+	lastRound = 2 * time.Second
+	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too,
+	// count as stalled.
+	slowest = 5e6
+)
+
+// patience is how long nothing may move between two ends of which at least one is in this process.
+// It is generous, because a slow machine is no error: idlePatience, and what a message takes, in
+// both directions, at the slowest speed.
+func patience(p *Params, idle time.Duration, size int) time.Duration {
+	if p.unknownSpeed() {
+		return idle + transfer(2*size, slowest)
+	}
+	d := idle
+	for _, s := range p.Speeds {
+		if s > 0 {
+			// The messages of a slow NIC queue up behind those of the others.
+			d = max(d, idle+4*transfer(2*size*p.rails(), float64(s)))
+		}
+	}
+	return d
+}
+
+// transfer is how long bytes take at a speed, in bytes a second.
+func transfer(bytes int, speed float64) time.Duration {
+	return time.Duration(float64(bytes) / speed * float64(time.Second))
 }

@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 )
@@ -229,22 +228,6 @@ func (r *runner) takeTurn(cells []*cell, size, turn int) error {
 		if r.parted() {
 			return nil
 		}
-	}
-	return nil
-}
-
-// baseline takes a sample of copy(), where that is a comparison:
-// both ends' memory is in this process.
-func (r *runner) baseline(c *copier, copies *[]float64) error {
-	if r.p.Mode.Series() || r.p.Op.Atomic() || r.peer != nil || r.interrupted() {
-		return nil
-	}
-	bytes, err := c.sample(r.ctx, r.p, r.mem)
-	if err != nil {
-		return fmt.Errorf("copy(): %w", err)
-	}
-	if bytes > 0 {
-		*copies = append(*copies, bytes/1e9)
 	}
 	return nil
 }

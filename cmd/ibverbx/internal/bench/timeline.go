@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 type Timeline struct {
 	Interval Seconds `json:"interval_seconds"`
 	// Length is that of the whole. The last interval has the rest: it is up to twice as long as the
-	// others.
+	// others, and longer where a cell takes many times as long as its warm-up let expect.
 	Length Seconds `json:"seconds"`
 	// Total is the bandwidth in GB/s in each interval: of the messages whose sends were reported at
 	// the ends that are in this process. Those of a round that failed are among them.
@@ -61,7 +62,8 @@ const (
 	// autoMessages is how many messages an interval has at least: with fewer the line would show
 	// single messages.
 	autoMessages = 8
-	// Intervals are so long that a cell which goes on as it has warmed up has that many at most.
+	// Intervals are so long that a cell which goes on as it has warmed up has that many at most:
+	// none has more than mostIntervals.
 	autoIntervals = 400
 	mostIntervals = 10000
 	// looksPerInterval is how often in an interval the counters are read.
@@ -166,12 +168,14 @@ func (r *recorder) spread(line []float64, now time.Duration, bytes uint64) []flo
 	if bytes == 0 {
 		return line
 	}
-	for int(now/r.interval) >= len(line) {
-		line = append(line, 0)
-	}
 	for at := r.read; at < now; {
-		i := at / r.interval
-		end := min((i+1)*r.interval, now)
+		i, end := int(at/r.interval), now
+		if i = min(i, mostIntervals-1); i < mostIntervals-1 {
+			end = min(time.Duration(i+1)*r.interval, now)
+		}
+		for i >= len(line) {
+			line = append(line, 0)
+		}
 		line[i] += float64(bytes) * float64(end-at) / float64(now-r.read)
 		at = end
 	}
@@ -208,7 +212,7 @@ func (r *recorder) timeline() *Timeline {
 		return nil
 	}
 	t := &Timeline{Interval: Seconds(r.interval), Length: Seconds(length), Marks: r.marks}
-	t.Total = make([]float64, max(1, length/r.interval))
+	t.Total = make([]float64, min(max(1, length/r.interval), mostIntervals))
 	t.Total = t.bandwidths(r.total)
 	for i, line := range r.rails {
 		if len(line) > 0 {
@@ -269,4 +273,48 @@ func (w *stopwatch) now() time.Duration {
 		return w.elapsed
 	}
 	return w.elapsed + time.Since(w.started)
+}
+
+// Dip is what a fault did to the bandwidth of a cell, from when it struck until the next one did.
+// Bandwidths are in GB/s.
+type Dip struct {
+	Fault  string  `json:"fault"`
+	Struck Seconds `json:"struck_seconds"`           // in the time of the line
+	Before float64 `json:"before_gb_per_second"`     // median of the intervals before; 0: there were none
+	Lowest float64 `json:"lowest_gb_per_second"`     // of an interval
+	Below  Seconds `json:"below_90_percent_seconds"` // of the intervals with less than 90 % of Before
+	After  float64 `json:"after_gb_per_second"`      // median of the last third of the intervals
+}
+
+// findDips describes what each fault that has struck did.
+func (t *Timeline) findDips() {
+	var struck []Mark
+	for _, m := range t.Marks {
+		if m.Kind == FaultStruck {
+			struck = append(struck, m)
+		}
+	}
+	begin := 0
+	for i, m := range struck {
+		first, end := t.At(m.At), len(t.Total)
+		if i+1 < len(struck) {
+			end = t.At(struck[i+1].At)
+		}
+		if first == end {
+			continue // the next one struck at once
+		}
+		since := t.Total[first:end]
+		d := Dip{Fault: m.Text, Struck: m.At, Lowest: slices.Min(since),
+			After: median(since[2*len(since)/3:])}
+		if before := t.Total[begin:first]; len(before) > 0 {
+			d.Before = median(before)
+		}
+		for i, v := range since {
+			if v < 0.9*d.Before {
+				d.Below += Seconds(t.Took(first + i))
+			}
+		}
+		t.Dips = append(t.Dips, d)
+		begin = first + 1
+	}
 }

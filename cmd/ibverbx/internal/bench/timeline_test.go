@@ -40,6 +40,22 @@ func TestSpreadOverIntervals(t *testing.T) {
 	}
 }
 
+// A cell that takes many times as long as its warm-up let expect has no more intervals than others.
+func TestIntervalsAreBounded(t *testing.T) {
+	watch := &stopwatch{}
+	r := &recorder{watch: watch, interval: time.Millisecond}
+	for _, at := range []time.Duration{mostIntervals - 1, mostIntervals + 9, 3 * mostIntervals} {
+		watch.elapsed = at * time.Millisecond
+		r.note(tally{bytes: uint64(at) * 1e6})
+	}
+	line := r.timeline()
+	last := len(line.Total) - 1
+	if last != mostIntervals-1 || len(r.total) > mostIntervals || math.Abs(line.Total[last]-1) > 0.01 ||
+		line.Took(last) != (2*mostIntervals+1)*time.Millisecond || line.At(line.Length) != last {
+		t.Errorf("%d intervals, the last one %v of %v GB/s", last+1, line.Took(last), line.Total[last])
+	}
+}
+
 // What a rail completes while it is down is not its work, and no byte counts twice.
 func TestRailThatIsDown(t *testing.T) {
 	watch := &stopwatch{}
@@ -253,10 +269,11 @@ func TestSlowOfUnlimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range report.Results {
-		if len(r.Faults) != 1 || !r.Faults[0].Struck {
+		unused := r.Scheme == Single
+		if len(r.Faults) != 1 || r.Faults[0].Struck == unused {
 			t.Errorf("%s: %+v", r.Scheme, r.Faults)
 		}
-		if idle := r.Scheme == Single; idle != (len(r.Timeline.Marks) == 0) {
+		if unused != (len(r.Timeline.Marks) == 0) {
 			t.Errorf("%s: marks %+v", r.Scheme, r.Timeline.Marks)
 		}
 	}
