@@ -270,23 +270,28 @@ func (p *localPorts) of(dev verbs.Device) (localPort, error) {
 }
 
 func (p *localPorts) query(dev verbs.Device) (l localPort, err error) {
-	port := int(p.conn.port(dev))
-	if l.attr, err = dev.QueryPort(port); err != nil {
+	if l.attr, err = dev.QueryPort(int(p.conn.port(dev))); err != nil {
 		return l, err
 	}
-	if p.conn.GIDIndex == 0 {
-		l.gid, err = bestGID(dev, port, l.attr.GIDTableLen)
-		return l, err
+	l.gid, err = p.conn.GID(dev, l.attr)
+	return l, err
+}
+
+// GID returns the entry of a device's GID table that connections use: the one that GIDIndex names,
+// or else the one that users expect, of RoCE v2 over a routable IPv4 address where there is one.
+// attr describes the port that Port names, or the device's default port.
+func (c *ConnConfig) GID(dev verbs.Device, attr verbs.PortAttr) (verbs.GIDEntry, error) {
+	port := int(c.port(dev))
+	if c.GIDIndex == 0 {
+		return bestGID(dev, port, attr.GIDTableLen)
 	}
-	index := max(0, p.conn.GIDIndex)
-	if l.gid, err = dev.QueryGID(port, index); err != nil {
-		return l, err
-	}
-	if l.gid.GID.IsZero() && l.attr.LinkLayer == verbs.LinkLayerEthernet {
-		return l, gidError(fmt.Sprintf("entry %d of the GID table of %s port %d is empty", index, dev.Name(),
+	index := max(0, c.GIDIndex)
+	entry, err := dev.QueryGID(port, index)
+	if err == nil && entry.GID.IsZero() && attr.LinkLayer == verbs.LinkLayerEthernet {
+		err = gidError(fmt.Sprintf("entry %d of the GID table of %s port %d is empty", index, dev.Name(),
 			port))
 	}
-	return l, nil
+	return entry, err
 }
 
 // bestGID chooses the entry of a port's GID table that users expect. An entry that cannot be read

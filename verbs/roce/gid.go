@@ -25,9 +25,9 @@ func gidOf(at netip.AddrPort) verbs.GID {
 	return gid
 }
 
-// addressOf is the socket's address that a GID stands for. That of an IPv4 address alone is at
+// AddressOf returns the socket's address that a GID stands for. That of an IPv4 address alone is at
 // RoCEv2's port; that of an IPv6 address does not say, and port is where all ends are.
-func addressOf(gid verbs.GID, port uint16) netip.AddrPort {
+func AddressOf(gid verbs.GID, port uint16) netip.AddrPort {
 	if string(gid[:8]) == portGIDPrefix && gid[10] == 0xff && gid[11] == 0xff {
 		addr := netip.AddrFrom4([4]byte(gid[12:]))
 		return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(gid[8:]))

@@ -54,49 +54,10 @@ func probe(dev verbs.Device, cfg *Config) (*end, error) {
 	if e.mtu = port.ActiveMTU; cfg.Conn.MTU != 0 {
 		e.mtu = min(e.mtu, cfg.Conn.MTU)
 	}
-	e.gid, err = e.chooseGID(port.GIDTableLen)
+	if e.gid, err = cfg.Conn.GID(dev, port); err != nil {
+		err = fmt.Errorf("%w; -x names another entry", err)
+	}
 	return e, err
-}
-
-// chooseGID takes the entry that was asked for, else the one that perftest would: of RoCE v2, and
-// over IPv4 where there is one.
-func (e *end) chooseGID(entries int) (verbs.GIDEntry, error) {
-	if e.cfg.Conn.GIDIndex != 0 {
-		x := max(e.cfg.Conn.GIDIndex, 0) // None is entry 0
-		g, err := e.dev.QueryGID(int(e.port), x)
-		if err == nil && g.GID.IsZero() {
-			err = fmt.Errorf("entry %d of the GID table of %s port %d is empty", x, e.dev.Name(), e.port)
-		}
-		return g, err
-	}
-	var best verbs.GIDEntry
-	var unreadable error
-	bestRank := 0
-	for i := range entries {
-		g, err := e.dev.QueryGID(int(e.port), i)
-		if err != nil {
-			unreadable = err
-			continue
-		}
-		if g.Type != verbs.GIDTypeRoCEv2 || g.GID.IsZero() {
-			continue
-		}
-		rank := 1
-		if g.GID.IsIPv4() {
-			rank++
-		}
-		if !g.GID.IsLinkLocal() {
-			rank += 2
-		}
-		if rank > bestRank {
-			best, bestRank = g, rank
-		}
-	}
-	if bestRank == 0 {
-		return best, errors.Join(fmt.Errorf("%s port %d has no GID of RoCE v2: give the interface behind it "+
-			"an address, or name an entry with -x", e.dev.Name(), e.port), unreadable)
-	}
-	return best, nil
 }
 
 // open makes memory and queue pairs, when the two ends have agreed on page and stride.

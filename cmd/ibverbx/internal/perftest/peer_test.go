@@ -225,7 +225,7 @@ func TestUnsuitableNICs(t *testing.T) {
 		"no answer":             func(d *odd, _ *conn) { d.err = errors.New("no answer") },
 		"is DOWN: it has to be": func(d *odd, _ *conn) { d.port.State = verbs.PortDown },
 		"entry 2 of the GID":    func(d *odd, c *conn) { c.GIDIndex, d.gid.GID = 2, verbs.GID{} },
-		"has no GID of RoCE v2": func(d *odd, _ *conn) { d.gid.GID = verbs.GID{} },
+		"has no GID":            func(d *odd, _ *conn) { d.gid.GID = verbs.GID{} },
 	} {
 		cfg := Config{Kind: WriteBW, Size: 64}
 		d := odd{Device: nic, port: verbs.PortAttr{State: verbs.PortActive, ActiveMTU: verbs.MTU1024,
