@@ -52,8 +52,9 @@
 //
 // # What you must do
 //
-//   - Let one goroutine at a time own a VirtualCQ and all VirtualQPs on it. Race builds panic on a
-//     violation. [Domain] and [MR] are safe for concurrent use.
+//   - Let one goroutine at a time own a VirtualCQ and all VirtualQPs on it. A call
+//     that finds another one inside panics; race builds find every violation. [Domain] and [MR]
+//     are safe for concurrent use.
 //   - Do not touch the memory that a request names (for sends: do not write to it) until you have
 //     polled its completion. The end of a context in [VirtualCQ.Wait] does not change that.
 //   - Call Poll or Wait: a virtual queue pair has no goroutine of its own, so nothing beyond what

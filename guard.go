@@ -2,9 +2,9 @@ package ibverbx
 
 import "ibverbx/internal/guard"
 
-// In builds with the race detector, or with the tag invariants, every public method of a VirtualCQ
-// and its VirtualQPs detects that two goroutines use them at once, and checks the invariants before
-// it returns. In other builds enter and exit are compiled away.
+// Every public method of a VirtualCQ and its VirtualQPs detects that two goroutines use them at
+// once. In builds with the race detector, or with the tag invariants, it also checks the invariants
+// before it returns. In other builds enter and exit together cost 0.6 to 1.3 ns (BenchmarkNull...).
 
 const concurrentUse = "ibverbx: concurrent use of a VirtualCQ or its VirtualQPs: " +
 	"one goroutine at a time may own them"
@@ -13,29 +13,25 @@ const concurrentUse = "ibverbx: concurrent use of a VirtualCQ or its VirtualQPs:
 const checkedQPs = 16
 
 func (c *VirtualCQ) enter() {
-	if guard.Checked {
-		c.guard.Enter(concurrentUse)
-	}
+	c.guard.Enter(concurrentUse)
 }
 
 func (c *VirtualCQ) exit() {
 	if guard.Checked {
 		c.checkInvariants()
-		c.guard.Exit()
 	}
+	c.guard.Exit()
 }
 
 func (q *VirtualQP) enter() {
-	if guard.Checked { // not even q.cq is loaded in other builds
-		q.cq.guard.Enter(concurrentUse)
-	}
+	q.cq.guard.Enter(concurrentUse)
 }
 
 func (q *VirtualQP) exit() {
 	if guard.Checked {
 		q.checkInvariants()
-		q.cq.guard.Exit()
 	}
+	q.cq.guard.Exit()
 }
 
 // checkInvariants checks the first virtual queue pairs of the CQ.

@@ -1,5 +1,3 @@
-//go:build race || invariants
-
 package ibverbx
 
 import (
@@ -10,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Builds with the race detector panic when a second goroutine enters while the first is inside. The
-// test itself plays the first.
+// A second goroutine that enters while the first is inside panics. The test itself plays the
+// first.
 func TestConcurrentUsePanics(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{})
 	c := r.CQ()

@@ -13,8 +13,9 @@ import (
 // VirtualQP is one reliable connection over one or many physical queue pairs.
 //
 // It and its [VirtualCQ] are owned by one goroutine at a time: no two of their methods may run at
-// once, whichever virtual queue pairs of the CQ they concern. Builds with the race detector panic
-// when that is violated.
+// once, whichever virtual queue pairs of the CQ they concern. A call that finds another one inside
+// panics, because a NIC would do what neither has asked for. Builds with the race detector find
+// every violation, others most of them, for about a nanosecond a call.
 //
 // A VirtualQP must not be copied.
 type VirtualQP struct {

@@ -4,7 +4,7 @@ package guard
 
 import "sync/atomic"
 
-// Checked reports whether this build detects concurrent use and checks invariants after each call.
+// Checked reports whether this build checks invariants after each call.
 const Checked = true
 
 type flag struct{ atomic.Bool }

@@ -1,6 +1,6 @@
-// Package guard detects misuse of types that one goroutine owns. Its checks exist in builds with
-// the race detector or with the tag invariants. In other builds they are compiled away, and its
-// types have no size.
+// Package guard detects misuse of types that one goroutine owns: reliably in builds with the race
+// detector or with the tag invariants, which also check invariants, and in other builds nearly
+// always and for a nanosecond a call.
 package guard
 
 // NoCopy makes go vet report copies of a struct that has it as a field, because it has the methods
@@ -20,17 +20,15 @@ type Owner struct{ inside flag }
 // Enter panics with the message if a goroutine is inside. Pass a constant that begins with the name
 // of the package, so that nothing is computed on the way in.
 func (o *Owner) Enter(message string) {
-	if Checked && o.inside.Swap(true) {
+	if o.inside.Swap(true) {
 		panic(message)
 	}
 }
 
 // Exit ends what Enter began.
 func (o *Owner) Exit() {
-	if Checked {
-		o.inside.Store(false)
-	}
+	o.inside.Store(false)
 }
 
-// Inside reports whether a goroutine is inside; false in builds that do not check.
-func (o *Owner) Inside() bool { return Checked && o.inside.Load() }
+// Inside reports whether a goroutine is inside.
+func (o *Owner) Inside() bool { return o.inside.Load() }
