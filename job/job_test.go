@@ -365,7 +365,7 @@ func TestStrangers(t *testing.T) {
 				case 0:
 					_, _ = io.WriteString(c, "GET / HTTP/1.1\r\n\r\n")
 				case 1:
-					_, _ = io.WriteString(c, "\x89ibverbx\x00\x00\x00\x08")
+					_, _ = io.WriteString(c, "\x89ibverbx\x00\x00\x00\x09")
 				}
 				<-stop
 				_ = c.Close()

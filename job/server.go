@@ -23,7 +23,7 @@ type server struct {
 	cfg    Config
 	l      *rendezvous.Listener // nil in a job of one process
 	ctx    context.Context      // ends with the server
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
 	all    sync.WaitGroup
 
 	meeting context.Context // ends once all have come, or with the server
@@ -62,12 +62,12 @@ const maxGreeted = 256
 func serve(ctx context.Context, p *Place, cfg *Config) (*server, error) {
 	s := &server{place: p, cfg: *cfg, guests: make([]*guest, p.Size), values: newValues(cfg.MaxStore),
 		came: map[int]bool{}, heard: make(chan struct{})}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.meeting, s.met = context.WithCancel(s.ctx)
 	if p.Size > 1 {
 		var err error
 		if s.l, err = s.listen(ctx, p, cfg); err != nil {
-			s.cancel()
+			s.cancel(&RankError{self(0), ErrLeft})
 			return nil, err
 		}
 	}
@@ -439,7 +439,7 @@ func (s *server) close() {
 			late.Reset(0)
 		}
 	}
-	s.cancel()
+	s.cancel(&RankError{self(0), ErrLeft})
 	for _, g := range guests {
 		if g != nil {
 			_ = g.conn.Close()

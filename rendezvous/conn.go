@@ -20,6 +20,8 @@ import (
 const (
 	// lastWords is the time that Fail waits for the peer to close too.
 	lastWords = 2 * time.Second
+	// parting is the time that Close waits for a peer to take the goodbye.
+	parting = 100 * time.Millisecond
 	// leave is the time that Close waits for a peer to take the end of TLS.
 	leave = 500 * time.Millisecond
 	// inboxLen is the number of messages that may wait to be received.
@@ -353,7 +355,7 @@ func (c *Conn) Fail(why error) {
 	if err := c.Err(); !errors.As(why, &theirs) && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {
 		c.lastWords(why)
 	}
-	_ = c.Close()
+	_ = c.close(false)
 }
 
 // lastWords sends the peer a reason and waits until the peer has closed too: closed with unread
@@ -385,14 +387,35 @@ func (c *Conn) lastWords(why error) {
 	}
 }
 
-// Close ends the conversation, and with it the waits of Send and Receive. You may call it again.
-func (c *Conn) Close() (err error) {
+// Close ends the conversation, and with it the waits of Send and Receive. The peer learns that it
+// was closed in order, ErrLeft, unless the connection is busy or breaks. You may call it again.
+func (c *Conn) Close() error { return c.close(true) }
+
+// close is Close, inOrder, or the end of Fail.
+func (c *Conn) close(inOrder bool) (err error) {
 	c.closed.Do(func() {
 		close(c.closing)
+		if inOrder {
+			c.goodbye()
+		}
 		err = c.hangUp()
 		<-c.done
 	})
 	return err
+}
+
+// goodbye tells the peer that nothing follows, unless another message is being written or was cut
+// off.
+func (c *Conn) goodbye() {
+	select {
+	case c.writing <- struct{}{}:
+	default:
+		return
+	}
+	if !c.broken && c.Err() == nil && c.nc.SetWriteDeadline(time.Now().Add(parting)) == nil {
+		_, _ = c.nc.Write(make([]byte, lengthLen))
+	}
+	<-c.writing
 }
 
 // hangUp closes the connection. That of TLS takes its leave before, for which crypto/tls would wait

@@ -73,8 +73,8 @@ func TestConversation(t *testing.T) {
 	if err := a.Receive(t.Context(), "last", &s); err != nil || s != "words" {
 		t.Errorf("got %q, %v: what came before the end must be received", s, err)
 	}
-	if err := a.Receive(t.Context(), "more", nil); !errors.Is(err, ErrGone) {
-		t.Errorf("error %v, want ErrGone", err)
+	if err := a.Receive(t.Context(), "more", nil); !errors.Is(err, ErrLeft) || !errors.Is(err, ErrGone) {
+		t.Errorf("error %v, want ErrLeft", err)
 	}
 	if err := b.Send(t.Context(), "more", nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("error %v, want ErrClosed", err)
@@ -163,9 +163,9 @@ func TestStrangers(t *testing.T) {
 		"half a greeting":             {hello[:5], true, ErrTimeout, "its greeting"},
 		"half a greeting and no more": {hello[:5], false, ErrGone, ""},
 		"another version": {string(greeting(77, "test")), true, ErrVersion,
-			"the peer speaks version 77, this end version 8: use the same ibverbx on both sides"},
-		"another version of old": {"\x89ibverbx\x00\x00\x00\x07", true, ErrVersion,
-			"the peer speaks version 7, this end version 8"},
+			"the peer speaks version 77, this end version 9: use the same ibverbx on both sides"},
+		"another version of old": {"\x89ibverbx\x00\x00\x00\x08", true, ErrVersion,
+			"the peer speaks version 8, this end version 9"},
 		"another protocol": {string(greeting(wireVersion, "test/2")), true, ErrVersion,
 			`the peer is here for protocol "test/2", this end for "test": run the same program`},
 		"no protocol": {string(greeting(wireVersion, "")), true, ErrVersion,
@@ -186,7 +186,7 @@ func TestStrangers(t *testing.T) {
 		"truncated frame and no more": {hello + frame(`{"kind":"word"}`)[:9], false, ErrGone, ""},
 		"half a length":               {hello + "\x00\x00", true, ErrTimeout, "the peer does not answer"},
 		"no JSON":                     {hello + frame("word word"), true, ErrProtocol, "invalid character"},
-		"empty frame":                 {hello + frame(""), true, ErrProtocol, ""},
+		"a goodbye":                   {hello + frame(""), true, ErrLeft, ""},
 		"no kind":                     {hello + frame(`{}`), true, ErrProtocol, "of kind"},
 		"long kind": {hello + frame(`{"kind":"`+strings.Repeat("k", 100)+`"}`), true,
 			ErrProtocol, "of kind"},
@@ -221,7 +221,8 @@ func TestStrangers(t *testing.T) {
 				}
 				conn.Close()
 			}
-			if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
+			if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) ||
+				errors.Is(err, ErrLeft) != errors.Is(tt.want, ErrLeft) {
 				t.Errorf("error %v, want %v with %q", err, tt.want, tt.text)
 			}
 		})
@@ -359,8 +360,8 @@ func TestNext(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	b.Close()
-	if _, err := a.Next(t.Context()); !errors.Is(err, ErrGone) {
-		t.Errorf("error %v, want ErrGone", err)
+	if _, err := a.Next(t.Context()); !errors.Is(err, ErrLeft) {
+		t.Errorf("error %v, want ErrLeft", err)
 	}
 }
 

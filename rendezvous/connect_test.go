@@ -321,11 +321,11 @@ func TestConnectPeerGone(t *testing.T) {
 		peer func(c *rendezvous.Conn)
 		want error
 	}{
-		"gone": {func(c *rendezvous.Conn) { _ = c.Close() }, rendezvous.ErrGone},
+		"gone": {func(c *rendezvous.Conn) { _ = c.Close() }, rendezvous.ErrLeft},
 		"gone with the card": {func(c *rendezvous.Conn) {
 			_ = c.Receive(t.Context(), "card", nil)
 			_ = c.Close()
-		}, rendezvous.ErrGone},
+		}, rendezvous.ErrLeft},
 		"silent": {func(c *rendezvous.Conn) {}, rendezvous.ErrTimeout},
 		"says why": {func(c *rendezvous.Conn) { c.Fail(errors.New("out of NICs")) },
 			&rendezvous.PeerError{Text: "out of NICs"}},

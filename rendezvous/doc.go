@@ -56,7 +56,7 @@
 // # On the wire
 //
 // Each end begins with the magic 0x89 "ibverbx", the version of this format as a big-endian number
-// of four bytes, which is 8 (1 to 7 were the command's own), one byte with the length of the name
+// of four bytes, which is 9 (1 to 7 were the command's own), one byte with the length of the name
 // of the protocol, and that name, Config.Protocol. Ends that differ in one of them part there. Then
 // come messages:
 //
@@ -64,6 +64,7 @@
 //	n bytes   JSON: {"kind":"card","body":{...}}
 //
 // The program defines the kinds; only "error" is reserved: its body {"text":"..."} says why an end
-// gives up, and nothing follows it. Connect sends "card", {"type":"ibverbx.BusinessCard",
+// gives up, and nothing follows it. A length of 0 is the goodbye of an end that closes the
+// conversation; nothing follows it either. Connect sends "card", {"type":"ibverbx.BusinessCard",
 // "card":{...}}, and then "connected"; Exchange sends "value", and Barrier "barrier".
 package rendezvous

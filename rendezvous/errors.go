@@ -2,13 +2,18 @@ package rendezvous
 
 import (
 	"errors"
+	"fmt"
 	"net"
 )
 
 // How a conversation ends. Test with errors.Is.
 var (
-	// ErrGone: the peer closed the connection, or it broke.
+	// ErrGone: the peer has gone. Unless it is also ErrLeft, the peer has died, or the connection
+	// broke.
 	ErrGone = errors.New("the peer has gone")
+	// ErrLeft: the peer has closed the conversation in order, with [Conn.Close]. It is also
+	// ErrGone.
+	ErrLeft = fmt.Errorf("%w: it has closed the conversation", ErrGone)
 	// ErrTimeout: the peer did not do its part in time.
 	ErrTimeout = errors.New("the peer does not answer")
 	// ErrProtocol: the peer broke the protocol, or does not use this package.

@@ -93,6 +93,9 @@ func readFrame(r io.Reader, limit int) (m Message, err error) {
 		return m, err
 	}
 	size := binary.BigEndian.Uint32(head[:])
+	if size == 0 {
+		return m, ErrLeft
+	}
 	if size > uint32(limit) {
 		return m, fmt.Errorf("%w: a message of %d bytes: at most %d (Config.MaxMessage)", ErrProtocol, size,
 			limit)

@@ -56,7 +56,7 @@ func FuzzFrames(f *testing.F) {
 			m, err := readFrame(r, limit)
 			if err != nil {
 				if !errors.Is(err, ErrProtocol) && !errors.Is(err, io.EOF) &&
-					!errors.Is(err, io.ErrUnexpectedEOF) {
+					!errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, ErrLeft) {
 					t.Fatal(err)
 				}
 				checkReason(t, err)
@@ -127,7 +127,7 @@ func FuzzConversation(f *testing.F) {
 			frame(`{"kind":"late"}`),
 		hello + frame(`{"kind":"error","body":7}`), hello + frame(`{"kind":"error"}`),
 		hello + frame(`{"kind":"word"}`)[:9],
-		hello + "\xff\xff\xff\xff",
+		hello + "\xff\xff\xff\xff", hello + frame(`{"kind":"word"}`) + "\x00\x00\x00\x00",
 		hello + frame(`{"kind":"error","body":{"text":"`+strings.Repeat("x\\n", 400)+`"}}`),
 	} {
 		f.Add([]byte(s), byte(3))
@@ -167,7 +167,8 @@ func FuzzConversation(f *testing.F) {
 			case last:
 				t.Fatalf("it ends with %v, and not with the peer's words %q", err, words.Text)
 			case errors.Is(end, ErrProtocol) == errors.Is(err, ErrProtocol) &&
-				errors.Is(end, ErrProtocol) != errors.Is(err, ErrGone):
+				errors.Is(end, ErrProtocol) != errors.Is(err, ErrGone) &&
+				errors.Is(end, ErrLeft) == errors.Is(err, ErrLeft):
 				checkReason(t, err)
 			default:
 				t.Fatalf("it ends with %v, want %v", err, end)

@@ -19,7 +19,7 @@ const (
 	// magic begins a conversation. Its first byte occurs in no text.
 	magic = "\x89ibverbx"
 	// wireVersion is that of the format: the greeting, frames, and the messages of this package.
-	wireVersion = 8
+	wireVersion = 9
 	// maxProtocol is the longest name of a protocol, in bytes.
 	maxProtocol = 255
 )
@@ -230,7 +230,8 @@ func explainAlert(err error) error {
 // explain turns an error of the connection into one of this package.
 func (c *Conn) explain(err error, waited time.Duration, awaited string) error {
 	switch {
-	case err == nil || errors.Is(err, ErrProtocol) || errors.Is(err, ErrVersion) || errors.Is(err, ErrTLS):
+	case err == nil || errors.Is(err, ErrLeft) || errors.Is(err, ErrProtocol) ||
+		errors.Is(err, ErrVersion) || errors.Is(err, ErrTLS):
 		return err
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return tooLate(waited, awaited)

@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -299,10 +300,14 @@ func (l *Listener) offer(a *arrival, c *Conn) (done bool, err error) {
 // attend watches a conversation until Accept takes it, and drops it if the peer goes first, without
 // having sent anything. It reads no more than fits a small buffer; Accept continues from there.
 func (l *Listener) attend(c *Conn) {
-	if _, err := c.r.Peek(1); err != nil && l.drop(c) {
+	_, err := c.r.Peek(1)
+	if head, _ := c.r.Peek(c.r.Buffered()); err == nil && bytes.HasPrefix(head, make([]byte, lengthLen)) {
+		err = ErrLeft
+	}
+	if err != nil && l.drop(c) {
 		_ = c.nc.Close()
 		if l.cfg.Refused != nil {
-			l.cfg.Refused(c.RemoteAddr(), fmt.Errorf("%w before it was accepted", ErrGone))
+			l.cfg.Refused(c.RemoteAddr(), fmt.Errorf("%w before it was accepted", c.explain(err, 0, "")))
 		}
 		return
 	}

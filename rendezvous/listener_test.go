@@ -28,9 +28,9 @@ func strangers(t *testing.T, addr string, n int) {
 		"", // silent
 		"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 		"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", // TLS
-		"\x89ibverbx\x00\x00\x00\x08",                  // half a greeting
-		"\x89ibverbx\x00\x00\x00\x09\x00",              // of another version
-		"\x89ibverbx\x00\x00\x00\x08\x03own",           // of another protocol
+		"\x89ibverbx\x00\x00\x00\x09",                  // half a greeting
+		"\x89ibverbx\x00\x00\x00\x0a\x00",              // of another version
+		"\x89ibverbx\x00\x00\x00\x09\x03own",           // of another protocol
 	}
 	var all sync.WaitGroup
 	var next atomic.Int64
@@ -176,9 +176,9 @@ func TestListenerSaysWhyItRefuses(t *testing.T) {
 		"perftest": {"6.06\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00", rendezvous.ErrProtocol,
 			`as a tool of perftest does, or "ibverbx perftest": run the same program at both ends`},
 		"TLS": {"\x16\x03\x01\x02\x00", rendezvous.ErrTLS, "the peer begins with TLS, and this end has none"},
-		"another version": {"\x89ibverbx\x00\x00\x00\x09\x00", rendezvous.ErrVersion,
-			"the peer speaks version 9, this end version 8: use the same ibverbx on both sides"},
-		"another protocol": {"\x89ibverbx\x00\x00\x00\x08\x06shop/2", rendezvous.ErrVersion,
+		"another version": {"\x89ibverbx\x00\x00\x00\x0a\x00", rendezvous.ErrVersion,
+			"the peer speaks version 10, this end version 9: use the same ibverbx on both sides"},
+		"another protocol": {"\x89ibverbx\x00\x00\x00\x09\x06shop/2", rendezvous.ErrVersion,
 			`the peer is here for protocol "shop/2", this end for "shop/3": run the same program, in the ` +
 				`same version, on both sides`},
 		"silence": {"", rendezvous.ErrTimeout, "the peer does not answer: waited 200ms for its greeting"},
@@ -391,7 +391,7 @@ func TestGoneBeforeAccept(t *testing.T) {
 		_ = begin().Close()
 		select {
 		case why := <-refused:
-			if !errors.Is(why, rendezvous.ErrGone) || !strings.Contains(why.Error(), "before it was acc") {
+			if !errors.Is(why, rendezvous.ErrLeft) || !strings.Contains(why.Error(), "before it was acc") {
 				t.Errorf("refused: %v", why)
 			}
 		case <-time.After(time.Minute):

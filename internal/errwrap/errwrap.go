@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 )
 
@@ -56,12 +55,18 @@ func (e *Error) MarshalJSON() ([]byte, error) {
 	return json.Marshal(form)
 }
 
-// ContextErr returns why a context has ended: its error, and behind it the cause if somebody gave
-// one. It returns nil while the context has not ended.
+// ContextErr returns why a context has ended: the cause that somebody gave, as which the error
+// reads, and which is the context's own error too. It returns nil while the context has not ended.
 func ContextErr(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if err == nil || errors.Is(cause, err) {
-		return err
+		return cause
 	}
-	return fmt.Errorf("%w: %w", err, cause)
+	return &ended{cause: cause, err: err}
 }
+
+// ended is the error of a context that a cause has ended: nobody has cancelled anything.
+type ended struct{ cause, err error }
+
+func (e *ended) Error() string   { return e.cause.Error() }
+func (e *ended) Unwrap() []error { return []error{e.cause, e.err} }

@@ -84,7 +84,7 @@ func TestContextErr(t *testing.T) {
 	}
 	cancel(fs.ErrClosed)
 	if err := errwrap.ContextErr(ctx); !errors.Is(err, context.Canceled) || !errors.Is(err, fs.ErrClosed) ||
-		err.Error() != "context canceled: file already closed" {
+		err.Error() != fs.ErrClosed.Error() {
 		t.Error(err)
 	}
 	ctx, cancel = context.WithCancelCause(t.Context())

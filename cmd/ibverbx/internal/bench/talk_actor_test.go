@@ -200,7 +200,7 @@ func (a *actor) SetWriteDeadline(time.Time) error { return nil }
 func (a *actor) RemoteAddr() net.Addr { return &net.TCPAddr{} }
 
 // hello is what an end begins a conversation with.
-const hello = "\x89ibverbx\x00\x00\x00\x08" + string(rune(len(Protocol))) + Protocol
+const hello = "\x89ibverbx\x00\x00\x00\x09" + string(rune(len(Protocol))) + Protocol
 
 // greeted is an actor that says hello first.
 type greeted struct {

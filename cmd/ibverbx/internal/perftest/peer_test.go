@@ -74,7 +74,7 @@ func TestBadPeers(t *testing.T) {
 		want string
 	}{
 		{"garbage", says(bytes.Repeat([]byte("GET / HTTP/1.1\r\n"), 9)), ErrMessage, "is no version"},
-		{"ibverbx perf", says([]byte("\x89ibverbx\x00\x00\x00\x08\x04perf")), ErrMismatch,
+		{"ibverbx perf", says([]byte("\x89ibverbx\x00\x00\x00\x09\x04perf")), ErrMismatch,
 			`the other end is "ibverbx perf"`},
 		{"old", says(begin("5.6")), ErrMismatch, "perftest 5.6, whose conversation is another one: it has " +
 			"to be 5.70"},
