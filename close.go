@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"ibverbx/internal/errwrap"
 	"ibverbx/verbs"
 )
 
@@ -263,7 +264,7 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 			return q.Err()
 		}
 		if ctx.Err() != nil {
-			return q.undrained(ctx.Err())
+			return q.undrained(errwrap.ContextErr(ctx))
 		}
 		armed := q.cq.channel != nil && q.cq.arm("drain", false) == nil
 		if armed && q.drainStep() {
@@ -275,7 +276,8 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 
 // undrained is the error of a Drain whose context has ended.
 func (q *VirtualQP) undrained(cause error) error {
-	what := fmt.Sprintf("sends still outstanding: %d", q.send.win.Len())
+	what := fmt.Sprintf("sends still outstanding: %d, which the peer's NIC has not answered",
+		q.send.win.Len())
 	switch {
 	case q.pass != nil:
 		// Unsignaled requests that succeed are never taken off the count, but no more can be there

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"ibverbx/internal/errwrap"
 	"ibverbx/verbs"
 )
 
@@ -16,8 +17,8 @@ var errNoChannel = fmt.Errorf("%w: the physical CQs were created without a commo
 // completion to wake it.
 const retryInterval = time.Millisecond
 
-// Wait blocks until there are completions to poll, or until ctx ends; it then returns ctx's error.
-// It uses no processor while it sleeps.
+// Wait blocks until there are completions to poll, or until ctx ends; it then returns ctx's error,
+// which reads as its cause if it has one. It uses no processor while it sleeps.
 func (c *VirtualCQ) Wait(ctx context.Context) error {
 	c.enter()
 	err := c.wait(ctx)
@@ -123,8 +124,8 @@ func (c *VirtualCQ) arm(op string, solicitedOnly bool) error {
 }
 
 func (c *VirtualCQ) sleep(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err // a select with both ready picks at random: prefer ctx
+	if ctx.Err() != nil {
+		return errwrap.ContextErr(ctx) // a select with both ready picks at random: prefer ctx
 	}
 	var again <-chan time.Time
 	if len(c.touched) != 0 {
@@ -136,7 +137,7 @@ func (c *VirtualCQ) sleep(ctx context.Context) error {
 	case <-c.channel.Events():
 	case <-again:
 	case <-ctx.Done():
-		return ctx.Err()
+		return errwrap.ContextErr(ctx)
 	}
 	return nil
 }

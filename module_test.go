@@ -70,7 +70,7 @@ func TestImportsOfTheCore(t *testing.T) {
 	core := []string{module, module + "/verbs", module + "/verbs/soft",
 		module + "/verbs/internal/nic", module + "/internal/ring", module + "/internal/dqplb",
 		module + "/internal/wrid", module + "/internal/failover", module + "/internal/ability",
-		module + "/internal/guard"}
+		module + "/internal/guard", module + "/internal/errwrap"}
 	packages := goList(t, core...)
 	for _, path := range core {
 		p, ok := packages[path]

@@ -110,7 +110,7 @@ func TestInterruptedDrainSaysWhatIsLeft(t *testing.T) {
 
 	l := vqptest.SteppedLink(t, 2, ibverbx.Config{FragmentSize: 1000, Linger: time.Hour})
 	fill(l.A, t, 2, 3)
-	interrupted(l.A, "sends still outstanding: 2")
+	interrupted(l.A, "sends still outstanding: 2, which the peer's NIC has not answered")
 	l = vqptest.SteppedLink(t, 2, ibverbx.Config{})
 	fill(l.A, t, 0, 3)
 	interrupted(l.A, "no send is outstanding, 3 receives are still to be flushed")

@@ -220,7 +220,8 @@ func TestWaitProgressesPastRefusals(t *testing.T) {
 	}
 }
 
-// A wait that tries again what a NIC refuses ends with its context, too.
+// A wait that tries again what a NIC refuses ends with its context, too, and says why that has
+// ended.
 func TestWaitThatTriesAgainEndsWithItsContext(t *testing.T) {
 	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2}})
 	refusal := l.Fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Count: -1})
@@ -228,10 +229,11 @@ func TestWaitThatTriesAgainEndsWithItsContext(t *testing.T) {
 	if n := l.A.CQ().Stats().Retrying; n != 1 {
 		t.Fatalf("%d virtual queue pairs try again", n)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	why := errors.New("enough is enough")
+	ctx, cancel := context.WithTimeoutCause(context.Background(), 20*time.Millisecond, why)
 	defer cancel()
 	begin := time.Now()
-	if err := l.A.CQ().Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if err := l.A.CQ().Wait(ctx); !errors.Is(err, context.DeadlineExceeded) || err.Error() != why.Error() {
 		t.Errorf("%v", err)
 	}
 	if took := time.Since(begin); took > 5*time.Second {
