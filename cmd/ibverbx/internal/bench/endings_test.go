@@ -144,11 +144,17 @@ func TestRefusedForNow(t *testing.T) {
 }
 
 // TestPatience shows how long nothing may move: not long between fast NICs, however much a round
-// has to carry.
+// has to carry; and as long as a round takes where an end sees nothing of what the other one sends.
 func TestPatience(t *testing.T) {
 	hard := params(func(p *Params) { p.Provider = "rdmacore" })
 	slow := params(func(p *Params) { p.Speeds = []units.Rate{1e9, 1e6} })
 	const idle = 30 * time.Second
+	ncA, ncB := tcptest.Pair(t)
+	other := make(chan *rendezvous.Conn, 1)
+	go func() { other <- start(t, ncB, idle) }()
+	apart := &cell{runner: &runner{p: params(), peer: &peer{conn: start(t, ncA, idle)}},
+		pair: &pair{ends: [2]*layers.End{{}, nil}}, directions: 2, size: 1 << 20}
+	<-other
 	for name, tt := range map[string]struct {
 		got, least, most time.Duration
 	}{
@@ -156,6 +162,7 @@ func TestPatience(t *testing.T) {
 		"software, slow": {patience(slow, idle, 1<<20), idle + 4*time.Second, 10 * time.Minute},
 		"real":           {patience(hard, idle, 1<<20), idle, idle + time.Second},
 		"real, large":    {patience(hard, idle, 1<<30), idle + 200*time.Second, 10 * time.Minute},
+		"unseen":         {apart.patience(500), idle + 100*time.Second, 10 * time.Minute},
 	} {
 		if tt.got < tt.least || tt.got > tt.most {
 			t.Errorf("%s: %v, want %v to %v", name, tt.got, tt.least, tt.most)
@@ -344,54 +351,6 @@ func TestAnswersOverlap(t *testing.T) {
 	defer column.close()
 	if task := newCell(run, column, 64).task(t.Context(), 1, 4, false); task.Window != 2 || !task.Answers {
 		t.Errorf("%d answers at a time, answers %v", task.Window, task.Answers)
-	}
-}
-
-// bothEnds measures between two NICs, each of an end of its own, and returns what end a reports.
-func bothEnds(t *testing.T, p *Params, timeout time.Duration, nics []verbs.Device) outcome {
-	t.Helper()
-	ncA, ncB := tcptest.Pair(t)
-	following := follow(t.Context(), ncB, timeout, nics[1:])
-	a := within(t, "end a", 20*time.Second, lead(t.Context(), p, ncA, timeout, nics[:1], observer{}))
-	b := within(t, "end b", 20*time.Second, following)
-	if a.err != nil || b.err != nil {
-		t.Fatalf("%s: end a: %v; end b: %v", p.Op, a.err, b.err)
-	}
-	return a
-}
-
-// TestSlowButSteady measures rounds that take several times as long as nothing may move: as long as
-// something does, there is no hurry.
-func TestSlowButSteady(t *testing.T) {
-	const timeout = 200 * time.Millisecond
-	for _, op := range []Op{Write, Send} {
-		_, nics := fabric(t, 2)
-		nics[0].(*soft.Device).SetSpeed(2e6, 0)
-		p := params(func(p *Params) {
-			p.Op, p.NICs, p.QPs, p.Schemes, p.Memory = op, 1, 1, []Scheme{Single}, 8<<20
-			p.Sizes, p.Iterations = []units.Size{4096}, 600
-		})
-		a := bothEnds(t, p, timeout, nics)
-		if took := a.report.Results[0].Seconds; took < 4*timeout.Seconds() {
-			t.Errorf("%s: took %.2f s, which shows nothing", op, took)
-		}
-	}
-}
-
-// TestUnevenEnds has one end that is done long before the other, of which it sees nothing
-// meanwhile: that is no silence.
-func TestUnevenEnds(t *testing.T) {
-	const timeout = 200 * time.Millisecond
-	for _, op := range []Op{Write, Read} {
-		_, nics := fabric(t, 2)
-		nics[0].(*soft.Device).SetSpeed(20e6, 0)
-		nics[1].(*soft.Device).SetSpeed(2e6, 0)
-		p := params(func(p *Params) {
-			p.Op, p.NICs, p.QPs, p.Schemes, p.Memory, p.Bidirectional = op, 1, 1, []Scheme{Single}, 8<<20,
-				true
-			p.Sizes, p.Iterations = []units.Size{4096}, 600
-		})
-		bothEnds(t, p, timeout, nics)
 	}
 }
 

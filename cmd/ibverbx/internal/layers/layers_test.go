@@ -199,6 +199,31 @@ func TestStalled(t *testing.T) {
 	}
 }
 
+// TestSlowIsNotStalled plays a round that takes three times as long as nothing may move: as long as
+// something does, there is no hurry.
+func TestSlowIsNotStalled(t *testing.T) {
+	t.Parallel()
+	const size, messages, stall, speed = 4096, 16, time.Second, 4096 * 16 / 3 // bytes a second
+	ends := pair(t, Shapes()[1])
+	ends[0].QueuePair().VQP.Domain().Devices()[0].(*soft.Device).SetSpeed(speed, 0)
+	for i, e := range ends {
+		task := Task{Ctx: t.Context(), Round: Round{Number: 1, Size: size}, Window: 8}
+		if i == 0 {
+			task.Send = messages
+		} else {
+			task.Take = messages
+		}
+		if err := e.Begin(task); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := time.Now()
+	err := Run(t.Context(), Pace{Stall: stall}, nil, ends[:]...)
+	if took := time.Since(start); err != nil || took < 2*stall {
+		t.Errorf("%v after %v", err, took)
+	}
+}
+
 // TestSource shows that what a slot gets lies in the source, and is another piece in each of the
 // next thousand rounds.
 func TestSource(t *testing.T) {
