@@ -12,11 +12,11 @@ import (
 
 // choiceFlags choose among values of a parameter; see [bench.Params] for all others.
 type choiceFlags struct {
-	Size     []units.Size `group:"what" short:"s" sep:"none"`
-	Sizes    units.Range  `group:"what" placeholder:"LIST" sep:"none"`
-	All      bool         `group:"what" short:"a"`
-	Events   bool         `group:"how" short:"e"`
-	BusyPoll bool         `group:"how"`
+	Size     []units.Size `group:"what" short:"s" sep:"none" xor:"sizes"`
+	Sizes    units.Range  `group:"what" placeholder:"LIST" sep:"none" xor:"sizes"`
+	All      bool         `group:"what" short:"a" xor:"sizes"`
+	Events   bool         `group:"how" short:"e" xor:"wait"`
+	BusyPoll bool         `group:"how" xor:"wait"`
 	NoVerify bool         `group:"how"`
 }
 
@@ -47,11 +47,8 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	case p.Endless && f.JSON:
 		return nil, usage("--run-infinitely with --json, which writes at the end only: use --duration")
 	}
-	p.Conn = f.conn(k)
+	p.Conn, p.Wait = f.conn(k), f.wait()
 	err := f.checkLimits(&p)
-	if err == nil {
-		p.Wait, err = f.wait()
-	}
 	if err == nil {
 		p.Sizes, err = f.sizes(p.Op)
 	}
@@ -73,29 +70,19 @@ func checkGiven(k *kong.Context) error {
 }
 
 // wait is how the ends wait; empty is the default.
-func (f *choiceFlags) wait() (bench.Wait, error) {
+func (f *choiceFlags) wait() bench.Wait {
 	switch {
-	case f.Events && f.BusyPoll:
-		return "", usage("--events and --busy-poll exclude each other: give one of them, or neither")
 	case f.Events:
-		return bench.Events, nil
+		return bench.Events
 	case f.BusyPoll:
-		return bench.Poll, nil
+		return bench.Poll
 	}
-	return "", nil
+	return ""
 }
 
 // sizes are the message sizes; none is the default.
 func (f *choiceFlags) sizes(op bench.Op) (sizes []units.Size, err error) {
-	given := 0
-	for _, is := range []bool{len(f.Size) > 0, len(f.Sizes) > 0, f.All} {
-		if is {
-			given++
-		}
-	}
 	switch {
-	case given > 1:
-		return nil, usage("--size, --sizes and --all exclude each other: give one of them")
 	case len(f.Size) > 1:
 		return nil, usage("--size is given several times: use --sizes with a list, such as --sizes 4K,64K")
 	case f.All && op.Atomic():

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -119,36 +120,25 @@ func (u unit) all(gbPerSecond []float64) []float64 {
 // plotMarks are the marks of a time line. That of a fault lasts until it has ended.
 func plotMarks(t *bench.Timeline) []plot.Mark {
 	list := []plot.Mark{}
-	for _, m := range t.Marks {
-		mark := plot.Mark{At: seconds(m.At), Text: markText(&m)}
-		if m.Kind == bench.FaultStruck {
-			mark.Text = m.Text
-			for _, end := range t.Marks {
-				if end.Kind == bench.FaultEnded && end.Text == m.Text && end.At >= m.At {
-					mark.Until = seconds(end.At)
-					break
-				}
+	for i, m := range t.Marks {
+		mark := plot.Mark{At: seconds(m.At), Text: m.Text}
+		switch m.Kind {
+		case bench.FaultStruck:
+			ends := func(end bench.Mark) bool { return end.Kind == bench.FaultEnded && end.Text == m.Text }
+			if at := slices.IndexFunc(t.Marks[i:], ends); at >= 0 {
+				mark.Until = seconds(t.Marks[i+at].At)
 			}
+		case bench.FaultEnded:
+			kind, _, _ := strings.Cut(m.Text, "@")
+			mark.Text = kind + " ends"
+		case bench.RailsLost:
+			mark.Text += " lost"
+		case bench.RailsBack:
+			mark.Text += " back"
 		}
 		list = append(list, mark)
 	}
 	return list
-}
-
-// markText is what happened, in few words.
-func markText(m *bench.Mark) string {
-	fault, _, _ := strings.Cut(m.Text, "@")
-	switch m.Kind {
-	case bench.FaultStruck:
-		return fault
-	case bench.FaultEnded:
-		return fault + " ends"
-	case bench.RailsLost:
-		return m.Text + " lost"
-	case bench.RailsBack:
-		return m.Text + " back"
-	}
-	return m.Text
 }
 
 func seconds(s bench.Seconds) float64 { return time.Duration(s).Seconds() }

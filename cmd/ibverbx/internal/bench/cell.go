@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
@@ -27,9 +25,9 @@ type cell struct {
 	timed time.Duration // all timed rounds together
 	pace  float64       // messages a second of a direction, as the last round went; 0 before
 	warm  bool          // the warm-up is over
-	hist  *hdrhistogram.Histogram
-	part  *hdrhistogram.Histogram // what hist got in this turn
-	times []int64                 // room for those of a series, in nanoseconds
+	hist  *Latencies
+	part  *Latencies // what hist got in this turn
+	times []int64    // room for those of a series, in nanoseconds
 
 	before   [2]ibverbx.Stats // what the ends had counted when the cell began
 	recorder *recorder        // nil where no time line is asked for
@@ -38,7 +36,7 @@ type cell struct {
 func newCell(r *runner, column *pair, size int) *cell {
 	c := &cell{
 		runner: r, pair: column, shape: r.p.Shape(), size: size, directions: 1,
-		hist: newHistogram(), part: newHistogram(), before: column.count(),
+		hist: NewLatencies(r.p.Answered()), part: NewLatencies(r.p.Answered()), before: column.count(),
 	}
 	if r.p.Bidirectional || r.p.Answered() {
 		c.directions = 2
@@ -79,7 +77,7 @@ func (c *cell) measure(turn int) {
 	}
 	err := c.explain(sample())
 	if c.p.Mode.Series() {
-		c.result.Latency = percentiles(c.hist, c.p.Answered())
+		c.result.Latency = c.hist.Percentiles()
 	}
 	if err == nil && c.peer != nil && c.peer.leads {
 		_, err = decide(c.peer, kindRound, roundBody{})

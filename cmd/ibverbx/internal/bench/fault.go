@@ -58,13 +58,13 @@ func faultKinds() []faultKind {
 	}
 }
 
-// all is the keys that it understands.
-func (k *faultKind) all() (keys []string) {
-	for _, key := range strings.Fields(k.keys) {
-		key, _, _ = strings.Cut(key, "=")
-		keys = append(keys, key)
+// all is the keys that it understands, with what holds where they are not given.
+func (k *faultKind) all() (names, usual []string) {
+	for _, key := range strings.Fields(k.keys + " msg at") {
+		name, value, _ := strings.Cut(key, "=")
+		names, usual = append(names, name), append(usual, value)
 	}
-	return append(keys, "msg", "at")
+	return names, usual
 }
 
 func (f *Fault) kind() *faultKind {
@@ -80,16 +80,14 @@ func (f *Fault) kind() *faultKind {
 func FaultHelp() string {
 	var b strings.Builder
 	for _, k := range faultKinds() {
-		var keys []string
-		for _, key := range strings.Fields(k.keys + " msg at") {
-			key, usual, _ := strings.Cut(key, "=")
-			if key == "for" {
-				usual = cmp.Or(usual, "permanently")
+		keys, usual := k.all()
+		for i, holds := range usual {
+			if keys[i] == "for" {
+				holds = cmp.Or(holds, "permanently")
 			}
-			if usual != "" {
-				key += " [" + usual + "]"
+			if holds != "" {
+				keys[i] += " [" + holds + "]"
 			}
-			keys = append(keys, key)
 		}
 		fmt.Fprintf(&b, "  %-14s %s (keys: %s)\n", k.name, k.help, strings.Join(keys, ", "))
 	}
@@ -115,11 +113,13 @@ func ParseFault(text string) (Fault, error) {
 	if k == nil {
 		return f, fmt.Errorf("fault %q: have %s", name, strings.Join(FaultNames(), ", "))
 	}
-	for _, key := range strings.Fields(k.keys) {
-		if key, usual, ok := strings.Cut(key, "="); ok {
-			if err := f.set(key, usual); err != nil {
-				panic(err) // the row is wrong
-			}
+	keys, usual := k.all()
+	for i, value := range usual {
+		if value == "" {
+			continue
+		}
+		if err := f.set(keys[i], value); err != nil {
+			panic(err) // the row is wrong
 		}
 	}
 	if !located {
@@ -128,9 +128,9 @@ func ParseFault(text string) (Fault, error) {
 	given := map[string]bool{}
 	for _, item := range strings.Split(where, ",") {
 		key, value, _ := strings.Cut(item, "=")
-		if !slices.Contains(k.all(), key) {
+		if !slices.Contains(keys, key) {
 			return f, fmt.Errorf("fault %q: %q: %s understands %s, written key=value", text, item, name,
-				strings.Join(k.all(), ", "))
+				strings.Join(keys, ", "))
 		}
 		if given[key] {
 			return f, fmt.Errorf("fault %q: %s is given twice; for several faults repeat --fault", text, key)

@@ -77,19 +77,33 @@ const (
 	longest = int64(100 * time.Second)
 )
 
-// newHistogram is one that latencies fit into.
-func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, 3) }
-
-// record adds a sample in nanoseconds.
-func record(h *hdrhistogram.Histogram, took int64) {
-	_ = h.RecordValue(min(max(took, 1), longest)) // in range
+// Latencies counts latencies. A nil one has none.
+type Latencies struct {
+	*hdrhistogram.Histogram
+	halved bool // what is recorded are round trips
 }
 
-// percentiles is the distribution of what was recorded.
-func percentiles(h *hdrhistogram.Histogram, half bool) *Percentile {
+// NewLatencies counts what is recorded, or halves of it: of round trips.
+func NewLatencies(halved bool) *Latencies {
+	return &Latencies{hdrhistogram.New(1, longest, 3), halved}
+}
+
+// Record adds a time in nanoseconds.
+func (l *Latencies) Record(took int64) {
+	if l.halved {
+		took /= 2
+	}
+	_ = l.RecordValue(min(max(took, 1), longest)) // in range
+}
+
+// Percentiles is the distribution of what was recorded.
+func (l *Latencies) Percentiles() *Percentile {
+	if l == nil {
+		return nil
+	}
 	return &Percentile{
-		HalfRoundTrip: half, Samples: h.TotalCount(), Min: h.Min(), Mean: h.Mean(),
-		P50: h.ValueAtQuantile(50), P90: h.ValueAtQuantile(90), P99: h.ValueAtQuantile(99),
-		P999: h.ValueAtQuantile(99.9), Max: h.Max(),
+		HalfRoundTrip: l.halved, Samples: l.TotalCount(), Min: l.Min(), Mean: l.Mean(),
+		P50: l.ValueAtQuantile(50), P90: l.ValueAtQuantile(90), P99: l.ValueAtQuantile(99),
+		P999: l.ValueAtQuantile(99.9), Max: l.Max(),
 	}
 }

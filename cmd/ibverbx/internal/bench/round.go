@@ -135,14 +135,10 @@ func (c *cell) countPosted(warmup bool) {
 
 // record records the n times of a series, and returns their sum.
 func (c *cell) record(n int) (all time.Duration) {
-	ways := int64(1)
-	if c.p.Answered() {
-		ways = 2
-	}
 	for _, took := range c.times[:n] {
 		all += time.Duration(took)
-		record(c.hist, took/ways)
-		record(c.part, took/ways)
+		c.hist.Record(took)
+		c.part.Record(took)
 	}
 	return all
 }

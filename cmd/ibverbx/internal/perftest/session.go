@@ -230,7 +230,7 @@ func (s *session) messages() error {
 		return err
 	}
 	r := Result{Size: s.cfg.Size, Messages: s.cfg.Messages * s.cfg.QPs, Seconds: max(took.Seconds(), 1e-9),
-		Latency: st.latency()}
+		Latency: st.samples.Percentiles()}
 	r.MsgPerSecond = float64(r.Messages) / r.Seconds
 	if r.Latency == nil {
 		r.GBPerSecond = r.MsgPerSecond * float64(r.Size) / 1e9

@@ -247,7 +247,7 @@ func TestLatencyFigures(t *testing.T) {
 			now = now.Add(time.Duration(i+1) * time.Microsecond)
 			s.sample(now)
 		}
-		l := s.latency()
+		l := s.samples.Percentiles()
 		for _, tt := range []struct{ got, us int64 }{{l.Min, 1}, {l.P50, 500}, {l.P90, 900}, {l.P99, 990},
 			{l.P999, 999}, {l.Max, 1000}, {int64(l.Mean + 0.5), 500}} {
 			if want := tt.us * 1000 / half; tt.got < want*999/1000 || tt.got > want*1002/1000 {
@@ -258,7 +258,7 @@ func TestLatencyFigures(t *testing.T) {
 			t.Errorf("%s: %+v", kind, l)
 		}
 		s.sample(now.Add(time.Hour))
-		if got, want := s.latency().Max, int64(100*time.Second)/half; got < want || got > want*1001/1000 {
+		if got, want := s.samples.Percentiles().Max, int64(100*time.Second); got < want || got > want*1001/1000 {
 			t.Errorf("%s: an hour counts as %d ns", kind, got)
 		}
 	}

@@ -8,18 +8,12 @@ import (
 	"time"
 	"unsafe" //nolint:depguard // Go has no other way to read atomically what a NIC writes
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/verbs"
 )
 
-const (
-	// batch is how many requests are posted, and completions polled, in one call.
-	batch = 32
-	// longest is the longest latency that is distinguished, in nanoseconds.
-	longest = int64(100 * time.Second)
-)
+// batch is how many requests are posted, and completions polled, in one call.
+const batch = 32
 
 // stream moves messages over all queue pairs, as many at a time as these hold. A latency is
 // measured with one message outstanding, which in a ping-pong also waits for the peer's.
@@ -35,8 +29,8 @@ type stream struct {
 	ahead   int     // a ping-pong: 1 at the end that sends the first message, else 0
 	poll    *uint64 // ib_write_lat: the word whose byte at shift counts the peer's messages
 	shift   int
-	last    time.Time // when the last message was posted whose latency is measured
-	samples *hdrhistogram.Histogram
+	last    time.Time        // when the last message was posted whose latency is measured
+	samples *bench.Latencies // nil for a bandwidth
 
 	wrs  [batch]verbs.SendWR
 	sges [batch]verbs.SGE
@@ -61,7 +55,7 @@ func newStream(e *end, client bool) *stream {
 		s.takes = e.cfg.Messages
 	}
 	if kind.Latency() {
-		s.samples = hdrhistogram.New(1, longest, 3)
+		s.samples = bench.NewLatencies(kind.Halved())
 	}
 	if client != (kind == WriteLat) { // of writes the server sends the first one
 		s.ahead = 1
@@ -172,7 +166,7 @@ func (s *stream) post(i int) (n int, err error) {
 // sample records the time from the post before to the one at now.
 func (s *stream) sample(now time.Time) {
 	if !s.last.IsZero() {
-		_ = s.samples.RecordValue(min(max(int64(now.Sub(s.last)), 1), longest)) // in range
+		s.samples.Record(int64(now.Sub(s.last)))
 	}
 	s.last = now
 }
@@ -261,22 +255,6 @@ func (s *stream) check(wc *verbs.WC, n int) error {
 		return nil
 	}
 	return &FailedError{QP: s.end.qps[wc.ID].Num(), Message: n, Status: wc.Status, First: s.sent+s.took == 0}
-}
-
-// latency is the distribution of what was recorded, of halves in a ping-pong. It is nil for a
-// bandwidth.
-func (s *stream) latency() *bench.Percentile {
-	if s.samples == nil {
-		return nil
-	}
-	h, half := s.samples, int64(1)
-	if s.cfg.Kind.Halved() {
-		half = 2
-	}
-	at := func(quantile float64) int64 { return h.ValueAtQuantile(quantile) / half }
-	return &bench.Percentile{HalfRoundTrip: half == 2, Samples: h.TotalCount(), Min: h.Min() / half,
-		Mean: h.Mean() / float64(half), P50: at(50), P90: at(90), P99: at(99), P999: at(99.9),
-		Max: h.Max() / half}
 }
 
 // FailedError is a request that failed.
