@@ -58,9 +58,14 @@ func (t *perfTable) details(r *bench.Result) {
 func (t *perfTable) failedOver(r *bench.Result) {
 	label := "failover"
 	for i, of := range []*bench.QPStats{&r.Stats.A, &r.Stats.B} {
-		n, where := downRails(of)
-		lost, back := int(of.RailsLost), int(of.RailsBack)
-		if n+lost+back == 0 {
+		var down []string
+		for k := range of.Rails {
+			if rail := &of.Rails[k]; rail.Down {
+				down = append(down, rail.Device+": "+nameOf(k, rail))
+			}
+		}
+		lost, back, where := int(of.RailsLost), int(of.RailsBack), strings.Join(down, "; ")
+		if len(down)+lost+back == 0 {
 			continue
 		}
 		text := fmt.Sprintf("end %c lost %s, %d came back, and %s posted again on others", 'a'+i,
@@ -68,7 +73,7 @@ func (t *perfTable) failedOver(r *bench.Result) {
 		switch {
 		case lost+back == 0:
 			text = fmt.Sprintf("end %c still misses queue pairs that it lost before: %s", 'a'+i, where)
-		case n > 0:
+		case len(down) > 0:
 			text += "; out of service: " + where
 		}
 		t.say(label, text)
@@ -81,17 +86,6 @@ func (t *perfTable) failedOver(r *bench.Result) {
 	if label == "" && !r.Failed {
 		t.say("", "no request failed")
 	}
-}
-
-// downRails says how many rails of an end are out of service, and which, with their NICs.
-func downRails(s *bench.QPStats) (n int, where string) {
-	var rails []string
-	for k := range s.Rails {
-		if rail := &s.Rails[k]; rail.Down {
-			rails = append(rails, rail.Device+": "+nameOf(k, rail))
-		}
-	}
-	return len(rails), strings.Join(rails, "; ")
 }
 
 // nameOf is what rail k is called.

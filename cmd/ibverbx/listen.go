@@ -81,7 +81,8 @@ func (f *perfCmd) serve(c *console, end *endNICs) error {
 		err = f.serveOne(c, end, conn)
 		free()
 		others.Wait()
-		if c.ctx.Err() != nil || !brokeOff(err) {
+		var route *nics.LinkLocalError // of the client's address
+		if c.ctx.Err() != nil || !bench.BrokeOff(err) && !errors.As(err, &route) {
 			return err
 		}
 		c.complain("ibverbx: %v: %s; still listening\n", conn.RemoteAddr(), reason(err))
@@ -98,10 +99,4 @@ func (f *perfCmd) serveOne(c *console, end *endNICs, conn *rendezvous.Conn) erro
 		return err
 	}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Follow(c.ctx, half, o) })
-}
-
-// brokeOff reports whether the client caused an error: the next one can be served.
-func brokeOff(err error) bool {
-	var route *nics.LinkLocalError
-	return bench.BrokeOff(err) || errors.As(err, &route)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -210,24 +211,12 @@ func checkPorts(conn ibverbx.ConnConfig, host *nics.Host) error {
 		return err
 	}
 	for _, d := range devices {
-		port := int(conn.Port)
-		if port == 0 {
-			port = d.DefaultPort()
+		port, err := d.QueryPort(cmp.Or(int(conn.Port), d.DefaultPort()))
+		if err == nil {
+			_, err = conn.GID(d, port)
 		}
-		attr, err := d.Query()
 		if err != nil {
-			return err
-		}
-		if port > attr.Ports {
-			return usage("--ib-port %d: %s has %s", port, d.Name(), count(attr.Ports, "port"))
-		}
-		p, err := d.QueryPort(port)
-		if err != nil {
-			return err
-		}
-		if conn.GIDIndex >= p.GIDTableLen {
-			return usage("--gid-index %d: port %d of %s has the entries 0 to %d, see ibverbx devices",
-				conn.GIDIndex, port, d.Name(), p.GIDTableLen-1)
+			return usage("--ib-port, --gid-index: %v; see ibverbx devices", err)
 		}
 	}
 	return nil

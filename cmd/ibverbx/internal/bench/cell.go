@@ -171,13 +171,11 @@ func (c *cell) left() int {
 
 // close completes the result once all samples are taken.
 func (c *cell) close() {
-	now := c.pair.count()
-	for i, s := range [...]*QPStats{&c.result.Stats.A, &c.result.Stats.B} {
-		if e := c.pair.ends[i]; e != nil && e.QueuePair() != nil {
-			*s = QPStats{c.pair.scheme, since(now[i], c.before[i])}
-		}
+	stats := [...]*QPStats{&c.result.Stats.A, &c.result.Stats.B}
+	for i, q := range c.pair.queuePairs() {
+		*stats[i] = QPStats{c.pair.scheme, since(q.VQP.Stats(), c.before[i])}
 	}
-	c.result.Losses = c.pair.takeLosses()
+	c.result.Losses, c.pair.losses = c.pair.losses, nil
 	c.result.Faults = c.pair.faults.report()
 	if c.recorder != nil {
 		c.result.Timeline = c.recorder.timeline()
@@ -195,10 +193,8 @@ func (c *cell) giveUp() {
 	if !c.decides() {
 		return // the leading end reports the cell
 	}
-	for i, q := range c.pair.queuePairs() {
-		if q != nil {
-			c.result.Err = errors.Join(c.result.Err, c.pair.ends[i].Close(c.ctx))
-		}
+	for _, q := range c.pair.queuePairs() {
+		c.result.Err = errors.Join(c.result.Err, q.Close(c.ctx))
 	}
 }
 
@@ -211,9 +207,6 @@ func (c *cell) explain(err error) error {
 	c.settle()
 	var errs []error
 	for _, q := range c.pair.queuePairs() {
-		if q == nil {
-			continue
-		}
 		if why := q.VQP.Err(); why != nil {
 			errs = append(errs, fmt.Errorf("end %s: %w", q.Name, why))
 		}
@@ -233,9 +226,6 @@ func (c *cell) settle() {
 	for end := time.Now().Add(settleTime); time.Now().Before(end); time.Sleep(settleTime / 50) {
 		known := true
 		for _, q := range c.pair.queuePairs() {
-			if q == nil {
-				continue
-			}
 			moved, err := q.Drain()
 			if err != nil {
 				return

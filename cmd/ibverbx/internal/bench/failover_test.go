@@ -242,18 +242,20 @@ func TestLosses(t *testing.T) {
 	}
 	lose(0, "nic0", "port down")
 	lose(1, "nic2", "peer")
-	if before := c.takeLosses(); len(before) != 2 {
-		t.Errorf("before: %v", before)
+	if len(c.losses) != 2 {
+		t.Errorf("before: %v", c.losses)
 	}
+	c.losses = nil
 	lose(0, "nic0", "port down")
 	lose(0, "nic0", "port down")
 	lose(0, "nic1", "port down")
 	c.noteLoss(0, ibverbx.RailEvent{Device: "nic0"}) // it is back
-	got := c.takeLosses()
+	got := c.losses
 	want := []Loss{{"a", "nic0", "port down", 2}, {"a", "nic1", "port down", 1}}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
+	c.losses = nil
 	for i := range 2 * maxLosses {
 		lose(1, "nic2", fmt.Sprint(i))
 	}

@@ -103,10 +103,6 @@ func (m *memory) round(number uint64, size int) layers.Round {
 // source is where in the source the message of a slot starts.
 func (m *memory) source(round uint64, slot, size int) int { return m.round(round, size).Source(slot) }
 
-// behind is where in the target the words behind the slots begin:
-// the counter of atomics is the first.
-func (m *memory) behind() int { return (m.window + 7) &^ 7 }
-
 // verify compares the slots of a round with what was sent into them.
 func (m *memory) verify(dst, src []byte, round uint64, slots, size int) error {
 	for slot := range slots {

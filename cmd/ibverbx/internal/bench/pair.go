@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -35,7 +36,7 @@ type pair struct {
 	// sizes. Faults strike by it.
 	sent   int
 	watch  stopwatch // of the timed rounds, over all sizes
-	losses []Loss    // why the ends have lost queue pairs, since a cell has reported that
+	losses []Loss    // why the ends have lost queue pairs, until a cell reports that
 	// carried is how many bytes a second went in each direction when it was measured last; 0
 	// before.
 	carried float64
@@ -148,7 +149,7 @@ func (c *pair) config(end int, devices []verbs.Device) layers.Config {
 	cfg := layers.Config{Name: endName(end), Shape: p.Shape(), Window: p.TxDepth, Inline: p.Inline, QP: qp,
 		Devices: devices, Src: m.ends[end].src, Dst: m.ends[end].dst}
 	if len(cfg.Dst) > tail {
-		cfg.Tail = m.behind()
+		cfg.Tail = (m.window + 7) &^ 7 // behind the slots
 	}
 	return cfg
 }
@@ -174,15 +175,15 @@ func (c *pair) here() (e *layers.End, end int) {
 	return c.ends[1], 1
 }
 
-// queuePairs are the queue pairs of the ends here, by end;
-// nil through a layer and of the other process's.
-func (c *pair) queuePairs() (qps [2]*layers.QueuePair) {
-	for i, e := range c.ends {
-		if e != nil {
-			qps[i] = e.QueuePair()
+// queuePairs are the queue pairs of the ends that are here, by end. There are none through a layer.
+func (c *pair) queuePairs() iter.Seq2[int, *layers.QueuePair] {
+	return func(yield func(int, *layers.QueuePair) bool) {
+		for i, e := range c.ends {
+			if e != nil && e.QueuePair() != nil && !yield(i, e.QueuePair()) {
+				return
+			}
 		}
 	}
-	return qps
 }
 
 // dataRails is how many queue pairs carry the messages of a connection.
@@ -236,19 +237,10 @@ func (c *pair) noteLoss(end int, e ibverbx.RailEvent) {
 	}
 }
 
-// takeLosses returns what was lost since it was called last.
-func (c *pair) takeLosses() []Loss {
-	list := c.losses
-	c.losses = nil
-	return list
-}
-
 // count returns what the virtual queue pairs of the ends here have counted.
 func (c *pair) count() (n [2]ibverbx.Stats) {
 	for i, q := range c.queuePairs() {
-		if q != nil {
-			n[i] = q.VQP.Stats()
-		}
+		n[i] = q.VQP.Stats()
 	}
 	return n
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"ibverbx/rendezvous"
@@ -186,7 +187,11 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 // share settles the figures of a size: both ends tell theirs, of which those of the leading end
 // count, with what the queue pairs of each end have counted.
 func (r *runner) share(row []Result) ([]Result, error) {
-	theirs, err := swap(r.peer, kindRow, rowBody{Results: travelling(row), Stop: r.stopped})
+	mine := rowBody{Results: slices.Clone(row), Stop: r.stopped}
+	for i := range row { // time lines, and what only this end knows, stay here
+		mine.Results[i].Timeline, mine.Results[i].Losses = nil, nil
+	}
+	theirs, err := swap(r.peer, kindRow, mine)
 	if err == nil {
 		err = theirs.check(row)
 	}

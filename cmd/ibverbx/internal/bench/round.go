@@ -196,7 +196,7 @@ func (c *cell) converse() error {
 		return nil
 	}
 	end, at := c.pair.here()
-	if !c.said && c.sends(at) && end.Sent() {
+	if !c.said && c.sends(at) && end.Sent {
 		c.said = true
 		if err := c.peer.conn.Send(c.peer.steps, kindDone, nil); err != nil {
 			return err

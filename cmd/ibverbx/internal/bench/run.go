@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 )
 
@@ -190,15 +189,6 @@ func (r *runner) row(size int) (row []Result, err error) {
 		r.observer.Row(row)
 	}
 	return row, err
-}
-
-// travelling is a row as it travels: time lines, and what only this end knows, stay here.
-func travelling(row []Result) []Result {
-	row = slices.Clone(row)
-	for i := range row {
-		row[i].Timeline, row[i].Losses = nil, nil
-	}
-	return row
 }
 
 // takeTurn takes a sample of each column that has not failed.

@@ -226,7 +226,7 @@ func (r *recorder) timeline() *Timeline {
 // tally reads the counters of the ends that are here.
 func (c *cell) tally() (n tally) {
 	for i, q := range c.pair.queuePairs() {
-		if q == nil || !c.sends(i) {
+		if !c.sends(i) {
 			continue
 		}
 		n.bytes += q.Succeeded * uint64(c.size)

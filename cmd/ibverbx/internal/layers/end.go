@@ -104,13 +104,13 @@ type End struct {
 	Posted  int       // messages of the round that this end has started
 	Timed   int       // of them, those whose time is noted
 	EndedAt time.Time // when the last message of the round had completed or come
+	Sent    bool      // all messages of this end have completed, and are visible to the peer
 
 	task    Task
 	came    int // messages of the peer that it has seen
 	started time.Time
 	flushed bool // what was posted is being flushed
 	ended   bool // all that it has posted has completed: the clock stops
-	sent    bool // and is visible to the peer
 	over    bool // its part is played
 }
 
@@ -163,9 +163,6 @@ func (e *End) QueuePair() *QueuePair {
 	q, _ := e.traffic.(*QueuePair)
 	return q
 }
-
-// Sent reports whether all messages of this end have completed, and are visible to the peer.
-func (e *End) Sent() bool { return e.sent }
 
 // Begin prepares for a round. The peer may send when it returns.
 func (e *End) Begin(t Task) error {
@@ -305,7 +302,7 @@ func (e *End) play() error {
 	if e.came > e.task.Take {
 		return fmt.Errorf("%w: %d came, %d were to come", ErrMessages, e.came, e.task.Take)
 	}
-	e.over = e.sent && e.came == e.task.Take
+	e.over = e.Sent && e.came == e.task.Take
 	return nil
 }
 
@@ -393,8 +390,8 @@ func (e *End) conclude() (err error) {
 		}
 		e.EndedAt = time.Now()
 	}
-	if !e.sent {
-		e.sent, err = e.drained(true)
+	if !e.Sent {
+		e.Sent, err = e.drained(true)
 	}
 	return err
 }
