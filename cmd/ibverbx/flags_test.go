@@ -53,7 +53,7 @@ func TestWrongFlags(t *testing.T) {
 		"perf --sizes=-1":                       `size "-1"`,
 		"perf -q -1":                            "--qps -1: must not be negative\n",
 		"perf --qps=-1":                         "--qps -1: must be 1 to",
-		"perf -x 3":                             "--gid-index: query gid: soft0: invalid argument: port 1 index 3",
+		"perf -x 3":                             "--gid-index: query gid: soft0: invalid argument",
 		"perf -i 2":                             "port 2, there is only port 1",
 		"perf --tclass 256":                     "--tclass 256: must be 0 to 255",
 		"perf -S 16":                            "--sl 16: must be 0 to 15",
