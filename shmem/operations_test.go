@@ -151,7 +151,7 @@ func TestEveryOperationWithoutRoom(t *testing.T) {
 			}
 			for _, op := range operations(pe, s, narrow, 1) {
 				err := op.call(ended)
-				want := "shmem: " + op.name + ": context canceled"
+				want := "shmem: " + op.name + ": context canceled: PE 1 has not answered"
 				if !errors.Is(err, context.Canceled) || err.Error() != want {
 					t.Errorf("%v, want %s", err, want)
 				}

@@ -162,7 +162,7 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	case s == stageOpen:
 		p.ending.move(stageClosing)
 		p.unlock()
-		err = w.WaitFor(ctx, 0, p.parted)
+		err = w.await(ctx, 0, p.parted, awaited{peer: p})
 		w.mu.Lock()
 		if err == nil && p.ending.failedBusy {
 			err = p.ending.err

@@ -166,7 +166,8 @@ func (e *Endpoint) flush(kind FlushKind, comp *Completion) {
 }
 
 // Flush waits until every operation called before it has completed, requests that are pending
-// included. A ctx that ends returns its error and changes nothing: the operations go on.
+// included. A ctx that ends returns its error, with the names of the peers that have not answered,
+// and changes nothing: the operations go on.
 func (e *Endpoint) Flush(ctx context.Context, kind FlushKind) error {
 	if err := needContext("flush", ctx); err != nil {
 		return err

@@ -13,7 +13,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A context that ends ends the wait, and nothing else.
+// A context that ends ends the wait, and nothing else. Its error names the peer that has not
+// answered, and no other.
 func TestAContextEndsTheWaitOnly(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
@@ -22,16 +23,22 @@ func TestAContextEndsTheWaitOnly(t *testing.T) {
 		if _, err := l.a.PutZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(0, 60000)); err != nil {
 			t.Fatal(err)
 		}
+		idle, _ := l.another(transport.EndpointConfig{Name: "peer c"})
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		for name, err := range map[string]error{
 			"flush":           l.a.Flush(ctx, transport.FlushRemote),
 			"flush of worker": l.a.w.Flush(ctx, transport.FlushLocal),
 			"wait":            l.a.w.Wait(ctx, comp),
+			"another wait":    l.a.w.WaitFor(ctx, 0, func() bool { return false }),
 		} {
-			if !errors.Is(err, context.Canceled) {
+			if !errors.Is(err, context.Canceled) ||
+				err.Error() != "context canceled: peer b has not answered" {
 				t.Errorf("%s: %v", name, err)
 			}
+		}
+		if err := idle.Flush(ctx, transport.FlushRemote); err != nil {
+			t.Errorf("an idle peer: %v", err)
 		}
 		if comp.Fired() {
 			t.Error("the operation ended with the wait")

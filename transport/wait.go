@@ -13,9 +13,9 @@ import (
 )
 
 // Wait makes progress until the completion has fired and returns its first error. If ctx ends
-// before, Wait returns ctx's error; the operations go on, and the NICs still own their memory. If
-// the worker is closed before, Wait returns ErrClosed; the memory is the caller's once Close has
-// returned.
+// before, Wait returns ctx's error, with the names of the peers that have not answered; the
+// operations go on, and the NICs still own their memory. If the worker is closed before, Wait
+// returns ErrClosed; the memory is the caller's once Close has returned.
 func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 	if comp == nil {
 		return fmt.Errorf("transport: wait: %w: no completion", verbs.ErrInvalid)
@@ -24,7 +24,7 @@ func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 	if !comp.waiting.CompareAndSwap(nil, w) && comp.waiting.Load() != w {
 		every = retryInterval // a goroutine waits in another worker: Done wakes only that one
 	}
-	if err := w.WaitFor(ctx, every, comp.Fired); err != nil {
+	if err := w.await(ctx, every, comp.Fired, awaited{comp: comp}); err != nil {
 		return err
 	}
 	return comp.Err()
@@ -33,19 +33,28 @@ func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 // WaitFor makes progress until done reports true, or ctx ends. done is called often, between rounds
 // of progress, with no lock held. If only progress can change its result, every is 0; otherwise
 // done is called at least that often while WaitFor sleeps. It is not called again once it has
-// reported true, and so may have effects.
+// reported true, and so may have effects. ctx's error has the names of the peers that have not
+// answered, whatever done waits for.
 func (w *Worker) WaitFor(ctx context.Context, every time.Duration, done func() bool) error {
-	if err := needContext("wait", ctx); err != nil {
-		return err
-	}
 	if done == nil {
 		return fmt.Errorf("transport: wait: %w: no done function", verbs.ErrInvalid)
+	}
+	return w.await(ctx, every, done, awaited{})
+}
+
+// await is WaitFor for something that may be known.
+func (w *Worker) await(ctx context.Context, every time.Duration, done func() bool, a awaited) error {
+	if err := needContext("wait", ctx); err != nil {
+		return err
 	}
 	slept, err := w.waitFor(ctx, every, done)
 	if slept && w.sleep.any() {
 		w.sleep.wake() // this call may have consumed an event: another has to ask for the next
 	}
-	return err
+	if err != nil {
+		return w.late(ctx, err, a)
+	}
+	return nil
 }
 
 // needContext refuses a call without a context.
