@@ -128,7 +128,7 @@ func (x *recovery) goLive(rl *rail) {
 		rl.ability.Return()
 	}
 	x.railsBack++
-	x.protocol.WentLive(rl.back.state)
+	x.protocol.WentLive(rl.back.state, x.line.clock())
 	x.announce(rl, nil)
 }
 

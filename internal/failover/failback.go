@@ -54,7 +54,7 @@ func (p *Protocol) beingReplaced(r *Rail) bool {
 // Ask asks the follower for a rail that is due. psn is what the caller has drawn for it, which
 // counts unless one was drawn for it before. It returns when to ask again.
 func (p *Protocol) Ask(r *Rail, now time.Time, psn uint16) (again time.Time) {
-	r.due = now.Add(p.pause(r))
+	p.asked, r.due = now, now.Add(p.pause(r))
 	if r.psn == 0 {
 		r.psn = psn
 	}
@@ -104,6 +104,7 @@ func (p *Protocol) Connected(r *Rail, ownPSN uint16) {
 	r.due = time.Time{}
 	if p.config.Leader {
 		r.stage, r.psn = StageProbing, 0
+		p.askOthers()
 		r.enqueue(control{controlGo, r.index, r.epoch, 0})
 		return
 	}
@@ -111,9 +112,19 @@ func (p *Protocol) Connected(r *Rail, ownPSN uint16) {
 	p.broadcast(control{controlReady, r.index, r.epoch, r.psn})
 }
 
+// askOthers makes the rails due again that the leader has asked for in vain: the follower answers
+// for one at a time, and has just done so.
+func (p *Protocol) askOthers() {
+	for _, r := range p.rails {
+		if r.stage == StageSettled && r.psn != 0 && r.due.After(p.asked) {
+			r.due, r.pauses = p.asked, max(0, r.pauses-1)
+		}
+	}
+}
+
 // WentLive handles the return of a rail into service.
-func (p *Protocol) WentLive(r *Rail) {
-	r.stage, r.cause = StageLive, nil
+func (p *Protocol) WentLive(r *Rail, now time.Time) {
+	r.stage, r.cause, r.liveSince = StageLive, nil, now
 	if r.role == Data {
 		p.repeatControls(r)
 	}

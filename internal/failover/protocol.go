@@ -20,6 +20,7 @@ type Protocol struct {
 	config               Config
 	unflushed, unsettled int
 	since                time.Time // when the last rail was lost
+	asked                time.Time // when the leader last asked for a rail
 
 	// serving is, by role, the index of the rail that carries its messages; -1 for none.
 	serving [Roles]int
@@ -191,6 +192,9 @@ func (p *Protocol) Lose(r *Rail, now time.Time, cause error, entries []Entry, me
 		}
 	}
 	r.controls, r.queue = 0, r.queue[:0]
+	if now.Sub(r.liveSince) >= p.config.Failback<<maxPauses {
+		r.pauses = 0 // it does not flap
+	}
 	p.since = now
 	p.unflushed++
 	p.unsettled++

@@ -68,9 +68,10 @@ type Rail struct {
 	peerDown    bool   // the peer has reported that the rail is lost,
 	peerArrived uint16 // and how many messages have arrived there
 
-	pauses int       // how often it has waited since it last carried its full share
-	due    time.Time // when the leader asks for it; zero before its pause has begun
-	psn    uint16    // the PSN with which this end would connect it, or has; 0 before one is drawn
+	liveSince time.Time // when it last came back; zero for never
+	pauses    int       // how often it has waited since it last proved itself
+	due       time.Time // when the leader asks for it; zero before its pause has begun
+	psn       uint16    // the PSN with which this end would connect it, or has; 0 before one is drawn
 }
 
 // Stage returns how far the rail has come.

@@ -90,12 +90,46 @@ func TestPauses(t *testing.T) {
 		}
 		now = again
 	}
+	for live, want := range map[time.Duration]int{63 * time.Second: 7, 64 * time.Second: 0} {
+		r.stage, r.pauses = StageProbing, 7
+		p.WentLive(r, now)
+		if p.Lose(r, now.Add(live), errors.New("test"), nil, 0); r.pauses != want {
+			t.Errorf("live for %v: %d pauses count, want %d", live, r.pauses, want)
+		}
+	}
+	p.unflushed, p.unsettled, r.stage = 0, 0, StageSettled
 	if r.Proved(); p.pause(r) != time.Second {
 		t.Error("a rail that has proved itself waits longer than at first")
 	}
 	send(p)
 	if p.config.Failback = -1; p.MayAsk() {
 		t.Error("the leader asks although nothing is to come back")
+	}
+}
+
+// The follower answers for one rail at a time. The leader asks for the others again at once, and
+// their pauses do not grow.
+func TestRailsLostTogether(t *testing.T) {
+	p := twoRails()
+	first, other := p.rails[0], p.rails[3]
+	settle(t, p, first)
+	settle(t, p, other)
+	send(p)
+	for _, r := range []*Rail{first, other} {
+		p.Due(r, start)
+		p.Ask(r, start.Add(time.Second), 7)
+	}
+	send(p)
+	now := start.Add(2 * time.Second)
+	if due, _ := p.Due(other, now); due {
+		t.Fatal("the pause after an unanswered UP is too short")
+	}
+	for range 2 {
+		first.stage = StageSettled
+		p.Connected(first, 7)
+	}
+	if due, _ := p.Due(other, now); !due || p.Ask(other, now, 7) != now.Add(2*time.Second) {
+		t.Errorf("due %v, %d pauses", due, other.pauses)
 	}
 }
 
@@ -199,7 +233,7 @@ func TestControlsAreRepeated(t *testing.T) {
 	p.Choose()
 	p.rails[3].stage, p.rails[3].epoch = StageFlushed, 5
 	send(p)
-	p.WentLive(p.rails[0])
+	p.WentLive(p.rails[0], start)
 	want := []uint32{control{controlDown, 2, 0, 0}.bits(), control{controlDown, 3, 5, 0}.bits(),
 		control{controlServe, 2, 0, 3}.bits()}
 	if got := p.rails[0].queue; !slices.Equal(got, want) {

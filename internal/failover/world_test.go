@@ -341,7 +341,7 @@ func (e *end) do(actions []Action) error {
 		case DoConnect:
 			err = e.connect(i, a)
 		case DoGoLive:
-			e.p.WentLive(q.rail)
+			e.p.WentLive(q.rail, e.w.now)
 			if e.w.rng.IntN(2) == 0 {
 				q.rail.Proved()
 			}
