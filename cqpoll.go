@@ -119,7 +119,7 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 		}
 	}
 	if c.ports.events != nil && len(c.ports.events) != 0 { //nolint:staticcheck // len of a channel is a call
-		c.takePortEvents()
+		c.takeEvents()
 	}
 	if len(c.later.list) != 0 {
 		c.touchDue()
@@ -204,20 +204,15 @@ func (c *VirtualCQ) progress(out *sink) {
 	c.touched = c.touched[:copy(c.touched, c.touched[n:])]
 }
 
-// takePortEvents handles what the NICs have reported of their ports. A CQ or a NIC that is dead is
-// noticed by polling, and a queue pair that has failed by its completions.
-func (c *VirtualCQ) takePortEvents() {
+// takeEvents hands out what the NICs have reported. Most of what fails is noticed by polling.
+func (c *VirtualCQ) takeEvents() {
 	anyLost := false
 	for len(c.ports.events) != 0 {
 		e, lost := c.ports.next()
 		anyLost = anyLost || lost
-		if e.Type != verbs.EventPortErr && e.Type != verbs.EventPortActive {
-			continue
-		}
 		c.ports.forget()
 		for _, q := range c.vqps {
-			if q.failover != nil {
-				q.failover.handlePortEvent(e)
+			if q.failover != nil && q.failover.handleEvent(e) {
 				c.touch(q)
 			}
 		}
@@ -225,6 +220,7 @@ func (c *VirtualCQ) takePortEvents() {
 	for _, q := range c.vqps {
 		if anyLost && q.failover != nil {
 			q.failover.checkPorts()
+			q.failover.suspectIdle()
 			c.touch(q)
 		}
 	}

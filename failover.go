@@ -124,6 +124,29 @@ func (x *recovery) loseRail(rl *rail, cause error) {
 	rl.toError()
 }
 
+// errIdleErr is why a rail is lost that had no completion to say so.
+var errIdleErr = errors.New("its queue pair is in ERR, and had nothing outstanding to say so")
+
+// suspectIdle has loseIdle ask the queue pairs that hold nothing whether they have failed.
+func (x *recovery) suspectIdle() {
+	x.protocol.SuspectIdle()
+	x.degraded = true
+}
+
+// loseIdle takes out the rails whose queue pairs have failed while their NICs held nothing of them:
+// no completion says so. A spare is found out here before it must stand in for another rail.
+func (x *recovery) loseIdle() {
+	if !x.protocol.IdleSuspected() {
+		return
+	}
+	for _, rl := range x.rails.all {
+		if !rl.down && rl.inUse == 0 && rl.recvs == 0 && !rl.back.state.HasControls() && x.canLose(rl) &&
+			rl.qp.State() == verbs.StateErr {
+			x.loseRail(rl, errIdleErr)
+		}
+	}
+}
+
 // sendReturned handles a send that the NIC of a lost rail gives back. It reports whether the rail
 // had it outstanding, and whether it has failed by its own fault.
 func (x *recovery) sendReturned(rl *rail, wc *verbs.WC) (known, failed bool) {

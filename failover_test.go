@@ -9,6 +9,7 @@ import (
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
+	"ibverbx/verbs/verbstest"
 )
 
 // The fragments of a request that are outstanding are never so far apart that their ids are the
@@ -199,5 +200,58 @@ func TestRefusedReceiveIsTriedOnceAPoll(t *testing.T) {
 	q.notify.refuseRecv = nil
 	if pollNow(t, q.CQ()); q.recv.nextMessage != q.recv.win.Tail {
 		t.Error("the receive is not posted once there is room")
+	}
+}
+
+// An event of the NIC is enough to find out that a queue pair has failed which holds nothing, and
+// so has no completion that says it. The event itself proves nothing.
+func TestEventsFindSparesThatFailed(t *testing.T) {
+	for _, tt := range []struct {
+		event verbs.EventType
+		other bool // the event is of another queue pair
+		fails bool // the spare has failed
+		lost  bool
+	}{
+		{event: verbs.EventQPFatal, fails: true, lost: true},
+		{event: verbs.EventQPReqErr, fails: true, lost: true},
+		{event: verbs.EventQPAccessErr, fails: true, lost: true},
+		{event: verbs.EventDeviceFatal, other: true, fails: true, lost: true},
+		{event: verbs.EventQPFatal},
+		{event: verbs.EventDeviceFatal},
+		{event: verbs.EventQPFatal, other: true, fails: true},
+		{event: verbs.EventCommEst, fails: true},
+	} {
+		null := verbstest.NewNull(2)
+		nics := []verbs.Device{null.Device(0), null.Device(1)}
+		q, err := Open(nics, Config{QPsPerDevice: 1, Failover: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		card, err := q.Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := q.Connect(Elsewhere(card)); err != nil {
+			t.Fatal(err)
+		}
+		spare, num := q.send.rails.spares[0], uint32(1<<24-1)
+		if tt.fails {
+			if err := spare.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if pollNow(t, q.CQ()); spare.down {
+			t.Errorf("%+v: it is out of service before the event", tt)
+		}
+		if !tt.other {
+			num = spare.num
+		}
+		null.Publish(int(spare.device), verbs.Event{Type: tt.event, QPNum: num})
+		if pollNow(t, q.CQ()); spare.down != tt.lost || q.Stats().RailsLost != 0 != tt.lost {
+			t.Errorf("%+v: out of service: %v, %d rails lost", tt, spare.down, q.Stats().RailsLost)
+		}
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -52,7 +52,7 @@ func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verb
 		c.route(c.routes[dev], nil, wcs, &out)
 	}
 	if len(c.ports.events) != 0 {
-		c.takePortEvents()
+		c.takeEvents()
 	}
 	c.progress(&out)
 	out.settle()

@@ -132,7 +132,7 @@ func (x *recovery) portActive(dev verbs.Device) bool {
 // flushed does not tell why.
 func (x *recovery) withPort(rl *rail, cause error) error {
 	var status verbs.Status
-	if x.cfg.OnRail != nil && errors.As(cause, &status) {
+	if x.cfg.OnRail != nil && (errors.As(cause, &status) || errors.Is(cause, errIdleErr)) {
 		if down := x.portDown(rl.qp.Device()); down != nil {
 			return fmt.Errorf("%w: %w", down, cause)
 		}
@@ -154,15 +154,30 @@ func (x *recovery) checkPorts() {
 	}
 }
 
-// handlePortEvent handles the event that the port of a device has gone down, or come up.
-func (x *recovery) handlePortEvent(e verbs.Event) {
-	switch {
-	case e.Port != int(x.cfg.Conn.port(e.Device)):
-	case e.Type == verbs.EventPortErr:
-		x.suspectPort(uint8(e.Device.ID()))
+// handleEvent handles an event of a NIC, and reports whether it concerns the connection: a port has
+// gone down, or come up, or a queue pair has failed, which has perhaps nothing outstanding.
+func (x *recovery) handleEvent(e verbs.Event) bool {
+	device := uint8(e.Device.ID())
+	switch e.Type {
+	case verbs.EventPortErr, verbs.EventPortActive:
+		if e.Port != int(x.cfg.Conn.port(e.Device)) {
+			return false
+		}
+		if e.Type == verbs.EventPortActive {
+			x.clearPort(device)
+		} else {
+			x.suspectPort(device)
+		}
+	case verbs.EventDeviceFatal, verbs.EventQPFatal, verbs.EventQPReqErr, verbs.EventQPAccessErr:
+		failed := func(rl *rail) bool { return rl.device == device && (!e.Type.IsQP() || rl.num == e.QPNum) }
+		if !slices.ContainsFunc(x.rails.all, failed) {
+			return false
+		}
+		x.suspectIdle()
 	default:
-		x.clearPort(uint8(e.Device.ID()))
+		return false
 	}
+	return true
 }
 
 // watchesPort reports whether it matters that the port of a device is down.

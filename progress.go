@@ -45,6 +45,7 @@ func (q *VirtualQP) continueFailover() (dispatched bool) {
 	if x.idle() {
 		return false
 	}
+	x.loseIdle()
 	for _, rl := range q.send.rails.all {
 		q.raise(x.continueLost(rl))
 	}

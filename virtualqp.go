@@ -214,7 +214,8 @@ func (q *VirtualQP) State() verbs.QPState { return q.line.shown() }
 // there. Where it posts nothing itself and keeps no receive, it does not notice until it posts: on
 // a single queue pair, on rail 0 of [Spray], and on the notify QP of [DQPLB] and of Spray, while no
 // receive of the user waits there. The other data queue pairs hold receives of its own, unless all
-// are used up and a full bank ([Config.MaxBanked]) withholds new ones.
+// are used up and a full bank ([Config.MaxBanked]) withholds new ones. With failover in force it
+// asks such queue pairs when another one is lost or comes back, and when the NIC reports a failure.
 func (q *VirtualQP) Err() error {
 	if q.line.err == nil {
 		return nil

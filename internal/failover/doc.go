@@ -49,7 +49,10 @@
 //  7. Each time that it polls it calls [Protocol.Answer] and [Protocol.Choose], asks for the rails
 //     that are due ([Protocol.MayAsk], [Protocol.Due], [Protocol.Ask]), posts receives, posts
 //     controls, and calls [Protocol.Overdue].
-//  8. When the connection fails it calls [Protocol.Drop], and none of the calls of 7 any more;
+//  8. If [Protocol.IdleSuspected] says so, it asks each queue pair for its state of which the NIC
+//     holds nothing, and loses those in ERR as in 2. An event of the NIC may be a reason to suspect
+//     them too ([Protocol.SuspectIdle]).
+//  9. When the connection fails it calls [Protocol.Drop], and none of the calls of 7 any more;
 //     [Protocol.Abandon] when all is over, and [Protocol.Restart] when the queue pairs are reset.
 //
 // A Protocol is owned by one goroutine at a time.

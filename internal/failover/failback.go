@@ -125,6 +125,7 @@ func (p *Protocol) askOthers() {
 // WentLive handles the return of a rail into service.
 func (p *Protocol) WentLive(r *Rail, now time.Time) {
 	r.stage, r.cause, r.liveSince = StageLive, nil, now
+	p.SuspectIdle()
 	if r.role == Data {
 		p.repeatControls(r)
 	}

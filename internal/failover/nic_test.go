@@ -72,7 +72,7 @@ func (e *end) carryOut(i int) error {
 			return e.w.fail("end %d: atomic %d is carried out twice", e.id, wrid.Number(pk.id))
 		}
 	}
-	if e.w.calm || e.w.rng.IntN(16) != 0 || !e.w.spared(i) {
+	if e.w.calm || e.w.rng.IntN(16) != 0 || !e.w.spared(i, -1) {
 		q.cq = append(q.cq, completion{id: pk.id})
 		return nil
 	}
@@ -101,6 +101,16 @@ func (e *end) killQP(i int) {
 	q.wire = nil
 	for range q.recvs - q.unpolled {
 		q.cq = append(q.cq, completion{message: true, status: verbs.StatusWRFlushErr})
+	}
+}
+
+// idle reports whether the NIC holds nothing of a queue pair, which could say that it has failed.
+func (q *queuePair) idle() bool { return q.recvs == 0 && q.log.Pushed() == q.log.Completed() }
+
+// killNIC has a NIC fail, and all queue pairs with it. Only what they hold says so.
+func (e *end) killNIC(nic int) {
+	for i := nic; i < len(e.rails); i += nics {
+		e.killQP(i)
 	}
 }
 
@@ -145,23 +155,37 @@ func (e *end) connect(i int, a Action) error {
 	return nil
 }
 
-// spared reports whether another rail of the role of rail i is healthy at both ends.
-func (w *world) spared(i int) bool {
+// nics is the number of NICs at each end: the rails take turns.
+const nics = 2
+
+// spared reports whether another rail of the role of rail i is healthy at both ends, on another NIC
+// than the one named.
+func (w *world) spared(i, nic int) bool {
 	for at, q := range w.ends[0].rails {
 		to := w.ends[1].rails[at]
-		if at != i && q.rail.role == w.ends[0].rails[i].rail.role && q.up && to.up && q.own == to.peer &&
-			q.rail.Stage() == StageLive && to.rail.Stage() == StageLive {
+		if at != i && at%nics != nic && q.rail.role == w.ends[0].rails[i].rail.role && q.up && to.up &&
+			q.own == to.peer && q.rail.Stage() == StageLive && to.rail.Stage() == StageLive {
 			return true
 		}
 	}
 	return false
 }
 
+// nicSpared reports whether other NICs can stand in for everything on one.
+func (w *world) nicSpared(nic int) bool {
+	for i := nic; i < len(w.ends[0].rails); i += nics {
+		if !w.spared(i, nic) {
+			return false
+		}
+	}
+	return true
+}
+
 // strike has a rail fail that others can stand in for.
 func (w *world) strike() {
 	e := w.ends[w.rng.IntN(2)]
 	i := w.rng.IntN(len(e.rails))
-	if !w.spared(i) || e.failed != nil {
+	if !w.spared(i, -1) || e.failed != nil {
 		return
 	}
 	switch kind := w.rng.IntN(96); {
@@ -169,7 +193,10 @@ func (w *world) strike() {
 		e.killCQ(i)
 	case kind < 32 && e.rails[i].rail.Works() && e.canLose(e.rails[i].rail):
 		e.lose(i, errors.New("its port is down"))
+	case kind < 48 && w.nicSpared(i%nics):
+		e.killNIC(i % nics)
 	default:
 		e.killQP(i)
+		e.p.SuspectIdle() // the NIC has an event for it
 	}
 }

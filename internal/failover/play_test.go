@@ -123,12 +123,13 @@ func (w *world) over(err error) (bool, error) {
 	return err != nil, err
 }
 
-// quiet reports whether all rails that can are back, and nothing is outstanding.
+// quiet reports whether all rails that can are back and can stand in for others, and nothing is
+// outstanding.
 func (w *world) quiet() bool {
 	for _, e := range w.ends {
 		for i, q := range e.rails {
 			to := e.peer().rails[i]
-			lost := q.rail.Stage() != StageLive
+			lost := q.rail.Stage() != StageLive || !q.up
 			if !q.dead && !to.dead && lost || len(q.wire)+len(q.cq)+len(q.staged) != 0 {
 				return false
 			}

@@ -21,6 +21,7 @@ type Protocol struct {
 	unflushed, unsettled int
 	since                time.Time // when the last rail was lost
 	asked                time.Time // when the leader last asked for a rail
+	idleSuspected        bool      // see SuspectIdle
 
 	// serving is, by role, the index of the rail that carries its messages; -1 for none.
 	serving [Roles]int
@@ -177,6 +178,18 @@ func (p *Protocol) CanLose(lost *Rail) bool {
 	return false
 }
 
+// SuspectIdle notes that queue pairs may have failed of which the NIC holds nothing, so that no
+// completion says so. Lose and WentLive do as well: the queue pairs of a NIC often fail together.
+func (p *Protocol) SuspectIdle() { p.idleSuspected = true }
+
+// IdleSuspected reports whether there is such a suspicion, once: the caller asks the queue pairs of
+// which the NIC holds nothing for their states, and loses the rails of those that are in ERR.
+func (p *Protocol) IdleSuspected() bool {
+	suspected := p.idleSuspected
+	p.idleSuspected = false
+	return suspected
+}
+
 // Lose takes a rail out of service. entries is what its log had outstanding, of messages that were
 // ever logged.
 func (p *Protocol) Lose(r *Rail, now time.Time, cause error, entries []Entry, messages uint64) {
@@ -196,6 +209,7 @@ func (p *Protocol) Lose(r *Rail, now time.Time, cause error, entries []Entry, me
 		r.pauses = 0 // it does not flap
 	}
 	p.since = now
+	p.SuspectIdle()
 	p.unflushed++
 	p.unsettled++
 }

@@ -448,6 +448,13 @@ func (e *end) progress() error {
 			return err
 		}
 	}
+	if e.p.IdleSuspected() {
+		for i, q := range e.rails {
+			if q.idle() && !q.up && q.rail.Stage() == StageLive && e.canLose(q.rail) {
+				e.lose(i, errors.New("it is in ERR"))
+			}
+		}
+	}
 	e.p.Answer()
 	if err := e.do(e.p.Choose()); err != nil {
 		return err

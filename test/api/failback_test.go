@@ -27,16 +27,29 @@ func (l *timedLink) expect(t *testing.T, lost, back uint64) {
 	}
 }
 
-// To poll is enough for rails to come back: no request needs to move, at neither end.
+// To poll is enough for rails to come back: no request needs to move, at neither end. Those of a
+// NIC come back together.
 func TestRailsComeBackWithoutTraffic(t *testing.T) {
 	eitherEnd(t, func(t *testing.T, scheme ibverbx.Scheme, at func(*vqptest.Link) *vqptest.End) {
-		l := newTimedLink(t, backAfterASecond(scheme))
-		killQP(at(l.Link), t, 0)
-		l.after(0)
-		l.after(999 * time.Millisecond)
-		l.expect(t, 1, 0)
-		l.after(time.Millisecond)
-		l.expect(t, 1, 1)
+		for _, whole := range []bool{false, true} {
+			l := newTimedLink(t, backAfterASecond(scheme))
+			if nic := at(l.Link).NICs[0]; whole {
+				nic.Kill()
+				l.after(0)
+				nic.Restore()
+			} else {
+				killQP(at(l.Link), t, 0)
+				l.after(0)
+			}
+			lost := l.A.Stats().RailsLost
+			if whole != (lost > 1) {
+				t.Errorf("%d rails are lost, the NIC: %v", lost, whole)
+			}
+			l.after(999 * time.Millisecond)
+			l.expect(t, lost, 0)
+			l.after(time.Millisecond)
+			l.expect(t, lost, lost)
+		}
 	})
 }
 
@@ -107,5 +120,55 @@ func TestSleepersBringRailsBack(t *testing.T) {
 		if err := <-ended; !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
+	}
+}
+
+// Two NICs fail one after the other, at either end, time and again, and come back. What has moved
+// nothing when its NIC failed is lost too, says so, and comes back too: afterwards each NIC can
+// stand in for all that the other carries.
+func TestANICThatIsBackStandsIn(t *testing.T) {
+	eitherEnd(t, func(t *testing.T, scheme ibverbx.Scheme, of func(*vqptest.Link) *vqptest.End) {
+		l := newTimedLink(t, backAfterASecond(scheme))
+		at, ends := of(l.Link), []*vqptest.End{l.A, l.B}
+		for round := range 10 {
+			at.NICs[round%2].Kill()
+			if l.after(0); round%3 == 2 {
+				sendBothWays(t, l.Link)
+				notifyBothWays(t, l.Link)
+			}
+			for _, e := range ends {
+				for i, r := range e.Stats().Rails {
+					if gone := at.NICs[round%2].Name() == at.Stats().Rails[i].Device; r.Down != gone {
+						t.Fatalf("round %d: rail %d is down: %v, want %v", round, i, r.Down, gone)
+					}
+				}
+			}
+			at.NICs[round%2].Restore()
+			for range 8 {
+				l.after(64 * time.Second) // the longest pause of a rail that has carried nothing
+			}
+			lost := at.Stats().RailsLost
+			l.expect(t, lost, lost)
+			for _, e := range ends {
+				for i, q := range e.QPs() {
+					if q.State() != verbs.StateRTS {
+						t.Fatalf("round %d: rail %d is in %v", round, i, q.State())
+					}
+				}
+			}
+		}
+	})
+}
+
+// notifyBothWays has each end write with a notification that the other receives.
+func notifyBothWays(t *testing.T, l *vqptest.Link) {
+	t.Helper()
+	ends := []*vqptest.End{l.A, l.B}
+	for _, e := range ends {
+		e.Other.ExpectRecv(t, 1)
+		e.Send(t, e.Write(verbs.OpRDMAWriteWithImm, 2, 0, 4096))
+	}
+	for _, e := range ends {
+		vqptest.IDs(t, e.Wait(t, 2), verbs.StatusSuccess)
 	}
 }

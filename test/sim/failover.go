@@ -349,7 +349,7 @@ func (c *conn) causeToTouch() {
 	c.struck, c.stray = false, false
 	for _, e := range c.ends {
 		for _, q := range e.wires {
-			q.touched = false
+			q.touched, q.alone = false, false
 		}
 	}
 	if !c.failover {

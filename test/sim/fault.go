@@ -49,6 +49,7 @@ func (w *world) inject(e *end, f *lab.Fault) {
 
 // blame notes which other connections a fault may fail.
 func (w *world) blame(q *wire, f *lab.Fault) {
+	q.alone = q.alone || f.Name == lab.QPDies
 	if f.Scope == lab.OneCQ {
 		q.end.cq.mayDie = true
 	}

@@ -78,7 +78,9 @@ func (e *end) checkEnded() {
 
 // checkNoticed checks that an end without an error has no queue pair in ERR, and that its peer has
 // sent nothing that no peer may. Spray's rail 0, the notify queue pair, and data rails without
-// credits yet are exempt: they may hold no receive, whose flush the library would see.
+// credits yet are exempt: they may hold no receive, whose flush the library would see. With
+// failover they are not, unless nothing can stand in for them, or they have failed alone and
+// without an event.
 func (e *end) checkNoticed() {
 	if e.state != connected || e.vq.Err() != nil || e.single {
 		return
@@ -92,13 +94,25 @@ func (e *end) checkNoticed() {
 	// with all credits withheld a rail may hold no receive either
 	withheld := e.vq.Stats().Banked >= e.vq.Config().MaxBanked
 	for i, q := range e.wires {
-		if i == 0 && e.vq.Scheme() == ibverbx.Spray || withheld || !q.isData() || e.owesCredits() {
+		mute := i == 0 && e.vq.Scheme() == ibverbx.Spray || withheld || !q.isData() || e.owesCredits()
+		if mute && (!e.over || e.conn.hostile || q.alone || !e.hasOther(q)) {
 			continue
 		}
 		if q.State() == verbs.StateErr && !e.vq.Stats().Rails[i].Down {
 			e.w.Broken(ruleNoticed, "%v: %v is in ERR: %s", e, q, e.stats())
 		}
 	}
+}
+
+// hasOther says whether another queue pair of the kind works, and so could stand in for one.
+func (e *end) hasOther(q *wire) bool {
+	for i, other := range e.wires {
+		if other != q && other.kind() == q.kind() && !e.vq.Stats().Rails[i].Down &&
+			other.State() == verbs.StateRTS {
+			return true
+		}
+	}
+	return false
 }
 
 // owesCredits says whether a plain peer has no credits yet.

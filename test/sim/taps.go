@@ -88,6 +88,7 @@ type wire struct {
 	lives   []*wireLife
 	pair    *wire // the peer's, once it was connected
 	touched bool  // a fault may take it out, or its peer
+	alone   bool  // it was moved to ERR alone, and no event says so
 }
 
 // userImm is how far a user's immediate has come with DQPLB: it travels in a message of its own,
