@@ -38,8 +38,8 @@ type Config struct {
 	// Wait is how long Join waits for the other processes; 0 means 5 minutes. A process that has
 	// met rank 0 waits two seconds more for rank 0's answer.
 	Wait time.Duration
-	// Patience is the silence after which a process is taken for dead; 0 means 10 seconds. A
-	// process whose connection ends is dead at once.
+	// Patience is the silence after which a process is taken for dead; 0 means 10 seconds. Any byte
+	// that comes from it ends the silence. A process whose connection ends is dead at once.
 	Patience time.Duration
 	// MaxValue bounds a value of the store, and what a process passes to AllGather, in bytes; 0
 	// means 1 MiB. MaxStore bounds all keys and values together; 0 means 64 MiB. Those of rank 0
@@ -78,7 +78,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, invalid("Rank %d: of %d processes the ranks are 0 to %d", c.Rank, c.Size, c.Size-1)
 	case c.Wait < 0 || c.Patience < 0:
 		return c, invalid("Wait %v, Patience %v: must not be negative", c.Wait, c.Patience)
-	case c.MaxValue < 0 || c.MaxValue > 1<<28 || c.MaxStore < 0:
+	case c.MaxValue < 0 || c.MaxValue > maxMaxValue || c.MaxStore < 0:
 		return c, invalid("MaxValue %d, MaxStore %d: must be at least 1 byte, and MaxValue at most 256 MiB",
 			c.MaxValue, c.MaxStore)
 	}

@@ -20,11 +20,23 @@ type guest struct {
 	out     []message
 	waiting int // gets without an answer
 	left    bool
+
+	// The parts that read has taken.
+	mine  assembly // what it contributes to a collective call
+	value assembly // what it puts with the requests of the number putID
+	putID uint64
 }
 
+// message is what a guest is told, in one frame or several.
 type message struct {
-	kind string
-	body any
+	kind   string
+	frames []rendezvous.Frame
+}
+
+// encoded encodes a message of one frame.
+func encoded(kind string, body any) message {
+	f, _ := rendezvous.Encode(kind, body) // an empty frame, which cannot be sent, ends the conversation
+	return message{kind, []rendezvous.Frame{f}}
 }
 
 const (
@@ -35,12 +47,15 @@ const (
 )
 
 // send queues a message. The server's mu is held.
-func (g *guest) send(kind string, body any) {
+func (g *guest) send(kind string, body any) { g.queue(encoded(kind, body)) }
+
+// queue queues a message that is encoded. The server's mu is held.
+func (g *guest) queue(m message) {
 	if len(g.out) == maxQueue {
 		_ = g.conn.Close() // read notices
 		return
 	}
-	g.out = append(g.out, message{kind, body})
+	g.out = append(g.out, m)
 	select {
 	case g.wake <- struct{}{}:
 	default:
@@ -60,12 +75,14 @@ func (g *guest) write() {
 		g.out = nil
 		g.s.mu.Unlock()
 		for _, m := range batch {
-			if err := g.conn.Send(g.s.ctx, m.kind, m.body); err != nil {
-				if g.conn.Err() == nil { // otherwise read knows why, and may still have messages to handle
-					g.lost(fmt.Errorf("%w: it does not take what it is told", ErrDied))
-					_ = g.conn.Close()
+			for _, f := range m.frames {
+				if err := g.conn.SendFrame(g.s.ctx, f); err != nil {
+					if g.conn.Err() == nil { // otherwise read knows why, and may have more to handle
+						g.lost(fmt.Errorf("%w: it does not take what it is told", ErrDied))
+						_ = g.conn.Close()
+					}
+					return
 				}
-				return
 			}
 			if m.kind == kindEnd {
 				close(g.told)
@@ -109,10 +126,14 @@ func (g *guest) handle(m rendezvous.Message) error {
 		if err := m.Decode(&c); err != nil {
 			return err
 		}
-		if len(c.Data) > s.cfg.MaxValue {
+		if g.mine.add(c.Data, s.cfg.MaxValue); g.mine.size > s.cfg.MaxValue {
 			return fmt.Errorf("%w: it passes %d bytes: at most %d (Config.MaxValue of rank 0)", ErrMismatch,
-				len(c.Data), s.cfg.MaxValue)
+				g.mine.size, s.cfg.MaxValue)
 		}
+		if c.More {
+			return nil
+		}
+		c.Data, g.mine = g.mine.data, assembly{}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if !s.over {
@@ -153,11 +174,22 @@ func (g *guest) handle(m rendezvous.Message) error {
 		if err := checkKey(r.Key); err != nil {
 			return err
 		}
+		size := len(r.Data)
+		if r.More || r.ID == g.putID { // a value in parts
+			if r.ID != g.putID {
+				g.value, g.putID = assembly{}, r.ID
+			}
+			if g.value.add(r.Data, s.cfg.MaxValue); r.More {
+				return nil
+			}
+			r.Data, size = g.value.data, g.value.size
+			g.value, g.putID = assembly{}, 0
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		switch m.Kind {
 		case kindPut:
-			s.values.put(g, &r, s.cfg.MaxValue)
+			s.values.put(g, &r, size, s.cfg.MaxValue)
 		case kindGet:
 			s.values.get(g, &r)
 		default:

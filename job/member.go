@@ -30,14 +30,17 @@ type member struct {
 	leaving bool
 	lastID  uint64
 	asked   map[uint64]chan answer
+	found   assembly // the value of an answer of which more comes
 	gathers *gathering
+
+	putting chan struct{} // a lock: one value that needs several messages is put at a time
 }
 
 // gathering is a collective call under way.
 type gathering struct {
 	seq  uint64
-	rows [][]byte
-	got  int
+	rows []assembly
+	got  int // rows that are complete
 	done chan struct{}
 }
 
@@ -132,7 +135,7 @@ func pause(since time.Duration) time.Duration {
 func talk(ctx context.Context, p *Place, cfg *Config, conn *rendezvous.Conn) (*member, error) {
 	m := &member{place: p, cfg: *cfg, conn: conn, first: Process{Host: p.Address},
 		list: make(chan []Process, 1), failed: make(chan struct{}), gone: make(chan struct{}),
-		asked: map[uint64]chan answer{}}
+		asked: map[uint64]chan answer{}, putting: make(chan struct{}, 1)}
 	if err := conn.Send(ctx, kindJoin, hello{self(p.Rank), p.Size}); err != nil {
 		_ = conn.Close()
 		return nil, &RankError{m.rank0(), ended(err)}
@@ -189,13 +192,13 @@ func (m *member) listen() {
 // errEnough ends heed.
 var errEnough = errors.New("nothing more to be said")
 
-// heed passes each message to handle, until handle returns an error, or nothing comes for the time
+// heed passes each message to handle, until handle returns an error, or no byte comes for the time
 // of patience. Silence is counted in ticks of a quarter of that: if this process was stopped for a
 // while, only one tick has come, and messages that arrived meanwhile are read before the next.
 func heed(c *rendezvous.Conn, patience time.Duration, handle func(rendezvous.Message) error) error {
 	tick := time.NewTicker(max(patience/4, 1))
 	defer tick.Stop()
-	quiet := 0
+	quiet, received := 0, c.Received()
 	for {
 		select {
 		case m := <-c.Inbox():
@@ -216,7 +219,11 @@ func heed(c *rendezvous.Conn, patience time.Duration, handle func(rendezvous.Mes
 				return c.Err()
 			}
 		case <-tick.C:
-			if quiet++; quiet > 4 {
+			now := c.Received()
+			if quiet++; now != received {
+				quiet, received = 0, now
+			}
+			if quiet > 4 {
 				return silent(patience)
 			}
 		}
@@ -263,9 +270,13 @@ func (m *member) handle(msg rendezvous.Message) error {
 			return err
 		}
 		m.mu.Lock()
-		if to, ok := m.asked[a.ID]; ok {
-			delete(m.asked, a.ID)
-			to <- a
+		m.found.add(a.Data, maxMaxValue)
+		if !a.More {
+			a.Data, m.found = m.found.data, assembly{}
+			if to, ok := m.asked[a.ID]; ok {
+				delete(m.asked, a.ID)
+				to <- a
+			}
 		}
 		m.mu.Unlock()
 	case kindBye: // to a leave of this process, or rank 0 leaves itself
@@ -288,14 +299,16 @@ func (m *member) handle(msg rendezvous.Message) error {
 func (m *member) take(part *rows) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	g := m.gathers
-	if g == nil || part.Seq != g.seq || part.First != g.got || len(part.Data) > len(g.rows)-g.got {
+	complete, ok := false, m.gathers != nil
+	if ok {
+		complete, ok = m.gathers.take(part)
+	}
+	if !ok {
 		return fmt.Errorf("%w: rows %d of call %d", rendezvous.ErrProtocol, part.First, part.Seq)
 	}
-	g.got += copy(g.rows[g.got:], part.Data)
-	if g.got == len(g.rows) {
+	if complete {
+		close(m.gathers.done)
 		m.gathers = nil
-		close(g.done)
 	}
 	return nil
 }
@@ -340,20 +353,23 @@ func (m *member) isLeaving() bool {
 
 // gather contributes to a collective call, and waits for what the others contribute.
 func (m *member) gather(ctx context.Context, op string, seq uint64, mine []byte) ([][]byte, error) {
-	g := &gathering{seq: seq, rows: make([][]byte, m.place.Size), done: make(chan struct{})}
+	g := &gathering{seq: seq, rows: make([]assembly, m.place.Size), done: make(chan struct{})}
 	m.mu.Lock()
 	m.gathers = g
 	m.mu.Unlock()
-	if err := m.send(ctx, kindGather, contribution{seq, op, mine}); err != nil {
+	err := parts(mine, func(part []byte, more bool) error {
+		return m.send(ctx, kindGather, contribution{seq, op, part, more})
+	})
+	if err != nil {
 		return nil, m.abandon(ctx, op, seq, err)
 	}
 	select {
 	case <-g.done:
-		return g.rows, nil
+		return g.all(), nil
 	case <-m.gone:
 		select {
 		case <-g.done: // it was complete before
-			return g.rows, nil
+			return g.all(), nil
 		default:
 		}
 		return nil, m.reason()
@@ -420,7 +436,7 @@ func (m *member) ask(ctx context.Context, kind, key string, value []byte) ([]byt
 			_ = m.conn.Send(context.Background(), kindForget, request{ID: id, Key: key})
 		}
 	}()
-	if err := m.send(ctx, kind, request{id, key, value}); err != nil {
+	if err := m.request(ctx, kind, id, key, value); err != nil {
 		return nil, err
 	}
 	select {
@@ -434,6 +450,23 @@ func (m *member) ask(ctx context.Context, kind, key string, value []byte) ([]byt
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// request sends a request to the store.
+func (m *member) request(ctx context.Context, kind string, id uint64, key string, value []byte) error {
+	if len(value) > partLen {
+		select {
+		case m.putting <- struct{}{}:
+			defer func() { <-m.putting }()
+		case <-m.gone:
+			return m.reason()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return parts(value, func(part []byte, more bool) error {
+		return m.send(ctx, kind, request{id, key, part, more})
+	})
 }
 
 // leave tells rank 0 that this process closes the job, and waits until it knows.

@@ -3,7 +3,6 @@ package job
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -250,10 +249,11 @@ func (s *server) attend() {
 		case <-s.ctx.Done():
 			return
 		case <-tick.C:
+			alive := encoded(kindAlive, nil)
 			s.mu.Lock()
 			for _, g := range s.guests {
 				if g != nil && len(g.out) == 0 {
-					g.send(kindAlive, nil)
+					g.queue(alive)
 				}
 			}
 			s.mu.Unlock()
@@ -322,10 +322,13 @@ func (s *server) failLocked(why error) {
 }
 
 // sendAll queues a message for all. mu is held.
-func (s *server) sendAll(kind string, body any) {
+func (s *server) sendAll(kind string, body any) { s.queueAll(encoded(kind, body)) }
+
+// queueAll is sendAll of a message that is encoded.
+func (s *server) queueAll(m message) {
 	for _, g := range s.guests {
 		if g != nil {
-			g.send(kind, body)
+			g.queue(m)
 		}
 	}
 }
@@ -357,21 +360,13 @@ func (s *server) contribute(g *guest, c *contribution) {
 	}
 	s.call = nil
 	s.calls++
-	for first := 0; first < len(now.rows); {
-		next, size := first+1, len(now.rows[first])
-		for next < len(now.rows) && size+len(now.rows[next]) <= s.cfg.MaxValue {
-			size += len(now.rows[next])
-			next++
-		}
-		// Written once, and not for each process: in large jobs this is most of the work.
-		part, err := json.Marshal(rows{Seq: now.seq, First: first, Data: now.rows[first:next]})
-		if err != nil {
-			s.failLocked(err)
-			return
-		}
-		s.sendAll(kindRows, json.RawMessage(part))
-		first = next
+	// Encoded once, and not for each process: in large jobs this is most of the work.
+	frames, err := encodeRows(now.seq, now.rows)
+	if err != nil {
+		s.failLocked(err)
+		return
 	}
+	s.queueAll(message{kindRows, frames})
 }
 
 // giveUp handles that a process gives up a collective call. If the time of its context was over,

@@ -20,9 +20,12 @@ type process struct {
 	Size int    `json:"size"`
 }
 
+// protocol is that of a job's conversations.
+func protocol(cfg *job.Config) string { return "ibverbx job/2 " + cfg.Job }
+
 // stranger joins a job as a process that does nothing by itself.
 func stranger(ctx context.Context, cfg *job.Config, rank int) (*rendezvous.Conn, error) {
-	c, err := rendezvous.Dial(ctx, cfg.Address, rendezvous.Config{Protocol: "ibverbx job/1 " + cfg.Job,
+	c, err := rendezvous.Dial(ctx, cfg.Address, rendezvous.Config{Protocol: protocol(cfg),
 		Retry: time.Minute})
 	if err != nil {
 		return nil, err
@@ -59,7 +62,7 @@ func TestHangUp(t *testing.T) {
 	cfg := config(t, 2)
 	cfg.Rank, cfg.Patience = 1, 200*time.Millisecond
 	l, err := rendezvous.Listen(t.Context(), cfg.Address,
-		rendezvous.Config{Protocol: "ibverbx job/1 " + cfg.Job})
+		rendezvous.Config{Protocol: protocol(&cfg)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +72,9 @@ func TestHangUp(t *testing.T) {
 		_, err := job.Join(t.Context(), cfg)
 		joined <- err
 	}()
-	c, err := l.Accept(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := l.Accept(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,18 +20,17 @@ func newValues(room int) values {
 	return values{byKey: map[string][]byte{}, room: room, waits: map[string][]waiter{}}
 }
 
-// put sets a value, answers, and answers those who have waited for it.
-func (vs *values) put(g *guest, r *request, most int) {
+// put sets a value of some size, answers, and answers those who have waited for it.
+func (vs *values) put(g *guest, r *request, size, most int) {
 	old, there := vs.byKey[r.Key]
 	need := len(r.Data) - len(old)
 	if !there {
 		need += len(r.Key)
 	}
 	switch {
-	case len(r.Data) > most:
+	case size > most:
 		g.send(kindAnswer, answer{ID: r.ID,
-			Full: fmt.Sprintf("%d bytes: at most %d (Config.MaxValue of rank 0)",
-				len(r.Data), most)})
+			Full: fmt.Sprintf("%d bytes: at most %d (Config.MaxValue of rank 0)", size, most)})
 		return
 	case need > vs.room:
 		g.send(kindAnswer, answer{ID: r.ID, Full: fmt.Sprintf("%d bytes: there is room for %d "+
@@ -43,7 +42,7 @@ func (vs *values) put(g *guest, r *request, most int) {
 	g.send(kindAnswer, answer{ID: r.ID})
 	for _, w := range vs.waits[r.Key] {
 		w.g.waiting--
-		w.g.send(kindAnswer, answer{ID: w.id, Data: r.Data})
+		w.g.answer(w.id, r.Data)
 	}
 	delete(vs.waits, r.Key)
 }
@@ -52,7 +51,7 @@ func (vs *values) put(g *guest, r *request, most int) {
 func (vs *values) get(g *guest, r *request) {
 	switch v, there := vs.byKey[r.Key]; {
 	case there:
-		g.send(kindAnswer, answer{ID: r.ID, Data: v})
+		g.answer(r.ID, v)
 	case g.waiting == maxWaiting:
 		g.send(kindAnswer, answer{ID: r.ID, Full: fmt.Sprintf("%d gets of this process wait already",
 			maxWaiting)})
@@ -76,4 +75,15 @@ func (vs *values) forget(g *guest, r *request) {
 			return
 		}
 	}
+}
+
+// answer answers a get with the value. The server's mu is held.
+func (g *guest) answer(id uint64, value []byte) {
+	whole := message{kind: kindAnswer}
+	_ = parts(value, func(part []byte, more bool) error {
+		m := encoded(kindAnswer, answer{ID: id, Data: part, More: more})
+		whole.frames = append(whole.frames, m.frames...)
+		return nil
+	})
+	g.queue(whole)
 }

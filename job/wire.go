@@ -16,7 +16,7 @@ const (
 	kindMet    = "met"    // Process: who rank 0 is
 	kindReady  = "ready"  // []Process: all have come
 	kindAlive  = "alive"  // nothing: still here
-	kindGather = "gather" // contribution to a collective call
+	kindGather = "gather" // part of a contribution to a collective call
 	kindRows   = "rows"   // part of all contributions
 	kindQuit   = "quit"   // quit: the process gives up a collective call
 	kindPut    = "put"    // request
@@ -38,12 +38,14 @@ type contribution struct {
 	Seq  uint64 `json:"seq"`
 	Op   string `json:"op"`
 	Data []byte `json:"data"`
+	More bool   `json:"more,omitempty"` // of Data: in the next contribution
 }
 
 type rows struct {
 	Seq   uint64   `json:"seq"`
 	First int      `json:"first"`
 	Data  [][]byte `json:"data"`
+	More  bool     `json:"more,omitempty"` // of the last one of Data: in the next rows
 }
 
 type quit struct {
@@ -57,11 +59,13 @@ type request struct {
 	ID   uint64 `json:"id"`
 	Key  string `json:"key"`
 	Data []byte `json:"data"`
+	More bool   `json:"more,omitempty"` // of Data: in the next request with this ID
 }
 
 type answer struct {
 	ID   uint64 `json:"id"`
 	Data []byte `json:"data"`
+	More bool   `json:"more,omitempty"` // of Data: in the next answer
 	Full string `json:"full,omitempty"` // why a value was not taken
 }
 
@@ -92,14 +96,14 @@ func protocol(p *Place) string {
 	if p.incarnation != "" {
 		name += " " + p.incarnation
 	}
-	return "ibverbx job/1 " + name
+	return "ibverbx job/2 " + name
 }
 
 // conversation configures those of a job.
 func conversation(p *Place, cfg *Config) rendezvous.Config {
 	return rendezvous.Config{Protocol: protocol(p), TLS: cfg.TLS, Timeout: cfg.Patience,
 		Greeting:   min(cfg.Patience, 5*time.Second),
-		MaxMessage: cfg.MaxValue/3*4 + maxSize*64 + 4096} // base64, and the list of processes
+		MaxMessage: partLen*2 + maxSize*64} // base64, and the list of processes
 }
 
 // ended puts the end of a conversation in this package's words.

@@ -1,0 +1,92 @@
+package job
+
+import "ibverbx/rendezvous"
+
+// partLen is how many bytes of values a message carries; longer ones come in several messages. A
+// slow link is held up by none for long, and verdicts and signs of life pass between them.
+const partLen = 64 << 10
+
+// maxMaxValue is the largest Config.MaxValue.
+const maxMaxValue = 1 << 28
+
+// parts calls send with the parts of a value in turn; more says whether another follows.
+func parts(value []byte, send func(part []byte, more bool) error) error {
+	for len(value) > partLen {
+		if err := send(value[:partLen], true); err != nil {
+			return err
+		}
+		value = value[partLen:]
+	}
+	return send(value, false)
+}
+
+// assembly is a value of which parts have come.
+type assembly struct {
+	data []byte
+	size int // of all parts, also of those that were too many to keep
+}
+
+// add adds a part. Of a value that is longer than most only the size is kept.
+func (a *assembly) add(part []byte, most int) {
+	switch a.size += len(part); {
+	case a.size > most:
+		a.data = nil
+	case a.size == len(part):
+		a.data = part
+	default:
+		a.data = append(a.data, part...)
+	}
+}
+
+// rowCost is what a row costs in a message beside its bytes, as text of JSON.
+const rowCost = 8
+
+// encodeRows encodes what all have contributed to a collective call.
+func encodeRows(seq uint64, all [][]byte) (frames []rendezvous.Frame, err error) {
+	for first, at := 0, 0; first < len(all); {
+		m := rows{Seq: seq, First: first}
+		for room := partLen; room > 0 && first < len(all); {
+			row := all[first][at:]
+			if m.More = len(row) > room; m.More {
+				row = row[:room]
+				at += room
+			} else {
+				first, at = first+1, 0
+			}
+			m.Data = append(m.Data, row)
+			room -= len(row) + rowCost
+		}
+		f, err := rendezvous.Encode(kindRows, m)
+		if err != nil {
+			return nil, err
+		}
+		frames = append(frames, f)
+	}
+	return frames, nil
+}
+
+// all is the rows of a collective call that is complete.
+func (g *gathering) all() [][]byte {
+	all := make([][]byte, len(g.rows))
+	for i := range all {
+		all[i] = g.rows[i].data
+	}
+	return all
+}
+
+// take adds a message of rows to a collective call, and reports whether it is complete.
+func (g *gathering) take(m *rows) (complete, ok bool) {
+	if m.Seq != g.seq || m.First != g.got || len(m.Data) == 0 || len(m.Data) > len(g.rows)-g.got {
+		return false, false
+	}
+	for i, part := range m.Data {
+		row := &g.rows[g.got]
+		if row.add(part, maxMaxValue); row.size > maxMaxValue {
+			return false, false
+		}
+		if !m.More || i < len(m.Data)-1 {
+			g.got++
+		}
+	}
+	return g.got == len(g.rows), true
+}

@@ -1,0 +1,157 @@
+package job
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"ibverbx/rendezvous"
+)
+
+// Rows of any length come out as they went in, and no message is long. They are encoded once for
+// all processes.
+func TestRowsInParts(t *testing.T) {
+	var all [][]byte
+	for i, n := range []int{0, 1, partLen - 9, partLen - 1, partLen, partLen + 1, 0, 5, 3 * partLen, 1e5, 0} {
+		all = append(all, bytes.Repeat([]byte{byte(i)}, n))
+	}
+	size := len(all)
+	s := &server{place: &Place{Size: size}, calls: 6}
+	for rank := range size {
+		s.guests = append(s.guests, &guest{Process: Process{Rank: rank}, wake: make(chan struct{}, 1)})
+	}
+	for rank, row := range all {
+		s.contribute(s.guests[rank], &contribution{Seq: 7, Op: "all-gather", Data: row})
+	}
+	g := &gathering{seq: 7, rows: make([]assembly, size)}
+	frames := s.guests[0].out[0].frames
+	for i, m := range received(t, frames) {
+		var part rows
+		if err := m.Decode(&part); err != nil || len(m.Body) > 2*partLen {
+			t.Fatalf("%d bytes: %v", len(m.Body), err)
+		}
+		if complete, ok := g.take(&part); !ok || complete != (i == len(frames)-1) {
+			t.Errorf("message %d of %d: complete %v, ok %v", i, len(frames), complete, ok)
+		}
+	}
+	for rank, row := range g.all() {
+		if !bytes.Equal(row, all[rank]) {
+			t.Errorf("row %d has %d bytes, want %d", rank, len(row), len(all[rank]))
+		}
+	}
+	for _, guest := range s.guests {
+		if len(guest.out) != 1 || &guest.out[0].frames[0] != &frames[0] {
+			t.Errorf("rank %d is told something of its own", guest.Rank)
+		}
+	}
+}
+
+// received is what a peer receives of some frames.
+func received(t *testing.T, frames []rendezvous.Frame) (all []rendezvous.Message) {
+	t.Helper()
+	a, b := conversing(t, time.Minute, nil)
+	go func() {
+		for _, f := range frames {
+			if err := a.SendFrame(t.Context(), f); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range frames {
+		m, err := b.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
+// conversing is the two ends of a conversation. What the first one sends passes through slow.
+func conversing(t *testing.T, timeout time.Duration, slow func(net.Conn) net.Conn) (a, b *rendezvous.Conn) {
+	t.Helper()
+	ncA, ncB := net.Pipe()
+	if slow != nil {
+		ncA = slow(ncA)
+	}
+	began := make(chan error, 1)
+	go func() {
+		var err error
+		a, err = rendezvous.Start(t.Context(), ncA, rendezvous.Config{Timeout: time.Hour})
+		began <- err
+	}()
+	b, err := rendezvous.Start(t.Context(), ncB, rendezvous.Config{Timeout: timeout, Greeting: time.Hour})
+	if err = errors.Join(err, <-began); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close(); _ = b.Close() })
+	return a, b
+}
+
+// Rows that nobody has asked for, or that do not fit, are refused.
+func TestRowsRefused(t *testing.T) {
+	for name, text := range map[string]string{
+		"another call":      `{"seq":6,"first":0,"data":["AA=="]}`,
+		"a row left out":    `{"seq":7,"first":1,"data":["AA=="]}`,
+		"a negative row":    `{"seq":7,"first":-1,"data":["AA=="]}`,
+		"too many":          `{"seq":7,"first":0,"data":["","","",""]}`,
+		"none":              `{"seq":7,"first":0,"data":[],"more":true}`,
+		"more, and nothing": `{"seq":7,"first":0,"more":true}`,
+	} {
+		var part rows
+		if err := json.Unmarshal([]byte(text), &part); err != nil {
+			t.Fatal(err)
+		}
+		m := &member{gathers: &gathering{seq: 7, rows: make([]assembly, 3)}}
+		if err := m.take(&part); !errors.Is(err, rendezvous.ErrProtocol) {
+			t.Errorf("%s: %v", name, err)
+		}
+		m.gathers = nil
+		if err := m.take(&part); !errors.Is(err, rendezvous.ErrProtocol) {
+			t.Errorf("%s, after the call: %v", name, err)
+		}
+	}
+}
+
+// dripping is a connection that takes its time for each byte.
+type dripping struct {
+	net.Conn
+	pause time.Duration
+}
+
+func (d *dripping) Write(p []byte) (n int, err error) {
+	for n = 0; n < len(p) && err == nil; n++ {
+		_, err = d.Conn.Write(p[n : n+1])
+		time.Sleep(d.pause)
+	}
+	return n, err
+}
+
+// A process of which any byte comes is alive, however long its message takes. Once nothing comes it
+// is dead.
+func TestAnyByteIsLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const patience = time.Second
+		a, b := conversing(t, patience, func(nc net.Conn) net.Conn { return &dripping{nc, patience * 3 / 4} })
+		go func() {
+			for range 2 {
+				if err := a.Send(context.Background(), kindAlive, nil); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		began, messages := time.Now(), 0
+		err := heed(b, patience, func(rendezvous.Message) error {
+			messages++
+			return nil
+		})
+		if took := time.Since(began); messages != 2 || !errors.Is(err, ErrDied) || took < 20*patience {
+			t.Errorf("%d messages, and after %v: %v", messages, took, err)
+		}
+	})
+}
