@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"time"
 
 	"github.com/alecthomas/kong"
 
@@ -71,10 +72,14 @@ func (f *perfCmd) document(c *console, err error) error {
 		return nil
 	}
 	f.outcome.document = true
-	return writeJSON(c.out, &bench.Report{
-		Tool: "ibverbx perf", Version: version(), Machine: bench.ThisMachine(), Results: []bench.Result{},
-		Note: f.outcome.note, Interrupted: errors.Is(err, bench.ErrInterrupted), Error: err.Error(),
-	})
+	report := bench.Report{Document: document("ibverbx perf", f.outcome.note), Results: []bench.Result{}}
+	report.End(time.Now(), err)
+	return writeJSON(c.out, &report)
+}
+
+// document begins a document.
+func document(tool, note string) bench.Document {
+	return bench.Document{Tool: tool, Version: version(), Note: note, Machine: bench.ThisMachine()}
 }
 
 func (f *perfCmd) run(c *console, k *kong.Context) error {

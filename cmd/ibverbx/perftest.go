@@ -83,28 +83,15 @@ func (f *perftestCmd) Run(c *console, k *kong.Context) error {
 	if !f.JSON {
 		return err
 	}
-	doc := perftestDocument{Tool: "ibverbx perftest", Version: version(), Note: f.said.note,
-		Machine: bench.ThisMachine(), Report: report, Seconds: time.Since(began).Seconds(), OK: err == nil}
-	if doc.Report == nil {
+	doc := struct {
+		bench.Document
+		*perftest.Report
+	}{document("ibverbx perftest", f.said.note), report}
+	if report == nil {
 		doc.Report = &perftest.Report{Kind: perftest.Kind(f.Test), Results: []perftest.Result{}}
 	}
-	if err != nil {
-		doc.Error, doc.Interrupted = err.Error(), errors.Is(err, bench.ErrInterrupted)
-	}
+	doc.End(began, err)
 	return errors.Join(err, writeJSON(c.out, doc))
-}
-
-// perftestDocument is what --json writes.
-type perftestDocument struct {
-	Tool    string        `json:"tool"`
-	Version string        `json:"version"`
-	Note    string        `json:"note,omitempty"` // what the program has chosen itself
-	Machine bench.Machine `json:"machine"`
-	*perftest.Report
-	Interrupted bool    `json:"interrupted"`
-	Seconds     float64 `json:"seconds"` // the whole run
-	OK          bool    `json:"ok"`
-	Error       string  `json:"error,omitempty"`
 }
 
 func (f *perftestCmd) run(c *console, k *kong.Context) (*perftest.Report, error) {

@@ -220,9 +220,7 @@ func (r *runner) connect(devices []verbs.Device) error {
 		column, err := newHalf(r.p, s, r.mem, end, devices)
 		if err == nil {
 			r.columns = append(r.columns, column)
-			err = r.peer.connect(column.ends[end], func(theirs *layers.Card) error {
-				return checkCard(theirs, r.p, r.mem.window, 1-end)
-			})
+			err = r.connectEnd(column.ends[end], 1-end)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", s, err)
@@ -231,23 +229,23 @@ func (r *runner) connect(devices []verbs.Device) error {
 	return nil
 }
 
-// connect connects an end with the other process's, whose card check may refuse.
-func (p *peer) connect(e *layers.End, check func(theirs *layers.Card) error) error {
+// connectEnd connects an end with the one that the other process drives.
+func (r *runner) connectEnd(e *layers.End, other int) error {
 	mine, err := e.Card()
 	if err != nil {
 		return err
 	}
-	theirs, err := swap(p, kindColumn, mine)
+	theirs, err := swap(r.peer, kindColumn, mine)
+	if err == nil {
+		err = checkCard(&theirs, r.p, r.mem.window, other)
+	}
+	if err == nil {
+		err = e.Connect(&theirs)
+	}
 	if err != nil {
 		return err
 	}
-	if err := check(&theirs); err != nil {
-		return err
-	}
-	if err := e.Connect(&theirs); err != nil {
-		return err
-	}
-	return p.meet(kindConnected)
+	return r.peer.meet(kindConnected)
 }
 
 // Reasons why the figures of a run are not complete, although nothing is wrong at this end.

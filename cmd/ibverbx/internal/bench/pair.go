@@ -48,6 +48,7 @@ func endName(end int) string { return [...]string{"a", "b"}[end] }
 // closePatience is how long the ends of a layer may take to close in order.
 const closePatience = 2 * time.Second
 
+// newPair makes both ends in this process and connects them.
 func newPair(p *Params, open OpenFunc, scheme Scheme, m *memory) (*pair, error) {
 	c := &pair{p: p, scheme: scheme, mem: m}
 	c.faults = newFaultPlan(c, p.Faults)
@@ -55,27 +56,19 @@ func newPair(p *Params, open OpenFunc, scheme Scheme, m *memory) (*pair, error) 
 	if c.provider, err = open(p.NICs); err != nil {
 		return nil, err
 	}
-	if err := c.openBoth(); err != nil {
+	if c.devices, err = p.share(c.provider); err == nil {
+		err = p.setSpeeds(c.provider, c.devices[:]...)
+	}
+	if err == nil {
+		cfgs := [2]layers.Config{c.config(0), c.config(1)}
+		if c.ends, err = layers.NewPair(&cfgs); err != nil {
+			err = fmt.Errorf("%s: %w", scheme, err)
+		}
+	}
+	if err != nil {
 		return nil, errors.Join(err, c.close())
 	}
 	return c, nil
-}
-
-// openBoth makes both ends in this process and connects them.
-func (c *pair) openBoth() (err error) {
-	if c.devices[0], c.devices[1], err = c.p.share(c.provider); err != nil {
-		return err
-	}
-	if err := c.p.setSpeeds(c.provider, c.devices[:]...); err != nil {
-		return err
-	}
-	cfgs := [2]layers.Config{c.config(0, c.devices[0]), c.config(1, c.devices[1])}
-	ends, err := layers.NewPair(&cfgs)
-	if err != nil {
-		return fmt.Errorf("%s: %w", c.scheme, err)
-	}
-	c.ends = ends
-	return nil
 }
 
 // newHalf makes this process's end of a pair.
@@ -83,27 +76,27 @@ func newHalf(p *Params, scheme Scheme, m *memory, end int, devices []verbs.Devic
 	c := &pair{p: p, scheme: scheme, mem: m}
 	c.faults = newFaultPlan(c, nil)
 	c.devices[end] = devices
-	cfg := c.config(end, devices)
+	cfg := c.config(end)
 	var err error
 	c.ends[end], err = layers.New(&cfg)
 	return c, err
 }
 
 // share says which of a provider's NICs are which end's.
-func (p *Params) share(provider verbs.Provider) (a, b []verbs.Device, err error) {
+func (p *Params) share(provider verbs.Provider) (ends [2][]verbs.Device, err error) {
 	devices, err := provider.Devices()
 	switch {
 	case err != nil:
-		return nil, nil, err
+		return ends, err
 	case p.Shared && len(devices) < p.NICs:
-		return nil, nil, usage("--nics %d: provider %s has %d", p.NICs, provider.Name(), len(devices))
+		return ends, usage("--nics %d: provider %s has %d", p.NICs, provider.Name(), len(devices))
 	case p.Shared:
-		return devices[:p.NICs], devices[:p.NICs], nil
+		return [2][]verbs.Device{devices[:p.NICs], devices[:p.NICs]}, nil
 	case len(devices) < 2*p.NICs:
-		return nil, nil, usage("--nics %d: each end wants its own NICs, %d in all, and provider %s has %d",
+		return ends, usage("--nics %d: each end wants its own NICs, %d in all, and provider %s has %d",
 			p.NICs, 2*p.NICs, provider.Name(), len(devices))
 	}
-	return devices[:p.NICs], devices[p.NICs : 2*p.NICs], nil
+	return [2][]verbs.Device{devices[:p.NICs], devices[p.NICs : 2*p.NICs]}, nil
 }
 
 // setSpeeds slows the NICs of the ends down as asked.
@@ -137,9 +130,9 @@ func pick[T any](list []T, i int) (v T) {
 	return list[i]
 }
 
-// config says what an end on these devices is made of.
-func (c *pair) config(end int, devices []verbs.Device) layers.Config {
-	p, m := c.p, c.mem
+// config says what an end is made of.
+func (c *pair) config(end int) layers.Config {
+	p, m, devices := c.p, c.mem, c.devices[end]
 	if c.scheme == Single {
 		devices = devices[:1]
 	}

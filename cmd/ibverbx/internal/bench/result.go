@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
@@ -13,20 +14,33 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
+// Document is what all documents of measurements have.
+type Document struct {
+	Tool        string  `json:"tool"`
+	Version     string  `json:"version"`
+	Note        string  `json:"note,omitempty"` // of the program: what it has chosen itself
+	Machine     Machine `json:"machine"`
+	Interrupted bool    `json:"interrupted"`
+	Seconds     float64 `json:"seconds"` // the whole run, with what is not timed
+	OK          bool    `json:"ok"`
+	Error       string  `json:"error,omitempty"`
+}
+
+// End completes the document of a run that has begun at a time. err is why it failed.
+func (d *Document) End(began time.Time, err error) {
+	d.Seconds, d.OK = time.Since(began).Seconds(), err == nil
+	if err != nil {
+		d.Error, d.Interrupted = err.Error(), d.Interrupted || errors.Is(err, ErrInterrupted)
+	}
+}
+
 // Report is a run: its parameters, its machine, its results.
 type Report struct {
-	Tool        string   `json:"tool"`
-	Version     string   `json:"version"`
-	Note        string   `json:"note,omitempty"`       // of the program: what it has chosen itself
-	Params      *Params  `json:"parameters,omitempty"` // none if nothing was measured
-	Machine     Machine  `json:"machine"`
-	Peer        *Peer    `json:"peer,omitempty"` // when another process drives the other end
-	Results     []Result `json:"results"`
-	Verified    int      `json:"verified_messages"` // in all results, those that were dropped too
-	Interrupted bool     `json:"interrupted"`
-	Seconds     float64  `json:"seconds"` // the whole run, with what is not timed
-	OK          bool     `json:"ok"`
-	Error       string   `json:"error,omitempty"`
+	Document
+	Params   *Params  `json:"parameters,omitempty"` // none if nothing was measured
+	Peer     *Peer    `json:"peer,omitempty"`       // when another process drives the other end
+	Results  []Result `json:"results"`
+	Verified int      `json:"verified_messages"` // in all results, those that were dropped too
 }
 
 // Peer is the process that drives the other end, as it describes itself, and its part in the run.

@@ -66,7 +66,8 @@ func bothHere() [2]bool { return [2]bool{true, true} }
 func newRunner(ctx context.Context, p *Params, here [2]bool, o Observer) *runner {
 	return &runner{
 		ctx: ctx, p: p, mem: newMemory(p, here), observer: o, start: time.Now(),
-		report: &Report{Tool: "ibverbx perf", Params: p, Machine: ThisMachine(), Results: []Result{}},
+		report: &Report{Document: Document{Tool: "ibverbx perf", Machine: ThisMachine()}, Params: p,
+			Results: []Result{}},
 	}
 }
 
@@ -125,11 +126,7 @@ func (r *runner) end(err error) (*Report, error) {
 	case report.Interrupted && (err == nil || errors.Is(err, ErrInterrupted)):
 		err = ErrInterrupted
 	}
-	report.Seconds = time.Since(r.start).Seconds()
-	report.OK = err == nil
-	if err != nil {
-		report.Error = err.Error()
-	}
+	report.End(r.start, err)
 	return report, err
 }
 
