@@ -2,13 +2,9 @@ package main
 
 import (
 	"cmp"
-	"reflect"
 	"strings"
 
 	"github.com/alecthomas/kong"
-
-	"ibverbx/cmd/ibverbx/internal/bench"
-	"ibverbx/cmd/ibverbx/internal/units"
 )
 
 // describeFlags gives the flags and arguments of each command their help, which is too long for
@@ -22,36 +18,12 @@ func describeFlags(k *kong.Kong) error {
 			if spelled := strings.ReplaceAll(flag.Name, "-", "_"); spelled != flag.Name {
 				flag.Aliases = append(flag.Aliases, spelled) // as perftest spells some
 			}
-			if flag.PlaceHolder == "" {
-				flag.PlaceHolder = placeholder(flag.Target.Type())
-			}
 		}
 		for _, arg := range command.Positional {
 			arg.Help = cmp.Or(help[arg.Name], arg.Help)
 		}
 	}
 	return nil
-}
-
-// placeholder is what stands for a value of a type in the list of flags.
-func placeholder(t reflect.Type) string {
-	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
-		t = t.Elem()
-	}
-	switch t {
-	case reflect.TypeFor[units.Size]():
-		return "SIZE"
-	case reflect.TypeFor[units.Rate]():
-		return "RATE"
-	case reflect.TypeFor[units.Seconds]():
-		return "TIME"
-	case reflect.TypeFor[bench.Fault]():
-		return "KIND[@KEY=VALUE,..]"
-	}
-	if t.Kind() == reflect.Int || t.Kind() == reflect.Uint64 {
-		return "N"
-	}
-	return "NAME"
 }
 
 // The texts of the flags, by their names. In brackets is what holds without the flag.
@@ -73,7 +45,7 @@ var perfFlagText = map[string]string{
 	"samples": "Samples per cell, which share its time or its messages. [6, or 1 with fewer messages " +
 		"than 24 times --tx-depth]",
 	"run-infinitely": "Repeat the measurement until Ctrl-C, which is then no error.",
-	"inline-size":    "Send or write messages of up to N bytes inline. [0]",
+	"inline-size":    "Send or write messages of at most this many bytes inline. [0]",
 	"tx-depth":       "Messages outstanding, over all queue pairs. [${default}]",
 	"events":         "Wait for completion events instead of polling.",
 	"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs waits for an " +
@@ -118,7 +90,7 @@ var perfFlagText = map[string]string{
 	"timeout":     "How long the other process may take for each step. [${default}]",
 	"nic-speed":   "Bandwidth of the NICs, such as 25Gbit; one for all, or one for each NIC of an end.",
 	"nic-latency": "One-way latency of the NICs, likewise.",
-	"fault":       "Inject a fault, see above; may be repeated.",
+	"fault":       "Inject a fault, KIND[@KEY=VALUE,..], see above; may be repeated.",
 	"seed":        "Seed of the data. [${default}]",
 	"min-bw":      "Exit with 1 if a cell has less bandwidth, such as 90Gbit or 11GB/s.",
 	"max-lat":     "Exit with 1 if a cell of --mode lat has a larger median.",
