@@ -136,9 +136,10 @@ type Config struct {
 	// carries ([verbs.PortAttr].MaxMsgSize).
 	FragmentSize uint32
 	// MaxMsgCntPerQP is how many messages a physical queue pair carries at a time; 0 means 128, and
-	// at most 2^20. It is lowered to what the queue pair was created with. [None] is no limit, like
-	// -1 in the C++ original; [Domain.NewQP] then creates queue pairs as deep as the NICs and the
-	// room in the virtual CQ allow, which is seldom worth its memory.
+	// at most 2^20. It is lowered to what the queue pair was created with, less two for messages of
+	// its own with Failover. [None] is no limit, like -1 in the C++ original; [Domain.NewQP] then
+	// creates queue pairs as deep as the NICs and the room in the virtual CQ allow, which is seldom
+	// worth its memory.
 	MaxMsgCntPerQP int
 	// Credits is how many receives a DQPLB receiver keeps posted on each data queue pair; 0 means
 	// twice MaxMsgCntPerQP; at most 2^20. It is lowered to what the queue pair was created with.

@@ -63,11 +63,12 @@ func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
 	}
 	deepest := cfg.MaxMsgCntPerQP == None
 	cfg = cfg.withDefaults()
-	if err := d.fitDevices(&cfg); err != nil {
+	deepestQueue, err := d.fitDevices(&cfg)
+	if err != nil {
 		return nil, err
 	}
 	for {
-		q, err := d.newQPOfDepth(cq, cfg)
+		q, err := d.newQPOfDepth(cq, cfg, deepestQueue)
 		if err == nil || !deepest || !tooDeep(err) || cfg.MaxMsgCntPerQP <= defaultMsgCnt {
 			return q, err
 		}
@@ -84,8 +85,8 @@ func tooDeep(err error) bool {
 }
 
 // newQPOfDepth is NewQP for a configuration that fits the devices.
-func (d *Domain) newQPOfDepth(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
-	layout := d.layout(&cfg)
+func (d *Domain) newQPOfDepth(cq *VirtualCQ, cfg Config, deepestQueue int) (*VirtualQP, error) {
+	layout := d.layout(&cfg, deepestQueue)
 	ownsCQ := cq == nil
 	if ownsCQ {
 		var err error
@@ -123,19 +124,29 @@ func Open(devices []verbs.Device, cfg Config) (*VirtualQP, error) {
 	return q, nil
 }
 
-// fitDevices lowers the queue sizes to what every device allows.
-func (d *Domain) fitDevices(cfg *Config) error {
+// fitDevices lowers the queue sizes to what every device allows, which it returns.
+func (d *Domain) fitDevices(cfg *Config) (deepestQueue int, err error) {
+	deepestQueue = maxQueue
 	for _, dev := range d.devices {
 		attr, err := dev.Query()
 		if err != nil {
-			return fmt.Errorf("ibverbx: new virtual qp: %w", err)
+			return 0, fmt.Errorf("ibverbx: new virtual qp: %w", err)
 		}
 		if attr.MaxQPWR > 0 {
-			cfg.MaxMsgCntPerQP, cfg.Credits = min(cfg.MaxMsgCntPerQP, attr.MaxQPWR),
-				min(cfg.Credits, attr.MaxQPWR)
+			deepestQueue = min(deepestQueue, attr.MaxQPWR)
 		}
 	}
-	return nil
+	cfg.MaxMsgCntPerQP = min(cfg.MaxMsgCntPerQP, max(1, deepestQueue-d.reserved(cfg)))
+	cfg.Credits = min(cfg.Credits, deepestQueue)
+	return deepestQueue, nil
+}
+
+// reserved is how many work requests each send queue holds beyond MaxMsgCntPerQP.
+func (d *Domain) reserved(cfg *Config) int {
+	if cfg.Failover && cfg.QPsPerDevice*len(d.devices) > 1 {
+		return failover.ControlSlots
+	}
+	return 0
 }
 
 // plannedQP is one physical queue pair that NewQP is about to create.
@@ -152,12 +163,12 @@ type layout struct {
 }
 
 // layout decides which queue pairs a configuration needs, and how large.
-func (d *Domain) layout(cfg *Config) layout {
+func (d *Domain) layout(cfg *Config, deepestQueue int) layout {
 	total := cfg.QPsPerDevice * len(d.devices)
 	l := layout{depths: make([]int, len(d.devices))}
-	sends, watches := cfg.MaxMsgCntPerQP, 1
+	sends, watches := cfg.MaxMsgCntPerQP+d.reserved(cfg), 1
 	if cfg.Failover && total > 1 {
-		sends, watches = sends+failover.ControlSlots, controlRecvs
+		watches = min(controlRecvs, deepestQueue)
 	}
 	plan := func(device, recvs int) plannedQP {
 		l.depths[device] += sends + recvs

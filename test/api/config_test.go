@@ -85,6 +85,32 @@ func TestNoLimitOfMessages(t *testing.T) {
 	}
 }
 
+// The queues of a queue pair have room for failover's own messages, within what the NIC has.
+func TestFailoverFitsTheNIC(t *testing.T) {
+	for _, c := range []struct{ depth, given, want int }{
+		{8, 0, 6}, {8, -1, 6}, {8, 7, 6}, {8, 6, 6}, {8, 5, 5},
+		{127, 0, 125}, {128, 0, 126}, {129, 0, 127}, {130, 0, 128}, {1000, 0, 128},
+		{128, -1, 126}, {1000, -1, 998}, {1000, 1000, 998}, {1000, 998, 998}, {1000, 500, 500},
+		{1 << 14, -1, 1<<14 - 2}, {1 << 15, -1, 1 << 14},
+	} {
+		for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+			t.Run(fmt.Sprintf("%v/%d of %d", scheme, c.given, c.depth), func(t *testing.T) {
+				l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2,
+					Fabric: soft.Config{Device: soft.DeviceConfig{MaxQPWR: c.depth, MaxCQE: 1 << 20}},
+					QP:     ibverbx.Config{Scheme: scheme, Failover: true, MaxMsgCntPerQP: c.given}})
+				for _, r := range l.A.Stats().Rails {
+					credited := scheme == ibverbx.DQPLB && !r.Notify && !r.Spare
+					if r.Limit > c.want || !credited && r.Limit != c.want {
+						t.Errorf("%+v: want a limit of %d", r, c.want)
+					}
+				}
+				sendBothWays(t, l)
+				notifyBothWays(t, l)
+			})
+		}
+	}
+}
+
 // What the configuration leaves out has the documented default, and a given value is kept.
 func TestDefaultsOfTheConfiguration(t *testing.T) {
 	fabric := vqptest.NewFabric(t, soft.Config{})
