@@ -146,7 +146,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	if err != nil {
 		return err
 	}
-	defer func() { err = cmp.Or(err, file.close()) }()
+	defer func() { err = cmp.Or(err, closePlot(file)) }()
 	table := newPerfTable(c.out, f.Verbose)
 	table.unit = unitOf(f.ReportGbits)
 	table.again, f.outcome.table = f.outcome.table, true
@@ -171,7 +171,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		f.outcome.document = true
 		table.err = writeJSON(c.out, report)
 	}
-	return cmp.Or(err, table.err, file.write(report, unitOf(f.ReportGbits)))
+	return cmp.Or(err, table.err, writePlot(file, report, unitOf(f.ReportGbits)))
 }
 
 // writeJSON writes a document for machines that people can read.

@@ -44,10 +44,10 @@ output. The connecting end decides the rest and measures. Both print the figures
 either fails or disappears.
 
 --provider roce makes NICs of UDP sockets that speak RoCEv2, without privileges. It is used if the host has
-no usable RDMA NIC; stderr says so. The NIC uses the local address of the connection between the two processes,
-or the interfaces and addresses that --device names, such as eth0 or 192.0.2.7. It uses UDP port 4791, or
-another one if that is taken; firewalls must let it through. On port 4791 it also works with other NICs that
-speak RoCEv2, such as rdma_rxe.
+no usable RDMA NIC; stderr says so. The NIC uses the local address of the connection between the two
+processes, or the interfaces and addresses that --device names, such as eth0 or 192.0.2.7. It uses UDP port
+4791, or another one if that is taken; firewalls must let it through. On port 4791 it also works with other
+NICs that speak RoCEv2, such as rdma_rxe.
 
 A listening end serves one client at a time and tells others that it is busy. If a client breaks off, it says
 why and waits for the next one. It exits after the first client that is measured, with 1 if its own NICs or

@@ -65,9 +65,9 @@ The messages go over queue pairs of the NIC, not over virtual ones, and what arr
 perftest sends whatever is in its buffers. Bandwidths are taken from the first post to the last completion.
 With ib_write_bw and ib_read_bw the client measures, and the server shows what it is told.
 
---provider roce makes a NIC of a UDP socket. The peer's NIC must be able to reach UDP port 4791 there, which is
-free if neither another process nor the kernel's rdma_rxe has it. Without --device, messages go only to the
-address from which the peer is connected, whatever GID it names.
+--provider roce makes a NIC of a UDP socket. The peer's NIC must be able to reach UDP port 4791 there, which
+is free if neither another process nor the kernel's rdma_rxe has it. Without --device, messages go only to
+the address from which the peer is connected, whatever GID it names.
 
 Exit codes: 0 when the test was completed, 1 when it was not, 2 when the flags make no sense, 130 after
 Ctrl-C.`

@@ -11,14 +11,9 @@ import (
 	"ibverbx/cmd/ibverbx/internal/plot"
 )
 
-// plotFile is the file that --plot names. It is made before anything is measured: that it cannot be
-// written is better known then.
-type plotFile struct {
-	file    *os.File
-	written bool
-}
-
-func createPlot(name string) (*plotFile, error) {
+// createPlot creates the file that --plot names, before anything is measured: that it cannot be
+// written is better known then. Without a name there is no file.
+func createPlot(name string) (*os.File, error) {
 	if name == "" {
 		return nil, nil
 	}
@@ -26,20 +21,20 @@ func createPlot(name string) (*plotFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--plot: %w", err)
 	}
-	return &plotFile{file: file}, nil
+	return file, nil
 }
 
-// close removes the file if there was nothing to write to it.
-func (f *plotFile) close() error {
-	if f == nil {
+// closePlot closes the file, and removes it if there was nothing to write to it.
+func closePlot(file *os.File) error {
+	if file == nil {
 		return nil
 	}
-	info, err := f.file.Stat()
+	info, err := file.Stat()
 	if err == nil {
-		err = f.file.Close()
+		err = file.Close()
 	}
-	if err == nil && !f.written && info.Mode().IsRegular() {
-		err = os.Remove(f.file.Name())
+	if err == nil && info.Size() == 0 && info.Mode().IsRegular() {
+		err = os.Remove(file.Name())
 	}
 	if err != nil {
 		return fmt.Errorf("--plot: %w", err)
@@ -47,17 +42,16 @@ func (f *plotFile) close() error {
 	return nil
 }
 
-// write writes a run, if it has a time line.
-func (f *plotFile) write(r *bench.Report, in unit) error {
-	if f == nil {
+// writePlot writes a run to the file, if there is one and the run has a time line.
+func writePlot(file *os.File, r *bench.Report, in unit) error {
+	if file == nil {
 		return nil
 	}
 	page := plotPage(r, in)
 	if len(page.Charts) == 0 {
 		return nil
 	}
-	f.written = true
-	if err := plot.Write(f.file, page); err != nil {
+	if err := plot.Write(file, page); err != nil {
 		return fmt.Errorf("--plot: %w", err)
 	}
 	return nil
@@ -91,16 +85,11 @@ func plotChart(r *bench.Result, in unit) plot.Chart {
 	}
 	chart.Times = append(chart.Times, seconds(t.Length))
 	chart.Lines = append(chart.Lines, plot.Line{Name: "total", Group: -1, Values: in.all(t.Total)})
-	groups := map[string]int{}
 	for i := range t.Rails {
 		rail := &t.Rails[i]
-		group, ok := groups[rail.Device]
-		if !ok {
-			group = len(groups)
-			groups[rail.Device] = group
-		}
+		first := func(of bench.RailLine) bool { return of.Device == rail.Device }
 		chart.Lines = append(chart.Lines, plot.Line{Name: fmt.Sprintf("%d %s", rail.Rail, rail.Device),
-			Group: group, Values: in.all(rail.Total)})
+			Group: slices.IndexFunc(t.Rails, first), Values: in.all(rail.Total)})
 	}
 	for i := range t.Dips {
 		chart.Notes = append(chart.Notes, dipText(&t.Dips[i], in))

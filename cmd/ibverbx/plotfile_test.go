@@ -139,10 +139,10 @@ func TestPlotFile(t *testing.T) {
 		t.Errorf("exit %d, stderr %q, file %v", code, errs, err)
 	}
 	f, err := createPlot("")
-	if f != nil || err != nil || f.close() != nil || f.write(nil, gigabytes) != nil {
+	if f != nil || err != nil || closePlot(f) != nil || writePlot(f, nil, gigabytes) != nil {
 		t.Errorf("no file: %v, %v", f, err)
 	}
-	if f, err = createPlot(os.DevNull); err != nil || f.close() != nil {
+	if f, err = createPlot(os.DevNull); err != nil || closePlot(f) != nil {
 		t.Errorf("a device: %v", err)
 	}
 	if _, err := os.Stat(os.DevNull); err != nil {
@@ -153,10 +153,10 @@ func TestPlotFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	report := &bench.Report{Params: &bench.Params{Op: bench.Write}, Results: []bench.Result{{}}}
-	if err := f.write(report, gigabytes); err != nil {
+	if err := writePlot(f, report, gigabytes); err != nil {
 		t.Error(err)
 	}
-	if err := f.close(); err != nil {
+	if err := closePlot(f); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(file); err == nil {
@@ -167,10 +167,10 @@ func TestPlotFile(t *testing.T) {
 	}
 	report.Results[0] = bench.Result{Size: units.Size(4096), Scheme: bench.Spray,
 		Timeline: lineOf(2, 2, 2, 2)}
-	if err := f.write(report, gigabits); err != nil {
+	if err := writePlot(f, report, gigabits); err != nil {
 		t.Error(err)
 	}
-	if err := f.close(); err != nil {
+	if err := closePlot(f); err != nil {
 		t.Error(err)
 	}
 	page, err := os.ReadFile(file)

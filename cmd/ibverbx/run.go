@@ -29,9 +29,9 @@ func (runCmd) Help() string {
   ibverbx run -n 4 ./allreduce -len 1000000   what follows the program goes to the program
   ibverbx run -n 2 sh -c './server; ./check'  a shell passes the environment on to what it starts
 
-Each process finds in its environment IBVERBX_RANK, IBVERBX_SIZE, IBVERBX_ADDRESS (where rank 0 listens, on the
-loopback interface) and IBVERBX_JOB (the job's name). Its lines are written with its rank before them: [0] ...
-Its standard input is empty.
+Each process finds in its environment IBVERBX_RANK, IBVERBX_SIZE, IBVERBX_ADDRESS (where rank 0 listens, on
+the loopback interface) and IBVERBX_JOB (the job's name). Its lines are written with its rank before them:
+[0] ... Its standard input is empty.
 
 When a process fails, stderr says which, and the others get SIGTERM, and SIGKILL after --grace. SIGINT
 (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are forwarded and end the job in the same way, at once when they come

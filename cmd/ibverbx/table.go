@@ -182,19 +182,15 @@ func (t *perfTable) nics() string {
 		kind = "NIC"
 	}
 	s := count(t.p.NICs, kind) + " of " + count(t.p.QPs, "queue pair")
-	var speeds []string
-	for i := range max(len(t.p.Speeds), len(t.p.Latencies)) {
-		var of []string
-		if i < len(t.p.Speeds) {
-			of = append(of, t.p.Speeds[i].String())
-		}
-		if i < len(t.p.Latencies) {
-			of = append(of, time.Duration(t.p.Latencies[i]).String()+" away")
-		}
-		speeds = append(speeds, strings.Join(of, ", "))
+	var simulated []string
+	for _, speed := range t.p.Speeds {
+		simulated = append(simulated, speed.String())
 	}
-	if len(speeds) > 0 {
-		s += " (" + strings.Join(speeds, "; ") + ")"
+	for _, latency := range t.p.Latencies {
+		simulated = append(simulated, latency.String()+" away")
+	}
+	if len(simulated) > 0 {
+		s += " (" + strings.Join(simulated, "; ") + ")"
 	}
 	return s
 }
