@@ -92,6 +92,8 @@ func (v *watcher) watch(done func() bool) error {
 		switch {
 		case v.met || done(): // also if the writer has failed or closed right afterwards
 			return nil
+		case err != nil && v.collective:
+			return opError(v.op, v.late(err))
 		case err != nil:
 			return opError(v.op, err)
 		case v.err != nil:

@@ -68,7 +68,9 @@
 //     made sure that it is there. To poll a word without them, use [Load]. The processor's own
 //     writes to a word are not atomic with atomics of NICs; use [Set] or [Add] on the PE itself.
 //   - If ctx ends during a call, what the call began goes on: the NICs own its memory until Quiet
-//     has returned nil.
+//     has returned nil. The error names the PEs that have not answered. That of a collective call
+//     whose deadline has passed names those that have not entered it, and comes up to half a second
+//     late if PEs do not answer.
 //   - Nothing goes on in the background unless you set Config.Background. What was put behind a
 //     fence, a signal above all, and what exceeds the queues may leave only during a later call of
 //     this PE that waits (Quiet, Barrier, WaitUntil) or in [PE.Progress]. Programs end phases with

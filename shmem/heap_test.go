@@ -73,11 +73,13 @@ func TestDefaults(t *testing.T) {
 // things lie, and what the tag of a call and the mark of a barrier hold.
 func TestWireFormat(t *testing.T) {
 	for pes, want := range map[int]layout{
-		1: {rounds: 64, closeRounds: 192, stop: 320, words: 384, slots: 448, slot: 65536, user: 131520},
-		3: {rounds: 64, closeRounds: 192, stop: 320, words: 384, slots: 576, slot: 65536, user: 393792},
-		100: {rounds: 64, closeRounds: 192, stop: 320, words: 384, slots: 6784, slot: 16384,
+		1: {rounds: 64, closeRounds: 192, stop: 320, entered: 328, words: 384, slots: 448, slot: 65536,
+			user: 131520},
+		3: {rounds: 64, closeRounds: 192, stop: 320, entered: 328, words: 384, slots: 576, slot: 65536,
+			user: 393792},
+		100: {rounds: 64, closeRounds: 192, stop: 320, entered: 328, words: 384, slots: 6784, slot: 16384,
 			user: 3283584},
-		65536: {rounds: 64, closeRounds: 192, stop: 320, words: 384, slots: 4194688, slot: 1024,
+		65536: {rounds: 64, closeRounds: 192, stop: 320, entered: 328, words: 384, slots: 4194688, slot: 1024,
 			user: 138412416},
 	} {
 		l := newLayout(pes)

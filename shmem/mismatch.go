@@ -17,7 +17,9 @@ func (p *PE) call(op string, k kind, s shape) (tag, error) {
 	if err := p.stopped(); err != nil {
 		return 0, opError(op, err)
 	}
-	return p.record.add(k, s), nil
+	g := p.record.add(k, s)
+	p.enterCall(p.record.step)
+	return g, nil
 }
 
 // refuse ends a collective call whose arguments are wrong, on all PEs, so that the others do not

@@ -75,6 +75,7 @@ func (p *PE) Close(ctx context.Context) error {
 	}
 	defer p.collective.Unlock()
 	p.closing.Store(true)
+	p.enterCall(enteredAll)
 	var err error
 	if p.gone.Load() == nil {
 		if err = p.quiet(ctx, op); err == nil {

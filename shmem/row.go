@@ -28,8 +28,9 @@ type rowHead struct {
 	Heap     ibverbx.RemoteMR `json:"heap"`
 }
 
-// rowVersion is the version that this package speaks. Version 1 was one JSON object.
-const rowVersion = 2
+// rowVersion is the version that this package speaks. Version 1 was one JSON object; PEs of version
+// 2 do not say which calls they have entered.
+const rowVersion = 3
 
 // row is a row that is being written.
 type row struct {

@@ -11,6 +11,7 @@ import (
 	"ibverbx"
 	"ibverbx/internal/errwrap"
 	"ibverbx/internal/guard"
+	"ibverbx/internal/roster"
 )
 
 // World is the PEs of this process: all PEs, or some of them.
@@ -167,7 +168,7 @@ func onlyCanceled(err error) bool {
 type meeting struct {
 	mu      sync.Mutex
 	entries [][]byte      // by the PEs' numbers
-	missing int           // entries that are not there yet
+	missing int           // entries that are not there yet; they are nil
 	full    chan struct{} // closed once none is missing
 }
 
@@ -178,7 +179,7 @@ func newMeeting(n int) *meeting {
 // gather adds PE i's entry and returns all entries once they are there.
 func (m *meeting) gather(ctx context.Context, i int, mine []byte) ([][]byte, error) {
 	m.mu.Lock()
-	m.entries[i] = mine
+	m.entries[i] = append([]byte{}, mine...)
 	entries, full := m.entries, m.full
 	if m.missing--; m.missing == 0 {
 		// for the next time
@@ -190,6 +191,9 @@ func (m *meeting) gather(ctx context.Context, i int, mine []byte) ([][]byte, err
 	case <-full:
 		return entries, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: another PE has not joined", errwrap.ContextErr(ctx))
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return nil, fmt.Errorf("%w: %s", errwrap.ContextErr(ctx), roster.Late("PE", len(entries),
+			func(i int) bool { return entries[i] == nil }, "has not joined", "have not joined"))
 	}
 }

@@ -1,0 +1,96 @@
+package shmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"ibverbx/internal/errwrap"
+	"ibverbx/internal/roster"
+)
+
+// A collective call whose deadline passes says which PEs have not entered it. Whom a PE waits for
+// is often one that waits itself, so it reads of every PE how many calls that has entered. This
+// costs nothing before.
+
+// answerTime is the time that the others have to answer. Their NICs do so in microseconds.
+const answerTime = 500 * time.Millisecond
+
+// enteredAll is the number of calls of a PE that closes.
+const enteredAll = ^uint64(0)
+
+// enterCall publishes in how many collective calls this PE has entered.
+func (p *PE) enterCall(calls uint64) { atomic.StoreUint64(word64(p.heap, p.layout.entered), calls) }
+
+// late adds to the error of a collective call that ctx has ended who has kept it waiting. If ctx
+// was cancelled, err has what the transport knows.
+func (v *watcher) late(err error) error {
+	if !errors.Is(v.ctx.Err(), context.DeadlineExceeded) || !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	p := v.p
+	silent, absent := p.roll()
+	n := len(p.peers)
+	var said []string
+	if s := roster.Late("PE", n, func(i int) bool { return absent[i] }, "has not entered it",
+		"have not entered it"); s != "" {
+		said = append(said, s)
+	}
+	if s := roster.Late("PE", n, func(i int) bool { return silent[i] }, "has not answered",
+		"have not answered"); s != "" {
+		said = append(said, s)
+	}
+	if len(said) == 0 {
+		said = append(said, "all PEs have entered it, and "+roster.Late("PE", n, func(i int) bool {
+			t := &p.peers[i]
+			return t == v.from || v.from == nil && t.out+t.in != 0
+		}, "is behind", "are behind"))
+	}
+	return fmt.Errorf("%w: %s", errwrap.ContextErr(v.ctx), strings.Join(said, "; "))
+}
+
+// roll asks all PEs which calls they have entered. It reports who has not answered, and who has not
+// entered the call under way.
+func (p *PE) roll() (silent, absent []bool) {
+	mine := atomic.LoadUint64(word64(p.heap, p.layout.entered))
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	asked := make([]*call, len(p.peers))
+	for i := range p.peers {
+		if i == p.id {
+			continue
+		}
+		c := p.getCall()
+		c.comp.Init(1, nil)
+		if p.peers[i].getBuffered(ctx, &c.comp, bytesOf(c.word[:]), p.layout.entered) != nil {
+			p.putCall(c) // nothing has begun
+			continue
+		}
+		asked[i] = c
+	}
+	looks := 0
+	_ = p.worker.WaitFor(ctx, 0, func() bool {
+		for _, c := range asked {
+			if c != nil && !c.comp.Fired() {
+				looks++
+				return p.cfg.Transport.Idle != nil && looks > lookRounds // it has its own time
+			}
+		}
+		return true
+	})
+	silent, absent = make([]bool, len(p.peers)), make([]bool, len(p.peers))
+	for i, c := range asked {
+		switch {
+		case i == p.id:
+		case c == nil || !c.comp.Fired() || c.comp.Err() != nil:
+			silent[i] = true
+		default:
+			absent[i] = c.word[0] < mine
+			p.putCall(c)
+		}
+	}
+	return silent, absent
+}
