@@ -59,18 +59,9 @@ func (e *Endpoint) amShortBuffered(name string, id AMID, hdr, payload []byte) er
 // If it panics, the call has no effect. The result is what pack returned.
 func (e *Endpoint) AMBcopy(id AMID, header []byte, pack func(dst []byte) int) (int, error) {
 	e.peer.w.mu.Lock()
-	defer e.peer.unlockPacked()
-	return e.amBcopy("am bcopy", id, header, pack)
-}
-
-// unlockPacked ends a call whose pack function may have panicked or called runtime.Goexit: then the
-// call has no effect.
-func (p *peerState) unlockPacked() {
-	if buf := p.w.bounce.packing; buf != noBuffer {
-		p.w.bounce.packing = noBuffer
-		p.putBuffer(buf)
-	}
-	p.unlock()
+	n, err := e.amBcopy("am bcopy", id, header, pack)
+	e.peer.unlock()
+	return n, err
 }
 
 func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byte) int) (int, error) {
@@ -88,10 +79,10 @@ func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byt
 	room := p.bufferBytes(buf)
 	room = room[:min(len(room), p.conn.maxAM)]
 	start := wireHeader + len(hdr)
-	n, err := p.pack(name, pack, room[start:], buf)
-	if err != nil {
+	n := p.pack(pack, room[start:], buf)
+	if n < 0 || n > len(room)-start {
 		p.putBuffer(buf)
-		return 0, err
+		return 0, p.refusePacked(name, n, len(room)-start)
 	}
 	p.fillHeader(room, id, hdr)
 	wr := w.templates.send[:]
@@ -165,15 +156,24 @@ func (e *Endpoint) usableAM(name string, id AMID, hdr []byte) error {
 	return nil
 }
 
-// pack calls a pack function, which writes into a bounce buffer, and checks its result.
-func (p *peerState) pack(name string, pack func([]byte) int, dst []byte, buf int32) (int, error) {
-	p.w.bounce.packing = buf
+// pack calls a pack function, which writes into dst, a part of a bounce buffer, and returns how
+// many bytes these were. The caller checks that.
+func (p *peerState) pack(pack func([]byte) int, dst []byte, buf int32) int {
+	returned := false
+	defer func() {
+		if !returned { // it has panicked or called runtime.Goexit: the call has no effect
+			p.putBuffer(buf)
+			p.unlock()
+		}
+	}()
 	n := pack(dst)
-	p.w.bounce.packing = noBuffer
-	if n < 0 || n > len(dst) {
-		return 0, p.refuse(name, ErrTooLong, "pack says %d bytes: its buffer has %d", n, len(dst))
-	}
-	return n, nil
+	returned = true
+	return n
+}
+
+// refusePacked returns the error for a pack function that says n bytes, and had room for fewer.
+func (p *peerState) refusePacked(name string, n, room int) error {
+	return p.refuse(name, ErrTooLong, "pack says %d bytes: its buffer has %d", n, room)
 }
 
 // fillHeader writes the headers of an active message, with all the credits that can be given back.

@@ -46,8 +46,9 @@ func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
 // Limits.PutBcopy bytes. The rules for pack are those of [Endpoint.AMBcopy].
 func (e *Endpoint) PutBcopy(pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int, error) {
 	e.peer.w.mu.Lock()
-	defer e.peer.unlockPacked()
-	return e.putBcopy("put bcopy", pack, remote)
+	n, err := e.putBcopy("put bcopy", pack, remote)
+	e.peer.unlock()
+	return n, err
 }
 
 func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int,
@@ -63,10 +64,14 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 		return 0, err
 	}
 	buf := p.takeBuffer()
-	n, err := p.pack(name, pack, p.bufferBytes(buf), buf)
-	if err != nil || n == 0 {
+	n := p.pack(pack, p.bufferBytes(buf), buf)
+	switch {
+	case n < 0 || n > w.cfg.BufferSize:
 		p.putBuffer(buf)
-		return n, err
+		return 0, p.refusePacked(name, n, w.cfg.BufferSize)
+	case n == 0:
+		p.putBuffer(buf)
+		return 0, nil
 	}
 	wr := w.templates.put[:]
 	wr[0].Flags = verbs.SendSignaled

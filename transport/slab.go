@@ -77,19 +77,17 @@ const ownBuffers = 2
 // bouncePool is registered memory cut into buffers of one size, which all endpoints share. The
 // buffer given back last is taken first, because it is in the cache.
 //
-// Invariant: each buffer is in free, or packing, or held by exactly one outstanding operation.
+// Invariant: each buffer is in free, or held by exactly one outstanding operation, or by the call
+// that fills it.
 type bouncePool struct {
 	mr   *ibverbx.MR
 	mem  []byte
 	size int
 	free []int32
-	// packing is the buffer that a pack function writes into now, of the pool or of an endpoint's
-	// own; noBuffer for none.
-	packing int32
 }
 
 func newBouncePool(dom *ibverbx.Domain, count, size int) (*bouncePool, error) {
-	p := &bouncePool{mem: make([]byte, count*size), size: size, free: make([]int32, count), packing: noBuffer}
+	p := &bouncePool{mem: make([]byte, count*size), size: size, free: make([]int32, count)}
 	for i := range p.free {
 		p.free[i] = int32(count - 1 - i)
 	}
