@@ -30,7 +30,7 @@ func (e *Endpoint) amShort(id AMID, hdr, payload []byte) error {
 	buf := w.templates.inline[:n]
 	p.fillHeader(buf, id, hdr)
 	copy(buf[wireHeader+len(hdr):], payload)
-	wr := w.templates.send[:]
+	wr := &w.templates.send
 	wr[0].Flags = verbs.SendSignaled | verbs.SendInline
 	wr[0].Inline, wr[0].Local = buf, ibverbx.Segment{}
 	_, err := e.post(name, wr, opAM, noBuffer, nil)
@@ -85,7 +85,7 @@ func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byt
 		return 0, p.refusePacked(name, n, len(room)-start)
 	}
 	p.fillHeader(room, id, hdr)
-	wr := w.templates.send[:]
+	wr := &w.templates.send
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local = p.bufferSegment(buf, start+n)
 	if _, err := e.post(name, wr, opAM, buf, nil); err != nil {
@@ -127,7 +127,7 @@ func (e *Endpoint) amZcopy(comp *Completion, id AMID, hdr []byte, payload []ibve
 	buf := p.takeBuffer()
 	start := wireHeader + len(hdr)
 	p.fillHeader(p.bufferBytes(buf), id, hdr)
-	wr := w.templates.send[:]
+	wr := &w.templates.send
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local = ibverbx.Segment{}
 	w.templates.sgl = append(append(w.templates.sgl[:0], p.bufferSegment(buf, start)), payload...)

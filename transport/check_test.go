@@ -98,7 +98,7 @@ func TestChecksFindBrokenInvariantsOfAWorker(t *testing.T) {
 		p := checkedPeer()
 		w := p.w
 		w.cfg.BounceBuffers = 4
-		w.bounce = &bouncePool{free: []int32{1, 2}}
+		w.bounce = bouncePool{free: []int32{1, 2}}
 		p.sending.limit, p.sending.ownBuffers = 4, 1<<1
 		w.endpoints.add(p)
 		for _, buf := range []int32{0, noBuffer, firstOwn, 3} {
@@ -136,7 +136,7 @@ func TestChecksFindBrokenInvariantsOfAWorker(t *testing.T) {
 // transport's own messages owe none.
 func TestBuffersToPostAgainOweTheirCredits(t *testing.T) {
 	p := checkedPeer()
-	p.w.bounce = &bouncePool{}
+	p.w.bounce = bouncePool{}
 	p.sending.ownBuffers = 1<<ownBuffers - 1
 	p.w.endpoints.add(p)
 	e := &Endpoint{peer: p}

@@ -105,7 +105,7 @@ func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	if rails == 1 {
 		s.fence.later = false
 	}
-	wr := p.w.templates.get[:]
+	wr := &p.w.templates.get
 	wr[0].Flags, wr[0].EveryRail = verbs.SendSignaled, true
 	wr[0].Local = p.mem.scratch(n)
 	wr[0].Remote = p.conn.flush.Slice(0, n)

@@ -71,9 +71,17 @@ const (
 
 // usable returns why the endpoint takes no operations; nil if it does.
 func (e *Endpoint) usable(op string) error {
+	if e.peer.ending.stage == stageOpen {
+		return nil
+	}
+	return e.usableNotOpen(op)
+}
+
+// usableNotOpen is usable in every stage but open, apart so that usable can be inlined.
+func (e *Endpoint) usableNotOpen(op string) error {
 	p := e.peer
 	switch s := p.ending.stage; {
-	case s == stageOpen || s.serves() && e.head:
+	case s.serves() && e.head:
 		return nil
 	case s == stageNew:
 		return p.refuse(op, ErrNotConnected, "call Connect first")
@@ -184,7 +192,7 @@ func wridSlot(id uint64) uint32    { return uint32(uint16(id)) }
 
 // post posts an admitted operation and adds it to the outstanding ones. If the virtual queue pair
 // refuses it, nothing has changed, and the bounce buffer is free again.
-func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32, comp *Completion) (*op,
+func (e *Endpoint) post(name string, wr *[1]ibverbx.SendWR, kind opKind, buf int32, comp *Completion) (*op,
 	error) {
 	p := e.peer
 	s := &p.sending
@@ -199,7 +207,7 @@ func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32
 	if s.fence.now || s.fence.later && e.ordinary() {
 		wr[0].Flags |= verbs.SendFence
 	}
-	_, err := p.conn.qp.PostSend(wr...)
+	_, err := p.conn.qp.PostSend(wr[:]...)
 	wr[0].Flags &^= verbs.SendFence
 	if err != nil {
 		if buf != noBuffer {
@@ -256,12 +264,13 @@ func (p *peerState) ended(low uint32, status verbs.Status) {
 		return
 	}
 	var err error
-	if status != verbs.StatusSuccess {
-		err = p.ending.err
-	}
-	if status != verbs.StatusSuccess && err == nil {
+	switch {
+	case status == verbs.StatusSuccess:
+		p.retire(nil)
+	case p.ending.err == nil:
 		p.retireLostAtomic(status)
-	} else {
+	default:
+		err = p.ending.err
 		p.retire(err)
 	}
 	for !s.idle() && s.ops.Front().kind == opFlush {
@@ -299,10 +308,16 @@ func (p *peerState) retire(err error) {
 	w, s := p.w, &p.sending
 	o := s.ops.Front()
 	switch {
-	case o.kind == opUnpack && err == nil:
-		copy(o.dst, p.bufferBytes(o.buf))
-	case o.result != nil && err == nil:
-		*o.result = p.mem.cellValue(s.ops.Head)
+	case o.kind == opUnpack:
+		if err == nil {
+			copy(o.dst, p.bufferBytes(o.buf))
+		}
+		o.dst = nil
+	case o.result != nil:
+		if err == nil {
+			*o.result = p.mem.cellValue(s.ops.Head)
+		}
+		o.result = nil
 	case o.kind.control():
 		if s.controlOps--; p.credits.Due() != 0 {
 			w.chores.retryCredits(p) // they may have waited for this operation to end
@@ -319,7 +334,6 @@ func (p *peerState) retire(err error) {
 		w.round.report(event{kind: eventComplete, comp: o.comp, err: err})
 		o.comp = nil
 	}
-	o.dst, o.result = nil, nil
 	s.ops.Head++
 }
 

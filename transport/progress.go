@@ -3,6 +3,7 @@ package transport
 import (
 	"time"
 
+	"ibverbx"
 	"ibverbx/verbs"
 )
 
@@ -35,8 +36,9 @@ func (w *Worker) progress() int {
 	}
 	w.watch.look()
 	n, err := w.cq.Poll(w.wcs)
-	for i := range n {
-		w.completed(i)
+	wcs := w.wcs[:n]
+	for i := range wcs {
+		w.completed(&wcs[i])
 	}
 	if w.probes.tick() {
 		w.keepAlive()
@@ -63,9 +65,8 @@ func (w *Worker) progress() int {
 	return n
 }
 
-// completed handles completion i of the batch.
-func (w *Worker) completed(i int) {
-	wc := &w.wcs[i]
+// completed handles a completion.
+func (w *Worker) completed(wc *ibverbx.WC) {
 	p := w.endpoints.at(wridEndpoint(wc.ID))
 	if p == nil {
 		w.stats.stale++

@@ -31,7 +31,7 @@ func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
 	if err := e.tryAdmit(false, false); err != nil {
 		return err
 	}
-	wr := w.templates.put[:]
+	wr := &w.templates.put
 	wr[0].Flags = verbs.SendSignaled | verbs.SendInline
 	wr[0].Inline, wr[0].Local, wr[0].Remote = data, ibverbx.Segment{}, remote
 	_, err := e.post(name, wr, opPut, noBuffer, nil)
@@ -73,7 +73,7 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 		p.putBuffer(buf)
 		return 0, nil
 	}
-	wr := w.templates.put[:]
+	wr := &w.templates.put
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local, wr[0].Remote = p.bufferSegment(buf, n), remote
 	if _, err := e.post(name, wr, opPut, buf, nil); err != nil {
@@ -89,7 +89,7 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment,
 	local ...ibverbx.Segment) (done bool, err error) {
 	e.peer.w.mu.Lock()
-	done, err = e.zcopy("put zcopy", e.peer.w.templates.put[:], comp, remote, local)
+	done, err = e.zcopy("put zcopy", &e.peer.w.templates.put, comp, remote, local)
 	e.peer.unlock()
 	return done, err
 }
@@ -100,12 +100,12 @@ func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment,
 func (e *Endpoint) GetZcopy(comp *Completion, remote ibverbx.RemoteSegment,
 	local ...ibverbx.Segment) (done bool, err error) {
 	e.peer.w.mu.Lock()
-	done, err = e.zcopy("get zcopy", e.peer.w.templates.get[:], comp, remote, local)
+	done, err = e.zcopy("get zcopy", &e.peer.w.templates.get, comp, remote, local)
 	e.peer.unlock()
 	return done, err
 }
 
-func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, remote ibverbx.RemoteSegment,
+func (e *Endpoint) zcopy(name string, wr *[1]ibverbx.SendWR, comp *Completion, remote ibverbx.RemoteSegment,
 	local []ibverbx.Segment) (done bool, err error) {
 	p, w := e.peer, e.peer.w
 	n := uint64(0)
@@ -170,7 +170,7 @@ func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteS
 		return false, err
 	}
 	buf := p.takeBuffer()
-	wr := w.templates.get[:]
+	wr := &w.templates.get
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local, wr[0].Remote = p.bufferSegment(buf, len(dst)), remote
 	o, err := e.post(name, wr, opUnpack, buf, comp)
@@ -214,7 +214,7 @@ func (e *Endpoint) atomicOp(name string, opcode verbs.Opcode, comp *Completion, 
 	if err := e.tryAdmit(false, false); err != nil {
 		return err
 	}
-	wr := w.templates.atomic[:]
+	wr := &w.templates.atomic
 	wr[0].Opcode, wr[0].Flags = opcode, verbs.SendSignaled
 	wr[0].Local, wr[0].Remote = p.mem.cell(p.sending.ops.Tail), remote
 	wr[0].CompareAdd, wr[0].Swap = compareAdd, swap

@@ -86,8 +86,8 @@ type bouncePool struct {
 	free []int32
 }
 
-func newBouncePool(dom *ibverbx.Domain, count, size int) (*bouncePool, error) {
-	p := &bouncePool{mem: make([]byte, count*size), size: size, free: make([]int32, count)}
+func newBouncePool(dom *ibverbx.Domain, count, size int) (bouncePool, error) {
+	p := bouncePool{mem: make([]byte, count*size), size: size, free: make([]int32, count)}
 	for i := range p.free {
 		p.free[i] = int32(count - 1 - i)
 	}
@@ -109,7 +109,7 @@ func (p *peerState) hasBuffer() bool { return len(p.w.bounce.free) != 0 || p.sen
 // takeBuffer takes a bounce buffer, one of the endpoint's own if there is no other. There must be
 // one: see hasBuffer.
 func (p *peerState) takeBuffer() int32 {
-	pool := p.w.bounce
+	pool := &p.w.bounce
 	if n := len(pool.free); n != 0 {
 		i := pool.free[n-1]
 		pool.free = pool.free[:n-1]
@@ -132,7 +132,7 @@ func (p *peerState) bufferBytes(i int32) []byte {
 	if i < 0 {
 		return p.mem.ownBytes(firstOwn - i)
 	}
-	pool := p.w.bounce
+	pool := &p.w.bounce
 	off := int(i) * pool.size
 	return pool.mem[off : off+pool.size : off+pool.size]
 }
@@ -142,7 +142,7 @@ func (p *peerState) bufferSegment(i int32, n int) ibverbx.Segment {
 	if i < 0 {
 		return p.mem.ownSegment(firstOwn-i, n)
 	}
-	pool := p.w.bounce
+	pool := &p.w.bounce
 	return pool.mr.Slice(uint64(int(i)*pool.size), uint64(n))
 }
 

@@ -274,7 +274,14 @@ func (s *sleepers) stop() {
 // called with mu held after posts that may be refused for now, and after changes of the chores that
 // no event announces.
 func (w *Worker) wakeForChores() {
-	if w.sleep.any() && (w.chores.urgent() || w.cq.Stats().Retrying != 0) {
+	if w.sleep.any() {
+		w.wakeIfUrgent()
+	}
+}
+
+// wakeIfUrgent is apart so that wakeForChores can be inlined.
+func (w *Worker) wakeIfUrgent() {
+	if w.chores.urgent() || w.cq.Stats().Retrying != 0 {
 		w.sleep.wake()
 	}
 }

@@ -30,7 +30,7 @@ type Worker struct {
 	life      lifetime
 	round     round
 	cq        *ibverbx.VirtualCQ
-	bounce    *bouncePool
+	bounce    bouncePool
 	flushArea *ibverbx.MR // the memory that the remote flushes of peers read
 	endpoints endpointTable
 	handlers  handlerTable
@@ -151,7 +151,7 @@ func (w *Worker) free() error {
 	if w.cq != nil {
 		errs = append(errs, w.cq.Close())
 	}
-	if w.bounce != nil && w.bounce.mr != nil {
+	if w.bounce.mr != nil {
 		errs = append(errs, w.bounce.mr.Close())
 	}
 	if w.flushArea != nil {
