@@ -17,6 +17,7 @@ type sendBatch struct {
 	sges       []verbs.SGE
 	width      int
 	head, tail int
+	next       *sendBatch // in batchPool.free
 }
 
 func newSendBatch(size, width int) sendBatch {
@@ -128,12 +129,10 @@ func (b *sendBatch) clear() { b.head, b.tail = 0, 0 }
 // are as many as one call stages on, whose memory stays in the cache, and not as many as there are
 // rails: a thousand virtual queue pairs would have a hundred megabytes of them.
 //
-// Invariant: slots[:free] are the batches that are not lent. They are empty and take width elements
-// a list. The slots behind are for those that are lent, in whatever order they come back; there are
-// as many, but for batches of another width.
+// Invariant: the batches that are not lent are in free, the last one back first. They are empty and
+// take width elements a list.
 type batchPool struct {
-	slots []*sendBatch
-	free  int
+	free  *sendBatch
 	width int
 }
 
@@ -149,25 +148,20 @@ func (p *batchPool) fit(width int) {
 
 // lend takes an empty batch out of the pool.
 func (p *batchPool) lend() *sendBatch {
-	if p.free == 0 {
-		b := newSendBatch(firstBatch, p.width)
-		p.slots = append(p.slots, &b)
-		return &b
+	b := p.free
+	if b == nil {
+		fresh := newSendBatch(firstBatch, p.width)
+		return &fresh
 	}
-	p.free--
-	return p.slots[p.free]
+	p.free = b.next
+	return b
 }
 
 // giveBack puts an empty batch back, unless its lists have become too short meanwhile.
 func (p *batchPool) giveBack(b *sendBatch) {
-	if b.width != p.width {
-		return
+	if b.width == p.width {
+		b.next, p.free = p.free, b
 	}
-	// The comparison saves the write barrier of a pointer store in the common case.
-	if p.slots[p.free] != b {
-		p.slots[p.free] = b
-	}
-	p.free++
 }
 
 // recvBatch serves to translate receives, and to post them in batches. A virtual CQ has one for all

@@ -102,14 +102,15 @@ func TestALostDeviceLeavesEmptyBatches(t *testing.T) {
 	if got := pollNow(t, r.CQ()); len(got) != 4 {
 		t.Errorf("reported: %+v", got)
 	}
-	p := &r.CQ().batches
-	if p.free != 2 {
-		t.Errorf("%d batches came back, want 2", p.free)
-	}
-	for _, b := range p.slots[:p.free] {
+	back := 0
+	for b := r.CQ().batches.free; b != nil; b = b.next {
+		back++
 		if b.head != 0 || b.tail != 0 {
 			t.Errorf("a batch came back with requests %d to %d", b.head, b.tail)
 		}
+	}
+	if back != 2 {
+		t.Errorf("%d batches came back, want 2", back)
 	}
 }
 
