@@ -1,6 +1,8 @@
 package ibverbx
 
 import (
+	"slices"
+
 	"ibverbx/internal/dqplb"
 	"ibverbx/internal/failover"
 	"ibverbx/internal/wrid"
@@ -10,17 +12,15 @@ import (
 // dispatch stages the data of waiting requests on the rails, in posting order, as far as the rails
 // have room, and then the final messages that have come due. post hands over what is staged.
 func (s *sender) dispatch() {
-	done := false // a request without data, such as a SEND, is done with it at once
 	for s.next != s.win.Tail {
 		r := s.win.At(s.next)
 		if !s.dispatchData(s.next, r) {
 			break
 		}
-		done = done || r.left == 0
 		s.next++
-	}
-	if done {
-		s.advanceDataDone()
+		if r.left == 0 { // a request without data, such as a SEND, is done with it at once
+			s.advanceDataDone()
+		}
 	}
 	if s.finals != 0 && s.finalsPosted < s.dataDone {
 		s.dispatchFinals()
@@ -66,8 +66,8 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 	if op != r.opcode && r.length == 0 {
 		return true // the notification is all there is
 	}
-	for r.moreData() {
-		if r.fragments&(fragmentSpan-1) == 0 && s.logs && r.left != 0 {
+	for {
+		if s.logs && r.fragments&(fragmentSpan-1) == 0 && r.left != 0 {
 			return false // their ids could not be told apart: see sendReq.index
 		}
 		var rl *rail // as pick says, without the call (16 fragments: 3 %)
@@ -81,10 +81,10 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 		}
 		s.stageFragment(rl, r, op, wrid.New(wrid.Data, rl.idBits, r.fragments&wrid.AuxMask, n),
 			uint64(s.rails.maxFragment))
-		// a read leaves nothing there that a marker would have to prove
-		rl.dirty = rl.dirty || op == verbs.OpRDMAWrite
+		if r.offset == r.length {
+			return true
+		}
 	}
-	return true
 }
 
 // fragmentSpan is how far apart the fragments of a request that are outstanding may be, where
@@ -111,7 +111,6 @@ func (s *sender) dispatchEvery(n uint64, r *sendReq) bool {
 			return false
 		}
 		s.stageFragment(rl, r, r.opcode, wrid.New(wrid.Data, rl.idBits, r.fragments, n), s.fragmentLimit(r))
-		rl.dirty = rl.dirty || r.opcode == verbs.OpRDMAWrite
 	}
 	return true
 }
@@ -156,7 +155,6 @@ func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 	}
 	wr := s.stageFragment(rl, r, r.opcode, wrid.New(wrid.Data, rl.idBits, 0, n), 8)
 	wr.CompareAdd, wr.Swap = r.ext.compareAdd, r.ext.swap
-	rl.dirty = true
 	return true
 }
 
@@ -165,6 +163,9 @@ func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit uint64) *verbs.SendWR {
 	s.rails.takeData(rl)
 	r.left++
+	if op != verbs.OpRDMARead { // which leaves nothing there that a marker would have to prove
+		rl.dirty = true
+	}
 	if rl.batch == nil {
 		s.lendBatch(rl)
 	}
@@ -270,7 +271,7 @@ func (s *sender) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
 	if r.solicited {
 		wr.Flags |= verbs.SendSolicited
 	}
-	wr.Imm = r.imm
+	wr.Imm = s.imms.turn(r.imm)
 	rl.stats.messages++
 	if s.logs {
 		rl.log.PushMessage(id)
@@ -308,8 +309,7 @@ func (s *sender) lendBatch(rl *rail) {
 // refusal for any other reason, which ends the first request of that rail's batch.
 func (s *sender) post() (refused *rail, err error) {
 	s.blocked = false
-	left := 0
-	for i, rl := range s.staged {
+	for _, rl := range s.staged {
 		b := rl.batch
 		if b.tail != 0 {
 			n, err := rl.qp.PostSend(b.wrs[b.head:b.tail])
@@ -317,23 +317,27 @@ func (s *sender) post() (refused *rail, err error) {
 			if err != nil {
 				rl.stats.refused++
 				if !verbs.IsTransient(err) {
-					left += copy(s.staged[left:], s.staged[i:])
-					s.staged = s.staged[:left]
+					s.unlistPosted()
 					return rl, err
 				}
 				s.blocked = true
+				continue
 			}
-		}
-		if b.tail != 0 {
-			s.staged[left] = rl
-			left++
-			continue
 		}
 		s.batches.giveBack(b)
 		rl.batch = nil
 	}
-	s.staged = s.staged[:left]
+	if s.blocked {
+		s.unlistPosted()
+	} else {
+		s.staged = s.staged[:0]
+	}
 	return nil, nil
+}
+
+// unlistPosted removes the rails from staged that have given their batches back.
+func (s *sender) unlistPosted() {
+	s.staged = slices.DeleteFunc(s.staged, func(rl *rail) bool { return rl.batch == nil })
 }
 
 // dispatchNumbered hands out the fragments of a WRITE_WITH_IMM in DQPLB. Each is itself a
@@ -427,7 +431,7 @@ func (s *sender) stageRawImm(n uint64, r *sendReq) bool {
 	}
 	wr := s.stage(rl, r, verbs.OpRDMAWriteWithImm, wrid.New(wrid.Imm, rl.idBits, 0, n))
 	wr.RemoteAddr = r.remoteAddr
-	wr.Imm = r.imm
+	wr.Imm = s.imms.turn(r.imm)
 	rl.batch.setSGL(wr, 0)
 	r.immDue = false
 	return true

@@ -178,7 +178,7 @@ func (s *sender) stageAgain(rl *rail, e *failover.Entry) {
 		}
 		rl.dirty = false
 	case wrid.Imm:
-		wr.Opcode, wr.Imm = verbs.OpRDMAWriteWithImm, r.imm
+		wr.Opcode, wr.Imm = verbs.OpRDMAWriteWithImm, s.imms.turn(r.imm)
 		wr.RemoteAddr = r.remoteAddr
 		rl.batch.setSGL(wr, 0)
 	default:

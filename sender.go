@@ -105,7 +105,7 @@ func (s *sender) enqueue(wr *SendWR, length uint64) {
 	r.left = 0
 	r.fragments = 0
 	r.vendorErr = 0
-	r.imm = s.imms.turn(wr.Imm)
+	r.imm = wr.Imm
 	r.opcode = wr.Opcode
 	r.status = verbs.StatusSuccess
 	r.dispatched = false
@@ -330,7 +330,10 @@ func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r := s.win.At(n)
-	if r.left == 0 || rl.role != failover.Data || !rl.onNIC() || s.logs && !rl.log.Complete(wc.ID) {
+	if r.left == 0 || rl.role != failover.Data || !rl.onNIC() {
+		return 0
+	}
+	if s.logs && !rl.log.Complete(wc.ID) {
 		return 0
 	}
 	r.left--
@@ -341,7 +344,8 @@ func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 	if wrid.Kind(wc.ID) == wrid.Numbered {
 		s.numbers.Ack(wrid.Aux(wc.ID))
 	}
-	if n == s.dataDone && r.left == 0 && r.dispatched {
+	if n == s.dataDone && r.dataComplete() {
+		s.dataDone++
 		s.advanceDataDone()
 	}
 	return n
@@ -354,8 +358,10 @@ func (s *sender) finalCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r := s.win.At(n)
-	if r.final != finalPosted || rl != s.carrier(r) || !rl.onNIC() ||
-		s.logs && !rl.log.Complete(wc.ID) {
+	if r.final != finalPosted || rl != s.carrier(r) || !rl.onNIC() {
+		return 0
+	}
+	if s.logs && !rl.log.Complete(wc.ID) {
 		return 0
 	}
 	r.final = finalDone
@@ -371,13 +377,16 @@ func (s *sender) messageCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r := s.win.At(n)
-	if r.plan != planMessage || r.left == 0 || rl != s.rails.sendRail || !rl.onNIC() ||
-		s.logs && !rl.log.Complete(wc.ID) {
+	if r.plan != planMessage || r.left == 0 || rl != s.rails.sendRail || !rl.onNIC() {
+		return 0
+	}
+	if s.logs && !rl.log.Complete(wc.ID) {
 		return 0
 	}
 	r.left = 0
 	s.rails.give(rl, s.waiting())
 	if wc.Status == verbs.StatusSuccess && n == s.dataDone {
+		s.dataDone++
 		s.advanceDataDone()
 	}
 	return n
