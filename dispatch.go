@@ -18,12 +18,9 @@ func (s *sender) dispatch() {
 			break
 		}
 		s.next++
-		if r.left == 0 { // a request without data, such as a SEND, is done with it at once
-			s.advanceDataDone()
-		}
 	}
-	if s.finals != 0 && s.finalsPosted < s.dataDone {
-		s.dispatchFinals()
+	if s.finals != 0 { // those without data, such as SENDs, are done with it at once
+		s.dispatchDue()
 	}
 }
 
