@@ -80,5 +80,7 @@
 //
 // Rank 0's port is open to anyone who reaches it, unless Config.TLS restricts it: see package
 // rendezvous, which carries the conversations. Strangers, noise, silence and floods cost bounded
-// memory and keep no process out. Anyone who knows the job's name can join.
+// memory and keep no process out: of too many connections the ones that have longest not said which
+// process they are make room, after a second, and Join tries again where there is none. Anyone who
+// knows the job's name can join.
 package job

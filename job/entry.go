@@ -97,14 +97,14 @@ func (e *entry) missed(err error) error {
 }
 
 // passing reports whether an error of looking for rank 0 may go away by itself: rank 0 is not there
-// yet, or, by an entry of an earlier run, somebody else is.
+// yet, or has no room, or, by an entry of an earlier run, somebody else is.
 func passing(err error, stored bool, since time.Duration) bool {
 	var unreachable net.Error
 	var failed *storeError
 	switch {
 	case errors.As(err, &failed):
 		return false
-	case errors.As(err, &unreachable), errors.Is(err, rendezvous.ErrGone):
+	case errors.As(err, &unreachable), errors.Is(err, rendezvous.ErrGone), errors.Is(err, rendezvous.ErrBusy):
 		return true
 	case errors.Is(err, rendezvous.ErrTLS):
 		return stored && since < patienceOfLogs // rather a certificate that does not fit

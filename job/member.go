@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"ibverbx/internal/peertext"
@@ -20,10 +17,12 @@ type member struct {
 	cfg    Config
 	conn   *rendezvous.Conn
 	list   chan []Process // rank 0 says that all have come
+	met    chan struct{}  // closed when rank 0 has said who it is: this process has joined
 	failed chan struct{}  // closed when the job has failed; why says why
 	why    error
 	gone   chan struct{} // closed when rank 0 has gone: because the job has failed, or it has left
 	ending sync.Once
+	meet   sync.Once
 
 	mu      sync.Mutex
 	first   Process // rank 0, as far as it is known
@@ -44,98 +43,11 @@ type gathering struct {
 	done chan struct{}
 }
 
-// self is this process.
-func self(rank int) Process {
-	host, _ := os.Hostname() // the address is known as well
-	return Process{Rank: rank, Host: host, PID: os.Getpid()}
-}
-
-// dial connects to rank 0, which may not be there yet: nobody listens, its name does not resolve,
-// or the store has the entry of an earlier run.
-func dial(ctx context.Context, p *Place, cfg *Config) (*member, error) {
-	began, told, stored := time.Now(), false, cfg.Store != nil
-	var last error
-	for {
-		conn, err := reach(ctx, p, cfg)
-		switch {
-		case err == nil:
-			return talk(ctx, p, cfg, conn)
-		case !stored && errors.Is(err, rendezvous.ErrVersion):
-			return nil, fmt.Errorf("%w: another job or another program has rank 0's port: %w", ErrMismatch,
-				err)
-		case ctx.Err() != nil:
-			if last == nil && stored {
-				last = err
-			}
-			return nil, missing(ctx, last)
-		case !passing(err, stored, time.Since(began)):
-			return nil, err
-		}
-		last = err
-		if !told && time.Since(began) > patienceOfLogs {
-			cfg.Logger.Info("ibverbx: job: waiting for rank 0", "address", p.Address, "because", err)
-			told = true
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause(time.Since(began))):
-		}
-	}
-}
-
-// missing says that rank 0 is not there when ctx ends, and what the last attempt came to, if any.
-func missing(ctx context.Context, last error) error {
-	switch cause := context.Cause(ctx); {
-	case last == nil:
-		return cause
-	case errors.Is(last, cause):
-		return last
-	default:
-		return fmt.Errorf("%w: rank 0 is not there: %w", cause, last)
-	}
-}
-
-// reach connects to rank 0, where the store has it now if there is one.
-func reach(ctx context.Context, p *Place, cfg *Config) (*rendezvous.Conn, error) {
-	if cfg.Store == nil {
-		conn, err := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
-		return conn, withoutAdvice(err)
-	}
-	e, err := findEntry(ctx, p, cfg.Store)
-	if err != nil {
-		return nil, err
-	}
-	p.Address, p.incarnation = e.Address, e.Incarnation
-	conn, err := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
-	if err != nil {
-		return nil, e.missed(withoutAdvice(err))
-	}
-	return conn, nil
-}
-
-// withoutAdvice is an error of rendezvous.Dial without what to do where nobody listens: Join does
-// it.
-func withoutAdvice(err error) error {
-	var refused *net.OpError
-	if errors.Is(err, syscall.ECONNREFUSED) && errors.As(err, &refused) {
-		return fmt.Errorf("%w: nobody listens there", refused)
-	}
-	return err
-}
-
-// patienceOfLogs is the time after which Join logs whom it waits for.
-const patienceOfLogs = 10 * time.Second
-
-// pause returns the time until the next attempt to find rank 0.
-func pause(since time.Duration) time.Duration {
-	return min(max(since/8, 20*time.Millisecond), time.Second)
-}
-
 // talk begins to talk to rank 0.
 func talk(ctx context.Context, p *Place, cfg *Config, conn *rendezvous.Conn) (*member, error) {
 	m := &member{place: p, cfg: *cfg, conn: conn, first: Process{Host: p.Address},
-		list: make(chan []Process, 1), failed: make(chan struct{}), gone: make(chan struct{}),
-		asked: map[uint64]chan answer{}, putting: make(chan struct{}, 1)}
+		list: make(chan []Process, 1), met: make(chan struct{}), failed: make(chan struct{}),
+		gone: make(chan struct{}), asked: map[uint64]chan answer{}, putting: make(chan struct{}, 1)}
 	if err := conn.Send(ctx, kindJoin, hello{self(p.Rank), p.Size}); err != nil {
 		_ = conn.Close()
 		return nil, &RankError{m.rank0(), ended(err)}
@@ -151,6 +63,11 @@ func (m *member) ready(ctx context.Context) ([]Process, error) {
 	case all := <-m.list:
 		return all, nil
 	case <-m.gone:
+		select {
+		case all := <-m.list: // it came before
+			return all, nil
+		default:
+		}
 		return nil, m.reason()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
@@ -243,6 +160,7 @@ func (m *member) handle(msg rendezvous.Message) error {
 		m.mu.Lock()
 		m.first = first
 		m.mu.Unlock()
+		m.meet.Do(func() { close(m.met) })
 		m.cfg.Logger.Debug("ibverbx: job: rank 0 knows this process", "rank", m.place.Rank, "rank 0",
 			first.String())
 	case kindReady:

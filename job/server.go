@@ -54,9 +54,6 @@ type call struct {
 	got  int
 }
 
-// maxGreeted bounds the conversations that have not said which rank they are.
-const maxGreeted = 256
-
 // serve begins to serve a job.
 func serve(ctx context.Context, p *Place, cfg *Config) (*server, error) {
 	s := &server{place: p, cfg: *cfg, guests: make([]*guest, p.Size), values: newValues(cfg.MaxStore),
@@ -118,7 +115,7 @@ func (s *server) first(ctx context.Context) (*member, error) {
 	cfg := conversation(s.place, &s.cfg)
 	s.all.Go(func() {
 		if c, err := rendezvous.Start(s.ctx, there, cfg); err == nil {
-			s.greet(c, true)
+			s.greet(c, nil)
 		}
 	})
 	c, err := rendezvous.Start(ctx, here, cfg)
@@ -126,48 +123,6 @@ func (s *server) first(ctx context.Context) (*member, error) {
 		return nil, err
 	}
 	return talk(ctx, s.place, &s.cfg, c)
-}
-
-// accept greets everyone who connects. A stranger does not get past the greeting.
-func (s *server) accept() {
-	places := make(chan struct{}, maxGreeted)
-	for {
-		c, err := s.l.Accept(s.ctx)
-		if err != nil {
-			if s.ctx.Err() == nil && !errors.Is(err, rendezvous.ErrClosed) {
-				s.fail(fmt.Errorf("rank 0 cannot listen: %w", err))
-			}
-			return
-		}
-		select {
-		case places <- struct{}{}:
-		case <-s.ctx.Done():
-			_ = c.Close()
-			return
-		}
-		s.all.Go(func() {
-			s.greet(c, false)
-			<-places
-		})
-	}
-}
-
-// greet learns which process a conversation is with; own is the one with this process.
-func (s *server) greet(c *rendezvous.Conn, own bool) {
-	h := hello{Process: Process{Rank: -1}}
-	err := c.Receive(s.ctx, kindJoin, &h)
-	if err == nil {
-		h.Host = peertext.Line(h.Host, maxHost)
-		if h.Host == "" {
-			h.Host = c.RemoteAddr().String()
-		}
-		err = s.admit(&h, c, own)
-	}
-	if err != nil {
-		_ = c.Send(s.ctx, kindEnd, verdictOf(err)) // Fail alone has words and no rank
-		c.Fail(err)
-	}
-	s.arrived(h.Rank)
 }
 
 // arrived notes that a process has joined, or knows why it cannot.

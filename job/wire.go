@@ -110,6 +110,8 @@ func conversation(p *Place, cfg *Config) rendezvous.Config {
 func ended(err error) error {
 	var peer *rendezvous.PeerError
 	switch {
+	case errors.Is(err, rendezvous.ErrBusy):
+		return err
 	case errors.As(err, &peer):
 		return &said{peertext.Clean(peer.Text), ErrFailed}
 	case errors.Is(err, rendezvous.ErrGone):

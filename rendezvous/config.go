@@ -35,7 +35,8 @@ type Config struct {
 	// means 512, and 65,536 is the most.
 	MaxGreetings int
 	// MaxWaiting bounds the conversations that wait for Accept; 0 means 512, and 65,536 is the
-	// most. Further ones are told and ended. One whose peer goes without a message is dropped.
+	// most. Further ones are told ErrBusy and ended. One whose peer goes without a message is
+	// dropped.
 	MaxWaiting int
 	// Refused, if set, is called from any goroutine for each connection to a listener that did not
 	// become a conversation: for logs. It must not wait.

@@ -33,6 +33,7 @@ const errorKind = "error"
 
 type errorBody struct {
 	Text string `json:"text"`
+	Busy bool   `json:"busy,omitempty"` // the reason is ErrBusy
 }
 
 // errNoContext refuses a call.
@@ -81,7 +82,7 @@ func (c *Conn) listen() {
 		if err == nil && m.Kind == errorKind {
 			var body errorBody
 			if err = m.Decode(&body); err == nil {
-				err = &PeerError{peertext.Clean(body.Text)}
+				err = &PeerError{peertext.Clean(body.Text), body.Busy}
 			}
 		}
 		if err != nil {
@@ -365,7 +366,7 @@ func (c *Conn) lastWords(why error) {
 	end := time.Now().Add(patience)
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	f, err := encode(errorKind, errorBody{peertext.Clean(why.Error())})
+	f, err := encode(errorKind, errorBody{peertext.Clean(why.Error()), errors.Is(why, ErrBusy)})
 	if err != nil || c.write(context.Background(), f.bytes, patience) != nil {
 		return
 	}

@@ -64,7 +64,8 @@
 //	n bytes   JSON: {"kind":"card","body":{...}}
 //
 // The program defines the kinds; only "error" is reserved: its body {"text":"..."} says why an end
-// gives up, and nothing follows it. A length of 0 is the goodbye of an end that closes the
-// conversation; nothing follows it either. Connect sends "card", {"type":"ibverbx.BusinessCard",
-// "card":{...}}, and then "connected"; Exchange sends "value", and Barrier "barrier".
+// gives up, with "busy":true if it is for ErrBusy, and nothing follows it. A length of 0 is the
+// goodbye of an end that closes the conversation; nothing follows it either. Connect sends "card",
+// {"type":"ibverbx.BusinessCard", "card":{...}}, and then "connected"; Exchange sends "value", and
+// Barrier "barrier".
 package rendezvous

@@ -24,16 +24,25 @@ var (
 	// ErrTLS: there is no TLS connection: one end has no TLS, or refuses the other's certificate.
 	// errors.As finds the errors of crypto/tls and crypto/x509.
 	ErrTLS = errors.New("no TLS connection")
+	// ErrBusy: the listening end has no room for this conversation, but may have soon. It is among
+	// the reasons of a [PeerError].
+	ErrBusy = errors.New("busy, try again later")
 	// ErrClosed: this end has closed the conversation, or the listener.
 	ErrClosed = errors.New("conversation closed")
 )
 
 // PeerError is the reason that the peer gave for ending the conversation. Its text is safe to
-// print.
-type PeerError struct{ Text string }
+// print. It is ErrBusy if the peer's own error is.
+type PeerError struct {
+	Text string
+	busy bool
+}
 
 // Error names the peer as the source of the text.
 func (e *PeerError) Error() string { return "peer: " + e.Text }
+
+// Is reports whether the peer has given an error of this package as its reason.
+func (e *PeerError) Is(target error) bool { return e.busy && target == ErrBusy }
 
 // OpError is the error of a call that is a step: Listen, Accept, Dial, Connect, Exchange, Barrier.
 type OpError struct {

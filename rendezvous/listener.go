@@ -271,8 +271,7 @@ func (l *Listener) hand(a *arrival, c *Conn) error {
 	if err != nil || done {
 		return err
 	}
-	err = fmt.Errorf("%d conversations wait for the listening end already: try again later",
-		l.cfg.MaxWaiting)
+	err = fmt.Errorf("%w: %d conversations wait for the listening end already", ErrBusy, l.cfg.MaxWaiting)
 	c.run()
 	c.Fail(err)
 	return err

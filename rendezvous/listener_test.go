@@ -346,7 +346,8 @@ func TestTooManyWait(t *testing.T) {
 	}
 	var said *rendezvous.PeerError
 	if err := <-refused; !errors.As(err, &said) ||
-		said.Text != "2 conversations wait for the listening end already: try again later" {
+		!errors.Is(said, rendezvous.ErrBusy) ||
+		said.Text != "busy, try again later: 2 conversations wait for the listening end already" {
 		t.Errorf("error %v", err)
 	}
 	if err := l.Close(); err != nil {

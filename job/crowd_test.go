@@ -1,0 +1,79 @@
+package job_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"ibverbx/job"
+	"ibverbx/rendezvous"
+)
+
+// Conversations that know the name of the job, and never say which process they are, keep none out,
+// however many there are: they make room after a second, and Join tries again if there is none.
+func TestCrowd(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, 2)
+	cfg.Patience = time.Hour // for which each of them would stay
+	cfgs := ranks(cfg)
+	var crowd sync.WaitGroup
+	defer crowd.Wait()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	arrived := make(chan struct{}, 900)
+	for range cap(arrived) {
+		crowd.Go(func() {
+			c, err := rendezvous.Dial(ctx, cfg.Address, rendezvous.Config{Protocol: protocol(&cfg),
+				Timeout: time.Minute, Retry: time.Minute})
+			arrived <- struct{}{}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = c.Next(ctx) // that it makes room, or that the job has ended
+			_ = c.Close()
+		})
+	}
+	allRight(t, each(t, cfgs[:1], func(ctx context.Context, j *job.Job) error { return j.Barrier(ctx) },
+		func() error {
+			for range cap(arrived) {
+				<-arrived
+			}
+			j, err := job.Join(t.Context(), cfgs[1])
+			if err != nil {
+				return err
+			}
+			return errors.Join(j.Barrier(t.Context()), j.Close())
+		}))
+}
+
+// Join tries again as long as rank 0 says that it has no room.
+func TestBusy(t *testing.T) {
+	cfg := config(t, 2)
+	cfg.Rank = 1
+	l, err := rendezvous.Listen(t.Context(), cfg.Address, rendezvous.Config{Protocol: protocol(&cfg)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	joined := make(chan error, 1)
+	go func() {
+		_, err := job.Join(t.Context(), cfg)
+		joined <- err
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, why := range []error{rendezvous.ErrBusy, rendezvous.ErrBusy, errors.New("enough")} {
+		c, err := l.Accept(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Fail(why)
+	}
+	if err := <-joined; blame(err, 0, job.ErrFailed) != nil || !strings.Contains(err.Error(), "enough") {
+		t.Errorf("joined: %v", err)
+	}
+}

@@ -1,0 +1,102 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"ibverbx/internal/peertext"
+	"ibverbx/rendezvous"
+)
+
+// maxGreeted bounds the conversations that have not said which rank they are. If all places are
+// taken, the one longest without a word gives its place to the next after grace.
+const (
+	maxGreeted = 256
+	grace      = time.Second
+)
+
+// errSilent ends a conversation that has given its place away.
+var errSilent = fmt.Errorf("%w: it has not said which rank it is, and others wait", rendezvous.ErrBusy)
+
+// accept greets everyone who connects. A stranger does not get past the greeting.
+func (s *server) accept() {
+	places := make(chan struct{}, maxGreeted)
+	crowd := make(chan struct{}) // one who waits for a place takes that of one who receives here
+	for {
+		c, err := s.l.Accept(s.ctx)
+		if err != nil {
+			if s.ctx.Err() == nil && !errors.Is(err, rendezvous.ErrClosed) {
+				s.fail(fmt.Errorf("rank 0 cannot listen: %w", err))
+			}
+			return
+		}
+		select {
+		case places <- struct{}{}:
+		default:
+			select {
+			case places <- struct{}{}:
+			case crowd <- struct{}{}:
+			case <-s.ctx.Done():
+				_ = c.Close()
+				return
+			}
+		}
+		s.all.Go(func() {
+			if !s.greet(c, crowd) {
+				<-places
+			}
+		})
+	}
+}
+
+// greet learns which process a conversation is with. With crowd nil it is this one. It reports
+// whether it has given the place of the conversation away.
+func (s *server) greet(c *rendezvous.Conn, crowd <-chan struct{}) (gave bool) {
+	h := hello{Process: Process{Rank: -1}}
+	gave, err := s.hear(c, crowd, &h)
+	if err == nil {
+		h.Host = peertext.Line(h.Host, maxHost)
+		if h.Host == "" {
+			h.Host = c.RemoteAddr().String()
+		}
+		err = s.admit(&h, c, crowd == nil)
+	}
+	switch {
+	case errors.Is(err, rendezvous.ErrBusy):
+		s.turnAway(c.RemoteAddr(), err)
+		c.Fail(err)
+	case err != nil:
+		_ = c.Send(s.ctx, kindEnd, verdictOf(err)) // Fail alone has words and no rank
+		c.Fail(err)
+	}
+	s.arrived(h.Rank)
+	return gave
+}
+
+// hear waits for what a process says first. After grace it gives its place to one of crowd: those
+// who have waited longest come first, because a channel serves them in that order.
+func (s *server) hear(c *rendezvous.Conn, crowd <-chan struct{}, h *hello) (gave bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(s.ctx, grace, errSilent)
+	err = c.Receive(ctx, kindJoin, h)
+	cancel()
+	if !errors.Is(err, errSilent) {
+		return false, err
+	}
+	ctx, end := context.WithCancelCause(s.ctx)
+	decided := make(chan struct{})
+	go func() {
+		defer close(decided)
+		select {
+		case <-crowd:
+			gave = true
+			end(errSilent)
+		case <-ctx.Done():
+		}
+	}()
+	err = c.Receive(ctx, kindJoin, h)
+	end(nil)
+	<-decided
+	return gave, err
+}
