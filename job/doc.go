@@ -30,8 +30,8 @@
 //
 // IBVERBX_ADDRESS=HOST:PORT beside any of them says where rank 0 listens. You must set it where the
 // last column gives no address: mpiexec over several hosts. IBVERBX_JOB names the job. The fields
-// of [Config] override everything. Under mpiexec, which names no job, a second job of the same user
-// on a host needs an IBVERBX_ADDRESS of its own.
+// of [Config] override everything. Under an mpiexec that names no job (no PMI_JOBID), a
+// second job of the same user on a host needs an IBVERBX_ADDRESS of its own.
 //
 // # PMIx
 //

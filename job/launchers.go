@@ -34,8 +34,8 @@ func launchers() []launcher {
 			pmix: true,
 		},
 		{
-			name: "PMI", rank: "PMI_RANK", size: "PMI_SIZE", more: []string{"MPI_LOCALNRANKS"}, where: pmi,
-			pmix: true,
+			name: "PMI", rank: "PMI_RANK", size: "PMI_SIZE", more: []string{"MPI_LOCALNRANKS", "PMI_JOBID"},
+			where: pmi, pmix: true,
 		},
 		{
 			name: "torchrun", rank: "RANK", size: "WORLD_SIZE",
@@ -66,9 +66,10 @@ func openMPI(env environment, size int) (address, job string) {
 // pmi reads the variables of Hydra, which is MPICH's and Intel MPI's. PMI_RANK and PMI_SIZE are
 // those of the PMI-1 wire protocol (P. Balaji et al., PMI: A Scalable Parallel Process-Management
 // Interface for Extreme-Scale Systems); MPI_LOCALNRANKS is how many processes are on this host.
-// Slurm's srun --mpi=pmi2 sets only the first two.
+// Slurm's srun --mpi=pmi2 sets only the first two. Launchers other than Hydra name the job in
+// PMI_JOBID.
 func pmi(env environment, size int) (address, job string) {
-	return byLocalSize(env, size, "MPI_LOCALNRANKS", "")
+	return byLocalSize(env, size, "MPI_LOCALNRANKS", env.value("PMI_JOBID"))
 }
 
 // torchrun reads what https://docs.pytorch.org/docs/stable/elastic/run.html lists under

@@ -13,7 +13,7 @@ import (
 // variables are all that Find reads.
 var variables = []string{job.EnvRank, job.EnvSize, job.EnvAddress, job.EnvJob, "OMPI_COMM_WORLD_RANK",
 	"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK",
-	"PMI_SIZE",
+	"PMI_SIZE", "PMI_JOBID",
 	"MPI_LOCALNRANKS", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
 	"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "JOB_COMPLETION_INDEX", "SLURM_PROCID",
 	"SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
@@ -57,6 +57,8 @@ func TestFind(t *testing.T) {
 			job.Config{}, job.Place{Rank: 1, Size: 4, Address: "a:1", Job: "prterun-h-17@1"}},
 		"PMI": {"PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=1", job.Config{Address: "[fe80::1]:7"},
 			job.Place{Size: 2, Address: "[fe80::1]:7"}},
+		"PMI with a name": {"PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2 PMI_JOBID=prterun-h-17@1", job.Config{},
+			job.Place{Size: 2, Address: "127.0.0.1:64728", Job: "prterun-h-17@1"}},
 		"PMI alone": {"PMI_RANK=0 PMI_SIZE=1", job.Config{}, job.Place{Size: 1}},
 		"torch variables": {"RANK=3 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=29500", job.Config{},
 			job.Place{Rank: 3, Size: 4, Address: "h:29500"}},
