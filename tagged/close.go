@@ -39,6 +39,9 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	var err error
 	if !failedBefore {
 		err = w.tw.WaitFor(ctx, closeInterval, e.idle)
+		if ended := ctx.Err(); ended != nil && errors.Is(err, ended) {
+			err = e.refuse("close", errwrap.ContextErr(ctx), "messages to it, or of it, are not complete")
+		}
 	}
 	w.mu.Lock()
 	if e.stage == stageEnded { // aborted meanwhile

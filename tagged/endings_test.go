@@ -43,6 +43,36 @@ func TestNoRequest(t *testing.T) {
 	d.Free()
 }
 
+// TestLatePeersAreNamed: a wait that its context ends says which peer has not done its part.
+func TestLatePeersAreNamed(t *testing.T) {
+	_, a, _ := pair(t, 1, tagged.Config{})
+	send, err := a.Send(1, make([]byte, 100000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sync, err := a.SendSync(1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recv, err := a.Recv(1, tagged.Exact, make([]byte, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := timeout(t, 1)
+	_, received := a.RecvWait(ctx, 2, tagged.Exact, nil)
+	for err, does := range map[error]string{
+		send.Wait(ctx): "has not taken the message",
+		sync.Wait(ctx): "has not taken the message",
+		recv.Wait(ctx): "has sent no such message",
+		received:       "has sent no such message",
+	} {
+		want := "context deadline exceeded: " + a.Name() + " " + does
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
 // TestConnectRefusals: an endpoint connects once, and not any more once it is closed; a Connect
 // that was refused can be tried again.
 func TestConnectRefusals(t *testing.T) {

@@ -47,7 +47,7 @@ func noPeer(err error) error {
 // buffers until it is done. Keep Req, and wait for it again.
 type InterruptedError struct {
 	Req *Request
-	Err error // the context's
+	Err error // the context's, with the peer that has not done its part
 }
 
 // Error reads "tagged: context deadline exceeded: the request goes on, and keeps its buffers until

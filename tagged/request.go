@@ -2,7 +2,10 @@ package tagged
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
+	"ibverbx/internal/errwrap"
 	"ibverbx/internal/guard"
 	"ibverbx/internal/list"
 	"ibverbx/transport"
@@ -164,7 +167,28 @@ func (r *Request) Wait(ctx context.Context) error {
 	if r.comp.Fired() {
 		return r.comp.Err()
 	}
-	return &InterruptedError{Req: r, Err: err}
+	return &InterruptedError{Req: r, Err: r.late(ctx, err)}
+}
+
+// late adds to the error of a wait that ctx has ended which peer it waits for. If that may be any,
+// err names those that have not answered.
+func (r *Request) late(ctx context.Context, err error) error {
+	if ended := ctx.Err(); ended == nil || !errors.Is(err, ended) {
+		return err
+	}
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	switch why := errwrap.ContextErr(ctx); {
+	case r.stage == requestDone:
+		return err
+	case r.ep != nil:
+		return fmt.Errorf("%w: %s has not taken the message", why, r.ep.name)
+	case r.stage == requestActive:
+		return fmt.Errorf("%w: %s has not sent all of the message", why, r.info.Source.name)
+	case r.from != nil:
+		return fmt.Errorf("%w: %s has sent no such message", why, r.from.name)
+	}
+	return err
 }
 
 // waitAndFree is Wait for the calls that block, which alone know the request. If ctx ends it
@@ -176,6 +200,7 @@ func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
 	}
 	canceled := false
 	if !r.comp.Fired() {
+		err = r.late(ctx, err)
 		if canceled = r.Cancel(); !canceled && !r.comp.Fired() {
 			return Info{}, &InterruptedError{Req: r, Err: err}
 		}
