@@ -110,8 +110,8 @@ type Config struct {
 	// are several queue pairs; Stats.Failover is then true. See the package comment.
 	Failover bool
 	// FailoverTimeout is how long the peer may take to report what has arrived on a queue pair that
-	// has failed; after that the connection fails. The peer must poll in that time. 0 means 10
-	// seconds.
+	// has failed; after that the connection fails. The peer must poll in that time. A time in which
+	// this end does not poll hardly counts. 0 means 10 seconds.
 	FailoverTimeout time.Duration
 	// PortTimeout is how long the NIC may report the port of this end as down
 	// ([verbs.EventPortErr]) before its queue pairs are taken out of service, if Failover is in

@@ -19,7 +19,7 @@ type Protocol struct {
 	rails                []*Rail
 	config               Config
 	unflushed, unsettled int
-	since                time.Time // when the last rail was lost
+	patience             patience
 	asked                time.Time // when the leader last asked for a rail
 	idleSuspected        bool      // see SuspectIdle
 
@@ -40,8 +40,8 @@ type Config struct {
 	Leader bool
 	// Failback is how long a rail waits at first until it is brought back; negative: for ever.
 	Failback time.Duration
-	// Timeout is how long the peer may take, from the last loss on, to report what has arrived, and
-	// to confirm the rail that serves.
+	// Timeout is how long the peer may take to report what has arrived on a lost rail, and then to
+	// confirm the rail that serves.
 	Timeout time.Duration
 	// Serving is, by role, the index of the rail that carries its messages at first; -1 for none.
 	Serving [Roles]int
@@ -208,7 +208,7 @@ func (p *Protocol) Lose(r *Rail, now time.Time, cause error, entries []Entry, me
 	if now.Sub(r.liveSince) >= p.config.Failback<<maxPauses {
 		r.pauses = 0 // it does not flap
 	}
-	p.since = now
+	p.patience = patience{looked: now}
 	p.SuspectIdle()
 	p.unflushed++
 	p.unsettled++
@@ -235,6 +235,7 @@ func (p *Protocol) Returned(r *Rail, id uint64, status verbs.Status) (known, ove
 func (p *Protocol) Flushed(r *Rail, ending bool) []Action {
 	r.stage = StageFlushed
 	p.unflushed--
+	p.patience.renew()
 	if ending {
 		return nil
 	}
@@ -306,6 +307,7 @@ func (p *Protocol) Settle(r *Rail, imm *Entry) (arrived, unknown []Entry, err er
 func (p *Protocol) settled(r *Rail) {
 	r.stage = StageSettled
 	p.unsettled--
+	p.patience.renew()
 }
 
 // Drop gives up what flushed and settled rails had outstanding, and returns it: the connection has
@@ -335,19 +337,58 @@ func (p *Protocol) Drop() (dropped []Entry) {
 	return kept
 }
 
+// patience is how long this end has waited for the next step towards an agreement. A time in which
+// it did not look itself counts little: a program that was stopped must not blame its peer.
+type patience struct {
+	waited time.Duration
+	looked time.Time // when it was last counted
+}
+
+// patientLooks is how often an end looks at least before its patience is over.
+const patientLooks = 16
+
+// renew begins anew: there is another step to wait for.
+func (w *patience) renew() { w.waited = 0 }
+
+// over counts the time, and reports whether more than the limit has passed since renew.
+func (w *patience) over(now time.Time, limit time.Duration) bool {
+	w.waited += min(now.Sub(w.looked), limit/patientLooks+1)
+	w.looked = now
+	return w.waited > limit
+}
+
 // Overdue returns why the connection must end, and the rail because of which: the ends still have
-// to agree, and the peer has not answered within Config.Timeout. err is nil while it has time.
+// to agree, and Config.Timeout has passed since their last step, while this end looked. err is nil
+// while there is time.
 func (p *Protocol) Overdue(now time.Time) (rail int, err error) {
-	if !p.Waits() || now.Sub(p.since) <= p.config.Timeout {
+	if !p.Waits() || !p.patience.over(now, p.config.Timeout) {
 		return 0, nil
 	}
 	for i, r := range p.rails {
-		if r.cause != nil {
-			return i, fmt.Errorf("the rail is lost (%w), and within %v the peer has not said what has "+
-				"arrived there: it must poll, and take what was sent to it", r.cause, p.config.Timeout)
+		switch r.stage {
+		case StageDying:
+			return i, p.late(r, "this end's NIC has not given back what it had there: check the NIC and "+
+				"the kernel's log")
+		case StageFlushed:
+			return i, p.late(r, "the peer has not said what has arrived there: it must poll, and take what "+
+				"was sent to it")
+		}
+	}
+	for role, i := range p.serving {
+		switch old := p.unconfirmed[role]; {
+		case old != nil:
+			return old.index, p.late(old, "the peer has not confirmed which one takes over: it must poll, "+
+				"and take what was sent to it")
+		case i >= 0 && p.rails[i].stage != StageLive:
+			return i, p.late(p.rails[i], "the peer has not said which one takes over: it must poll")
 		}
 	}
 	return 0, nil
+}
+
+// late is the error of a connection that ends because of a lost rail.
+func (p *Protocol) late(r *Rail, why string) error {
+	return fmt.Errorf("the rail is lost (%w), and within %v %s", r.cause, p.config.Timeout, why)
 }
 
 // Check returns an error where an invariant does not hold.

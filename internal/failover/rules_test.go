@@ -3,6 +3,7 @@ package failover
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -254,21 +255,67 @@ func TestResetForgetsPlaces(t *testing.T) {
 	}
 }
 
-// The peer has Timeout from the last loss on, and only while the ends have to agree.
+// Each step towards an agreement has Timeout, and who is late is named.
 func TestOverdue(t *testing.T) {
 	p := twoRails()
-	p.Lose(p.rails[0], start, verbs.StatusRetryExcErr, nil, 0)
-	if _, err := p.Overdue(start.Add(10 * time.Second)); err != nil {
-		t.Errorf("after just the timeout: %v", err)
+	p.config.Leader = false
+	now, service := start, p.rails[2]
+	// overdue has an end look every so often, and fail when more than the timeout has passed.
+	overdue := func(name, says string) {
+		t.Helper()
+		for range 10 {
+			now = now.Add(time.Second / 2)
+			for range 2 {
+				if _, err := p.Overdue(now); err != nil {
+					t.Fatalf("%s: after half of the timeout: %v", name, err)
+				}
+			}
+		}
+		saved, half := *p, now
+		for range 10 {
+			now = now.Add(time.Second / 2)
+			if _, err := p.Overdue(now); err != nil {
+				t.Fatalf("%s: after just the timeout: %v", name, err)
+			}
+		}
+		rail, err := p.Overdue(now.Add(1))
+		if says != "" && (rail != 2 || !errors.Is(err, verbs.StatusRetryExcErr) ||
+			!strings.Contains(err.Error(), says)) || says == "" && err != nil {
+			t.Errorf("%s: rail %d, %v: want %q", name, rail, err, says)
+		}
+		*p, now = saved, half // the next step is taken after half of the timeout
 	}
-	rail, err := p.Overdue(start.Add(10*time.Second + 1))
-	if rail != 0 || !errors.Is(err, verbs.StatusRetryExcErr) {
-		t.Errorf("later: rail %d, %v", rail, err)
+	p.Lose(service, now, verbs.StatusRetryExcErr, nil, 0)
+	overdue("dying", "this end's NIC has not given back")
+	p.Flushed(service, false)
+	overdue("flushed", "the peer has not said what has arrived there")
+	if _, err := p.HandleControl(p.rails[1], control{controlDown, 2, 0, 0}.bits(), false); err != nil {
+		t.Fatal(err)
 	}
-	p = twoRails()
-	settle(t, p, p.rails[0])
-	if _, err := p.Overdue(start.Add(time.Hour)); err != nil {
-		t.Errorf("although all is agreed on: %v", err)
+	if _, _, err := p.Settle(service, nil); err != nil {
+		t.Fatal(err)
+	}
+	overdue("settled, at the follower", "the peer has not said which one takes over")
+	p.config.Leader = true
+	p.Choose()
+	overdue("chosen", "the peer has not confirmed which one takes over")
+	if _, err := p.HandleControl(p.rails[1], control{controlServed, 2, 0, 0}.bits(), false); err != nil {
+		t.Fatal(err)
+	}
+	overdue("served", "")
+}
+
+// An end that does not look, because it was stopped, does not blame the peer.
+func TestOwnAbsenceCountsLittle(t *testing.T) {
+	p := twoRails()
+	now, looks := start, 0
+	p.Lose(p.rails[0], now, verbs.StatusRetryExcErr, nil, 0)
+	for err := error(nil); err == nil; looks++ {
+		now = now.Add(time.Hour)
+		_, err = p.Overdue(now)
+	}
+	if looks != patientLooks {
+		t.Errorf("overdue at look %d, want %d", looks, patientLooks)
 	}
 }
 

@@ -29,6 +29,7 @@ func (p *Protocol) Choose() (actions []Action) {
 		p.serving[role] = next
 		p.unconfirmed[role], p.unconfirmedEpoch[role] = old, old.epoch
 		p.broadcast(control{controlServe, old.index, old.epoch, uint16(next)})
+		p.patience.renew()
 		actions = append(actions, Action{Kind: DoServe, Rail: next})
 	}
 	return actions

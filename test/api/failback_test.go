@@ -172,3 +172,23 @@ func notifyBothWays(t *testing.T, l *vqptest.Link) {
 		vqptest.IDs(t, e.Wait(t, 2), verbs.StatusSuccess)
 	}
 }
+
+// A program that does not poll for an hour does not blame its peer for that, however far the ends
+// have come with what is lost: it goes on when it is back.
+func TestOwnAbsenceIsNotThePeers(t *testing.T) {
+	eitherEnd(t, func(t *testing.T, scheme ibverbx.Scheme, of func(*vqptest.Link) *vqptest.End) {
+		for polls := range 8 {
+			l := newTimedLink(t, ibverbx.Config{Scheme: scheme, Failback: -1})
+			at := of(l.Link)
+			sendBothWays(t, l.Link)
+			at.NICs[0].Kill() // data rails, and those that serve
+			for range polls {
+				at.Pump(t)
+				at.Other.Pump(t)
+			}
+			l.now = l.now.Add(time.Hour)
+			sendBothWays(t, l.Link)
+			notifyBothWays(t, l.Link)
+		}
+	})
+}
