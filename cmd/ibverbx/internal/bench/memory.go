@@ -10,8 +10,10 @@ import (
 )
 
 const (
-	// maxSlots bounds the messages of a round, of which each has a slot: more small messages only
-	// make the rounds longer.
+	// maxRound bounds the messages of a round: the immediates of its messages have 16 bits for the
+	// number.
+	maxRound = 1 << 16
+	// maxSlots bounds those that have a slot each: more small ones only make the rounds longer.
 	maxSlots = 16384
 	// tail is room behind the target slots for the counter of atomics,
 	// and for the words of the layers.
@@ -92,12 +94,12 @@ func randomBytes(n int, seed uint64) []byte {
 	return b
 }
 
-// slots is how many messages of a size a round can have: each needs a slot of its own.
+// slots is how many messages of a size have room.
 func (m *memory) slots(size int) int { return min(m.window/size, maxSlots) }
 
 // round is what the messages of a round carry.
 func (m *memory) round(number uint64, size int) layers.Round {
-	return layers.Round{Number: number, Seed: m.seed, Size: size}
+	return layers.Round{Number: number, Seed: m.seed, Size: size, Slots: m.slots(size)}
 }
 
 // source is where in the source the message of a slot starts.

@@ -150,6 +150,29 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
+// TestLongest shows how many messages a round has at most where memory has room for 16: many more
+// on NICs, unless somebody compares them.
+func TestLongest(t *testing.T) {
+	for _, tt := range []struct {
+		change func(*Params)
+		want   int
+	}{
+		{func(p *Params) {}, maxRound},
+		{func(p *Params) { p.Provider = Soft }, 16},
+		{func(p *Params) { p.Verify = true }, 16},
+		{func(p *Params) { p.Mode = Latency }, 16},
+		{func(p *Params) { p.Layer = layers.SHMEM }, 16},
+		{func(p *Params) { p.Op = FetchAdd }, 16},
+	} {
+		p := params(func(p *Params) { p.Provider, p.Verify = "rdmacore", false }, tt.change)
+		c := &cell{runner: &runner{p: p, mem: &memory{window: 64 << 10}}, size: 4096}
+		if got := c.longest(); got != tt.want {
+			t.Errorf("%s %s %s %s, verified: %v: %d messages, want %d", p.Provider, p.Layer, p.Op, p.Mode,
+				p.Verify, got, tt.want)
+		}
+	}
+}
+
 // TestVerifyFinds shows that a wrong byte, and a message that never came, do not go unnoticed.
 func TestVerifyFinds(t *testing.T) {
 	m := newMemory(params(), bothHere())

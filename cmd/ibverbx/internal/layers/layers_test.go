@@ -242,6 +242,11 @@ func TestSource(t *testing.T) {
 			if r.Target(slot) != slot*size {
 				t.Fatalf("slot %d is at %d", slot, r.Target(slot))
 			}
+			r.Slots = slots
+			if i := slot + 3*slots; r.Source(i) != at || r.Target(i) != slot*size {
+				t.Fatalf("message %d goes from %d to %d: not as message %d", i, r.Source(i), r.Target(i),
+					slot)
+			}
 		}
 	}
 }

@@ -109,16 +109,26 @@ const (
 )
 
 // Round says what the messages of a round carry, which are of one size. Message i goes to slot i of
-// the target.
+// the target, modulo Slots.
 type Round struct {
 	Number uint64 // no two rounds of a run have the same
 	Seed   uint64
 	Size   int // of a message, in bytes
+	Slots  int // 0: as many as messages
 }
 
-// Source is where in the source the message of a slot starts. The shift differs from any of the
+// slot is the slot of message i.
+func (r Round) slot(i int) int {
+	if r.Slots == 0 || i < r.Slots {
+		return i
+	}
+	return i % r.Slots
+}
+
+// Source is where in the source message i starts. The shift differs from any of the
 // last thousand rounds, so what an earlier one left in the slot is never right.
-func (r Round) Source(slot int) int {
+func (r Round) Source(i int) int {
+	slot := r.slot(i)
 	shift := (r.Number + 37*uint64(slot) + r.Seed) % Shifts
 	return slot*r.Size + int(shift)*ShiftStep
 }
@@ -131,4 +141,4 @@ func (r Round) Counter(n int) uint64 {
 }
 
 // Target is where in the target the message of a slot goes.
-func (r Round) Target(slot int) int { return slot * r.Size }
+func (r Round) Target(i int) int { return r.slot(i) * r.Size }
