@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"ibverbx/internal/peertext"
@@ -20,6 +21,8 @@ import (
 const (
 	// lastWords is the time that Fail waits for the peer to close too.
 	lastWords = 2 * time.Second
+	// hasty is that time if a context has ended, or the listener is closed.
+	hasty = 50 * time.Millisecond
 	// parting is the time that Close waits for a peer to take the goodbye.
 	parting = 100 * time.Millisecond
 	// leave is the time that Close waits for a peer to take the end of TLS.
@@ -348,21 +351,23 @@ func (c *Conn) Err() error {
 // gone, and closes the conversation. Before it closes it waits until the peer has acknowledged the
 // reason or gone, at most 2 seconds and no longer than Config.Timeout. Err has the peer's own
 // reason then, if it sent one.
-func (c *Conn) Fail(why error) {
+func (c *Conn) Fail(why error) { c.fail(why, lastWords) }
+
+// fail is Fail that waits no longer than patience.
+func (c *Conn) fail(why error, patience time.Duration) {
 	if why == nil {
 		why = errNoReason
 	}
 	var theirs *PeerError
 	if err := c.Err(); !errors.As(why, &theirs) && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {
-		c.lastWords(why)
+		c.lastWords(why, min(patience, c.cfg.Timeout))
 	}
 	_ = c.close(false)
 }
 
 // lastWords sends the peer a reason and waits until the peer has closed too: closed with unread
 // bytes a connection is reset, and the reason would be lost.
-func (c *Conn) lastWords(why error) {
-	patience := min(lastWords, c.cfg.Timeout)
+func (c *Conn) lastWords(why error, patience time.Duration) {
 	end := time.Now().Add(patience)
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -428,8 +433,9 @@ func (c *Conn) hangUp() error {
 	}
 	late := time.AfterFunc(leave, func() { _ = over.NetConn().Close() })
 	err := c.nc.Close()
-	if !late.Stop() && errors.Is(err, net.ErrClosed) {
-		return nil
+	if !late.Stop() && errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) ||
+		errors.Is(err, syscall.ECONNRESET) {
+		return nil // the peer has gone first, and it is closed all the same
 	}
 	return err
 }

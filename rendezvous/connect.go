@@ -139,7 +139,11 @@ func (c *Conn) step(ctx context.Context, op string, take func() error) error {
 		if err = take(); err == nil {
 			return nil
 		}
-		c.Fail(err)
+		patience := lastWords
+		if ctx.Err() != nil {
+			patience = hasty
+		}
+		c.fail(err, patience)
 	}
 	return &OpError{op, c.RemoteAddr().String(), err}
 }

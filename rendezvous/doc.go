@@ -30,7 +30,8 @@
 //     conversation, and Config.Greeting its beginning. Accept and Next wait for events without a
 //     time of their own, so only their context limits them. Send takes as long as a slow link needs
 //     for a long message, as long as that moves. A step that fails (Connect, Exchange,
-//     Barrier) takes up to 2 seconds more to tell the peer why, and so does [Conn.Fail].
+//     Barrier) takes up to 2 seconds more to tell the peer why, and so does [Conn.Fail]; one whose
+//     context has ended returns within 100 ms.
 //   - Input from a peer is not trusted. Memory is bounded: a message is read as it comes, never
 //     more than Config.MaxMessage, and a few messages wait to be received. Reasons that repeat what
 //     the peer has sent hold no control characters and are bounded in length.

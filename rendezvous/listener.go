@@ -148,8 +148,8 @@ func (l *Listener) wake() {
 	}
 }
 
-// Close ends the listener. Conversations that nobody has accepted end with a message; the others go
-// on.
+// Close ends the listener, within 100 ms. Conversations that nobody has accepted end with a
+// message; the others go on.
 func (l *Listener) Close() error {
 	l.cancel(errStopped)
 	err := l.nl.Close()
@@ -157,7 +157,7 @@ func (l *Listener) Close() error {
 	var telling sync.WaitGroup
 	for c := l.take(); c != nil; c = l.take() {
 		c.run()
-		telling.Go(func() { c.Fail(errStopped) })
+		telling.Go(func() { c.fail(errStopped, hasty) })
 	}
 	telling.Wait()
 	if errors.Is(err, net.ErrClosed) {
@@ -273,6 +273,8 @@ func (l *Listener) hand(a *arrival, c *Conn) error {
 	}
 	err = fmt.Errorf("%w: %d conversations wait for the listening end already", ErrBusy, l.cfg.MaxWaiting)
 	c.run()
+	stop := context.AfterFunc(l.ctx, func() { _ = c.Close() })
+	defer stop()
 	c.Fail(err)
 	return err
 }

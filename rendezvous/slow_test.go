@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -109,3 +110,66 @@ func TestFrameGoesToMany(t *testing.T) {
 		}
 	}
 }
+
+// A step whose context ends, and a listener that is closed, wait for nobody.
+func TestHaste(t *testing.T) {
+	for name, step := range map[string]func(context.Context, *Conn) error{
+		"barrier":  func(ctx context.Context, c *Conn) error { return c.Barrier(ctx) },
+		"exchange": func(ctx context.Context, c *Conn) error { _, err := Exchange(ctx, c, 1); return err },
+		"long exchange": func(ctx context.Context, c *Conn) error {
+			_, err := Exchange(ctx, c, strings.Repeat("x", 10*pieceLen))
+			return err
+		},
+	} {
+		for _, reads := range []int64{0, 1 << 30} {
+			synctest.Test(t, func(t *testing.T) {
+				c, peer := overPipe(t, Config{})
+				go func() { _, _ = io.CopyN(io.Discard, peer, reads) }()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				began := time.Now()
+				err := step(ctx, c)
+				if took := time.Since(began) - time.Second; took > 100*time.Millisecond ||
+					!errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%s, after %v: %v", name, took, err)
+				}
+			})
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		l := serve(&piped{make(chan net.Conn), make(chan struct{})}, Config{MaxGreetings: 8, MaxWaiting: 1,
+			Timeout: time.Minute, Greeting: time.Minute})
+		for i := range 3 { // one waits for Accept, one is told that there is no room, and one says nothing
+			nc, peer := net.Pipe()
+			l.nl.(*piped).conns <- nc
+			defer peer.Close()
+			go func() { _, _ = io.Copy(io.Discard, peer) }()
+			if i < 2 {
+				go func() { _, _ = peer.Write(greeting(wireVersion, "")) }()
+			}
+			synctest.Wait()
+		}
+		began := time.Now()
+		if err := l.Close(); err != nil || time.Since(began) > 100*time.Millisecond {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+	})
+}
+
+// piped is a listener whose connections are pipes.
+type piped struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (p *piped) Accept() (net.Conn, error) {
+	select {
+	case nc := <-p.conns:
+		return nc, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *piped) Close() error   { close(p.closed); return nil }
+func (p *piped) Addr() net.Addr { return &net.TCPAddr{} }
