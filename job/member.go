@@ -237,6 +237,7 @@ func (m *member) end(why error) {
 	m.ending.Do(func() {
 		if why != nil {
 			m.why = why
+			tellLauncher(m.place, why)
 			close(m.failed)
 		}
 		close(m.gone)

@@ -16,6 +16,8 @@ const (
 	EnvSize    = "IBVERBX_SIZE"    // how many processes
 	EnvAddress = "IBVERBX_ADDRESS" // where rank 0 listens, HOST:PORT
 	EnvJob     = "IBVERBX_JOB"     // which job, any text
+	// EnvReport is where `ibverbx run` hears which process has ended the job, HOST:PORT of UDP.
+	EnvReport = "IBVERBX_REPORT"
 )
 
 // Place is this process's place in a job.

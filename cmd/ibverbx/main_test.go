@@ -20,6 +20,9 @@ func TestMain(m *testing.M) {
 		}
 		main()
 	}
+	if how := os.Getenv(asMember); how != "" {
+		os.Exit(beMember(how))
+	}
 	fabric := addTestProviders()
 	code := m.Run()
 	err := fabric.Close() // nothing may be open on it

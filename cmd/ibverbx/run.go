@@ -33,7 +33,8 @@ Each process finds in its environment IBVERBX_RANK, IBVERBX_SIZE, IBVERBX_ADDRES
 the loopback interface) and IBVERBX_JOB (the job's name). Its lines are written with its rank before them:
 [0] ... Its standard input is empty.
 
-When a process fails, stderr says which, and the others get SIGTERM, and SIGKILL after --grace. SIGINT
+When a process fails, stderr says which, and the others get SIGTERM, and SIGKILL after --grace. If package job
+names another process, because that hangs, for instance, stderr names that (IBVERBX_REPORT). SIGINT
 (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are forwarded and end the job in the same way, at once when they come
 a second time; SIGUSR1 and SIGUSR2 are forwarded. When this command is killed itself (SIGKILL), Linux kills
 the processes, but not what they have started; other systems kill neither.

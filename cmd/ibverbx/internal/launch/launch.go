@@ -4,6 +4,7 @@ package launch
 
 import (
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -31,7 +32,7 @@ type Job struct {
 	Report         func(words string) // says at once what has failed
 }
 
-// FailedError is how the first process that failed has ended.
+// FailedError is how the first process that failed has ended, or the one that the job names.
 type FailedError struct {
 	Rank int
 	PID  int
@@ -72,14 +73,22 @@ const settle = 100 * time.Millisecond
 // Run runs a job, and forwards signals to it. The error is a [*FailedError] where a process has
 // failed. Where their output cannot be written, the processes are ended, and the error is why.
 func (j *Job) Run() error {
-	env, err := environment(j.N)
+	env, name, err := environment(j.N)
 	if err != nil {
 		return err
 	}
-	r := &running{job: j, ended: make(chan ended, j.N), lost: make(chan error, 2)}
+	reports, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer reports.Close()
+	env = append(env, job.EnvReport+"="+reports.LocalAddr().String())
+	r := &running{job: j, verdicts: make(chan verdict, 1), ended: make(chan ended, j.N),
+		lost: make(chan error, 2)}
 	for i, w := range []io.Writer{j.Stdout, j.Stderr} {
 		r.sinks[i].w, r.sinks[i].lost = w, func(err error) { r.lost <- err }
 	}
+	go r.listen(reports, name)
 	var stop func()
 	r.signals, stop = takeSignals()
 	defer stop()
@@ -108,20 +117,21 @@ func limitText(err error) string {
 	return ""
 }
 
-// environment is that of all processes, but for the rank.
-func environment(n int) ([]string, error) {
+// environment is that of all processes, but for the rank, and the name of the job.
+func environment(n int) (env []string, name string, err error) {
 	// Nobody holds the port until rank 0 does. Should another program take it first, rank 0 says
 	// so.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	address := l.Addr().String()
 	if err := l.Close(); err != nil {
-		return nil, err
+		return nil, "", err
 	}
+	name = rand.Text()
 	return append(os.Environ(), job.EnvSize+"="+strconv.Itoa(n), job.EnvAddress+"="+address,
-		job.EnvJob+"="+rand.Text()), nil
+		job.EnvJob+"="+name), name, nil
 }
 
 // running is the processes of a job.
@@ -132,8 +142,11 @@ type running struct {
 	live    int
 	ended   chan ended
 	signals <-chan os.Signal
-	sinks   [2]sink    // Stdout and Stderr
-	lost    chan error // why one of them takes nothing more
+	failed  []*FailedError // in their order, until they are reported
+	// verdicts has why the job has failed, as the first process says that learns it.
+	verdicts chan verdict
+	sinks    [2]sink    // Stdout and Stderr
+	lost     chan error // why one of them takes nothing more
 }
 
 // start starts a process.
@@ -169,22 +182,23 @@ func (r *running) supervise() error {
 			last, grace = time.After(settle), time.After(r.job.Grace)
 		}
 	}
-	for r.live > 0 {
+	for r.live > 0 || settled != nil {
 		select {
 		case e := <-r.ended:
 			r.live--
 			failed := r.failure(e)
-			switch {
-			case failed == nil, output != nil: // they were ended
-			case first == nil:
-				first, settled = failed, time.After(settle)
-			case settled != nil && first.Code < 128 && failed.Code > 128:
-				first = failed
+			if failed == nil || output != nil || first != nil {
+				continue // it was ended
+			}
+			if r.failed = append(r.failed, failed); len(r.failed) == 1 {
+				settled = time.After(settle)
 			}
 		case <-settled:
 			settled = nil
-			r.report(first)
-			end()
+			first = r.report()
+			if r.live > 0 {
+				end()
+			}
 		case <-last:
 			// Rank 0 comes last: the others would take its end for the cause.
 			send(syscall.SIGTERM, r.cmds[:1])
@@ -212,19 +226,65 @@ func (r *running) supervise() error {
 	case first == nil:
 		return nil
 	}
-	if settled != nil {
-		r.report(first)
-	}
 	return first
 }
 
-// report says what has failed.
-func (r *running) report(first *FailedError) {
-	words := first.Error()
+// report says what has failed, and returns the failure that gives the exit code.
+func (r *running) report() *FailedError {
+	first, words := r.blame()
 	if r.live > 0 {
 		words += "; the others are ended"
 	}
 	r.job.Report(words)
+	return first
+}
+
+// blame returns the failure that is the cause, and says what it is: of the process that the job
+// names, or one by a signal, or the first. A process that the job names may not have ended.
+func (r *running) blame() (first *FailedError, words string) {
+	first = r.failed[0]
+	if i := slices.IndexFunc(r.failed, func(f *FailedError) bool { return f.Code > 128 }); i >= 0 {
+		first = r.failed[i]
+	}
+	var v verdict
+	select {
+	case v = <-r.verdicts:
+	case <-time.After(settle / 4): // listen may not have been woken
+		return first, first.Error()
+	}
+	words = v.Text
+	if rank := v.Rank; rank != nil && *rank >= 0 && *rank < len(r.cmds) {
+		if i := slices.IndexFunc(r.failed, func(f *FailedError) bool { return f.Rank == *rank }); i >= 0 {
+			return r.failed[i], r.failed[i].Error()
+		}
+		words = fmt.Sprintf("rank %d (pid %d): %s", *rank, r.cmds[*rank].Process.Pid, v.Text)
+	}
+	return first, fmt.Sprintf("%s; the first to end is %v", words, first)
+}
+
+// verdict is why the job has failed, in the form in which package job tells its launcher.
+type verdict struct {
+	Job  string `json:"job"`
+	Rank *int   `json:"rank"` // nil if it is not one process alone
+	Text string `json:"text"`
+}
+
+// listen hears why the job of a name has failed, until the socket is closed.
+func (r *running) listen(reports net.PacketConn, name string) {
+	buf := make([]byte, maxLine)
+	for {
+		n, _, err := reports.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		var v verdict
+		if json.Unmarshal(buf[:n], &v) == nil && v.Job == name {
+			select {
+			case r.verdicts <- v:
+			default: // there is one
+			}
+		}
+	}
 }
 
 // failure is how a process has failed; nil where it has not.

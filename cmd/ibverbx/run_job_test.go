@@ -1,0 +1,79 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"ibverbx/job"
+)
+
+// asMember has the test binary be one of two processes of a job, of which rank 1 does as its value
+// says.
+const asMember = "IBVERBX_TEST_AS_MEMBER"
+
+// The ways in which rank 1 keeps rank 0 waiting.
+const (
+	isStopped = "is stopped"
+	isLate    = "is late"
+	leaves    = "leaves"
+)
+
+// beMember is such a process. It returns its exit code.
+func beMember(how string) int {
+	j, err := job.Join(context.Background(), job.Config{Patience: time.Second})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 9
+	}
+	ctx := context.Background()
+	switch {
+	case j.Rank() == 0 && how == isLate:
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+	case j.Rank() == 0:
+	case how == isStopped:
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+	case how == leaves:
+		_ = j.Close()
+		time.Sleep(time.Hour)
+	default:
+		time.Sleep(time.Hour)
+	}
+	if err := j.Barrier(ctx); err != nil {
+		return 3
+	}
+	return 0
+}
+
+// TestRunNamesWhomTheJobNames shows that the process is named which the job names, where another
+// one fails because of it.
+func TestRunNamesWhomTheJobNames(t *testing.T) {
+	for how, say := range map[string]string{
+		isStopped: "the process has died: it has not answered for 1s; the first to end is rank 0 (pid ",
+		isLate:    "it has not entered barrier 1; rank 0 (",
+		leaves:    "the process has left the job ",
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Setenv(asMember, how)
+			self, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := startShell(t, "-n", "2", "--grace", "100ms", self)
+			code, _ := s.wait(t)
+			_, named, _ := strings.Cut(s.errs.String(), "ibverbx: rank 1 (pid ")
+			if code != 3 || !strings.Contains(named, "): "+say) ||
+				!strings.HasSuffix(named, "exit status 3; the others are ended\n") {
+				t.Errorf("exit %d, stderr %q", code, s.errs.String())
+			}
+		})
+	}
+}
