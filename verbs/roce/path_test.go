@@ -2,6 +2,7 @@ package roce
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"net/netip"
 	"strings"
@@ -260,5 +261,21 @@ func TestCloseBesideAllocPD(t *testing.T) {
 			must(t, pd.Close())
 			must(t, p.Close())
 		}
+	}
+}
+
+// Loopback addresses come last, and IPv6 after IPv4, in whatever order the host has them.
+// Interfaces that are down and link-local addresses are left out.
+func TestReachableFirst(t *testing.T) {
+	var all []udp.LocalAddress
+	for _, a := range []string{"::1 lo", "127.0.0.1 lo", "10.0.0.9 lo", "fe80::1 up", "2001:db8::1 up",
+		"192.0.2.1 up", "192.0.2.2 down", "198.51.100.1 up"} {
+		addr, on, _ := strings.Cut(a, " ")
+		all = append(all, udp.LocalAddress{Addr: netip.MustParseAddr(addr), Up: on != "down",
+			Loopback: on == "lo"})
+	}
+	got := fmt.Sprint(reachableFirst(all))
+	if want := "[192.0.2.1 198.51.100.1 2001:db8::1 127.0.0.1 10.0.0.9 ::1]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }

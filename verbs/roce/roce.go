@@ -177,7 +177,11 @@ func LocalAddresses() ([]netip.Addr, error) {
 	if err != nil {
 		return nil, fmt.Errorf("roce: %w", err)
 	}
-	var list []netip.Addr
+	return reachableFirst(all), nil
+}
+
+// reachableFirst returns the addresses that can be NICs in the order of LocalAddresses.
+func reachableFirst(all []udp.LocalAddress) (list []netip.Addr) {
 	for _, loopback := range []bool{false, true} {
 		for _, is4 := range []bool{true, false} {
 			for _, a := range all {
@@ -187,7 +191,7 @@ func LocalAddresses() ([]netip.Addr, error) {
 			}
 		}
 	}
-	return list, nil
+	return list
 }
 
 // draw is a number that nobody guesses.

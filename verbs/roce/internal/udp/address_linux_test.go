@@ -74,6 +74,9 @@ func TestLocalAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, local := range list {
+		if local.Loopback != (local.Interface == "lo") {
+			t.Errorf("the loopback interface is lo: %+v", local)
+		}
 		if local.Interface == "" || local.Index == 0 || !local.Addr.IsValid() || local.Addr.Is4In6() ||
 			local.Speed < 0 {
 			t.Errorf("%+v", local)
