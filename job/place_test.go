@@ -1,6 +1,7 @@
 package job_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
@@ -138,6 +139,8 @@ func TestFindByPMIx(t *testing.T) {
 		"Slurm, which names no node": {strings.ReplaceAll(slurm, "node[07-09,12],big1", "x[") +
 			" PMIX_NAMESPACE=slurm.pmix.1234.2 PMIX_RANK=5", job.Config{}, job.Place{Rank: 5, Size: 8,
 			Job: "1234.2"}},
+		"PMI on many hosts": {"PMI_RANK=2 PMI_SIZE=4 MPI_LOCALNRANKS=2 " + alone, job.Config{},
+			job.Place{Rank: 2, Size: 4}},
 		"alone": {alone, job.Config{}, job.Place{Rank: 2, Job: "n@1"}},
 		"alone, with an address": {alone + " IBVERBX_ADDRESS=h:1", job.Config{},
 			job.Place{Rank: 2, Address: "h:1", Job: "n@1"}},
@@ -205,6 +208,26 @@ func TestNotFound(t *testing.T) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%v: does not say %q", err, want)
 				}
+			}
+		})
+	}
+}
+
+// A Join that is cancelled ends while it asks PMIx, and does not look for rank 0 without it.
+func TestPMIxCancelled(t *testing.T) {
+	const known = " PMIX_NAMESPACE=n@1 PMIX_RANK=1"
+	for name, env := range map[string]string{"alone": known, "with an address": "OMPI_COMM_WORLD_RANK=1 " +
+		"OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2" + known,
+		"without one": "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2" + known} {
+		t.Run(name, func(t *testing.T) {
+			setenv(t, env)
+			why := errors.New("enough")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			cancel(why)
+			_, err := job.Join(ctx, job.Config{})
+			if !errors.Is(err, why) || errors.Is(err, job.ErrNoJob) ||
+				!strings.Contains(err.Error(), "PMIX_RANK=1") {
+				t.Errorf("error %v", err)
 			}
 		})
 	}

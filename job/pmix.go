@@ -61,7 +61,10 @@ func (p *Place) askPMIx(ctx context.Context, cfg *Config) (done func(), err erro
 				cfg.Logger.Warn("ibverbx: job: PMIx is not left as it should be", "because", err)
 			}
 		}, nil
-	case ctx.Err() != nil:
+	case ctx.Err() != nil: // that ends Join, whatever the library says
+		if cause := context.Cause(ctx); !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
 		return nil, fmt.Errorf("job: %s: %w", p.Source, err)
 	case p.Size > 0 && p.Address != "":
 		log := cfg.Logger.Warn
