@@ -391,7 +391,7 @@ func TestArguments(t *testing.T) {
 			t.Errorf("%+v: %v", cfg, err)
 		}
 	}
-	j, err := job.Join(t.Context(), job.Config{Size: 1, MaxValue: 100, MaxStore: 150})
+	j, err := job.Join(t.Context(), job.Config{Size: 1, MaxValue: 100, MaxStore: 400})
 	if err != nil {
 		t.Fatal(err)
 	}

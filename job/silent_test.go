@@ -140,6 +140,7 @@ func TestMisbehaviour(t *testing.T) {
 		"too long": {2, "gather", map[string]any{"seq": 1, "op": "all-gather",
 			"data": make([]byte, 1001)}},
 		"no key":          {2, "put", map[string]any{"id": 1}},
+		"a long key":      {2, "put", map[string]any{"id": 1, "key": strings.Repeat("k", 257)}},
 		"joins twice":     {2, "join", process{2, "node7", 4242, 3}},
 		"no rank":         {-1, "alive", nil},
 		"a call ahead":    {2, "gather", map[string]any{"seq": 2, "op": "barrier"}},

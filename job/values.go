@@ -6,9 +6,13 @@ import "fmt"
 // mu guards it.
 type values struct {
 	byKey map[string][]byte
-	room  int // in bytes, for keys and values
+	room  int // in bytes, for keys, values and entries
 	waits map[string][]waiter
 }
+
+// entryCost is what an entry takes of room beside its key and its value, in bytes: about the memory
+// that it does.
+const entryCost = 128
 
 // waiter is a get that waits for a value.
 type waiter struct {
@@ -25,7 +29,7 @@ func (vs *values) put(g *guest, r *request, size, most int) {
 	old, there := vs.byKey[r.Key]
 	need := len(r.Data) - len(old)
 	if !there {
-		need += len(r.Key)
+		need += len(r.Key) + entryCost
 	}
 	switch {
 	case size > most:

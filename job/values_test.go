@@ -58,3 +58,18 @@ func TestLargeValues(t *testing.T) {
 		}
 	}
 }
+
+// MaxStore counts entries, and not only their bytes: a process cannot fill the memory of rank 0
+// with keys.
+func TestEntriesCount(t *testing.T) {
+	j, err := job.Join(t.Context(), job.Config{Size: 1, MaxStore: 1280})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	for n := range 10 {
+		if err := j.Put(t.Context(), fmt.Sprint(n), nil); (n == 9) != errors.Is(err, job.ErrFull) {
+			t.Errorf("entry %d: %v", n, err)
+		}
+	}
+}
