@@ -70,6 +70,9 @@ func (l *layout) question(from int) uint64 { return l.words + wordStride*uint64(
 // sleeps is the word by which PE from asks this one to be woken: see await.go.
 func (l *layout) sleeps(from int) uint64 { return l.words + wordStride*uint64(from) + 48 }
 
+// gaveUp is where a PE writes that the deadline of its collective call has passed.
+func (l *layout) gaveUp(from int) uint64 { return l.words + wordStride*uint64(from) + 56 }
+
 // slotOf is a slot for pieces of PE from.
 func (l *layout) slotOf(from int, slot uint64) uint64 {
 	return l.slots + (2*uint64(from)+slot)*l.slot

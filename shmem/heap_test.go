@@ -93,7 +93,8 @@ func TestWireFormat(t *testing.T) {
 		for name, at := range map[string][2]uint64{
 			"slot word 1": {l.slotWord(2, 1), base + 8}, "taken": {l.taken(2), base + 16},
 			"question": {l.question(2), base + 24}, "sleeps": {l.sleeps(2), base + 48},
-			"slot 1": {l.slotOf(2, 1), want.slots + 5*want.slot},
+			"gave up": {l.gaveUp(2), base + 56},
+			"slot 1":  {l.slotOf(2, 1), want.slots + 5*want.slot},
 		} {
 			if at[0] != at[1] {
 				t.Errorf("%d PEs: %s at %d, want %d", pes, name, at[0], at[1])

@@ -14,7 +14,7 @@ import (
 
 // A collective call whose deadline passes says which PEs have not entered it. Whom a PE waits for
 // is often one that waits itself, so it reads of every PE how many calls that has entered. This
-// costs nothing before.
+// costs nothing before. A PE that gives up says so, because it may end, and answer no more.
 
 // answerTime is the time that the others have to answer. Their NICs do so in microseconds.
 const answerTime = 500 * time.Millisecond
@@ -58,23 +58,26 @@ func (p *PE) roll() (silent, absent []bool) {
 	mine := atomic.LoadUint64(word64(p.heap, p.layout.entered))
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
+	now, stop := context.WithCancel(ctx) // a peer whose queue is full must not take the time of others
+	stop()
 	asked := make([]*call, len(p.peers))
 	for i := range p.peers {
-		if i == p.id {
+		t := &p.peers[i]
+		if i == p.id || t.putWord(now, p.layout.gaveUp(p.id), mine) != nil {
 			continue
 		}
 		c := p.getCall()
 		c.comp.Init(1, nil)
-		if p.peers[i].getBuffered(ctx, &c.comp, bytesOf(c.word[:]), p.layout.entered) != nil {
+		if t.getBuffered(now, &c.comp, bytesOf(c.word[:]), p.layout.entered) != nil {
 			p.putCall(c) // nothing has begun
 			continue
 		}
 		asked[i] = c
 	}
 	looks := 0
-	_ = p.worker.WaitFor(ctx, 0, func() bool {
-		for _, c := range asked {
-			if c != nil && !c.comp.Fired() {
+	_ = p.worker.WaitFor(ctx, time.Millisecond, func() bool {
+		for i, c := range asked {
+			if c != nil && !c.comp.Fired() && !p.peers[i].gaveUp(mine) {
 				looks++
 				return p.cfg.Transport.Idle != nil && looks > lookRounds // it has its own time
 			}
@@ -86,11 +89,16 @@ func (p *PE) roll() (silent, absent []bool) {
 		switch {
 		case i == p.id:
 		case c == nil || !c.comp.Fired() || c.comp.Err() != nil:
-			silent[i] = true
+			silent[i] = !p.peers[i].gaveUp(mine)
 		default:
 			absent[i] = c.word[0] < mine
 			p.putCall(c)
 		}
 	}
 	return silent, absent
+}
+
+// gaveUp reports whether the peer has given up in a call.
+func (t *peer) gaveUp(calls uint64) bool {
+	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.gaveUp(t.id))) >= calls
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ibverbx/shmem"
+	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
@@ -99,5 +100,23 @@ func TestASilentPEIsNamed(t *testing.T) {
 		if err == nil || err.Error() != "shmem: "+want {
 			t.Errorf("%v, want %s", err, want)
 		}
+	}
+}
+
+// A PE whose deadline passes after another has given up, and ended, does not name that one.
+func TestWhoGaveUpIsNotNamed(t *testing.T) {
+	l := newTestbed(t, shape{3, 1, 1}, shmem.Config{})
+	l.mayFail = true
+	wait := func(pe int) string {
+		ctx, cancel := context.WithTimeout(l.ctx, 20*time.Millisecond)
+		defer cancel()
+		return fmt.Sprint(l.world.PEs()[pe].Sync(ctx))
+	}
+	_ = wait(0)
+	stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: l.fabric.Device(1), Count: -1,
+		Match: func(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpRDMARead }})
+	defer stall.Remove()
+	if err := wait(1); err != "shmem: sync: context deadline exceeded: PE 2 of 3 has not answered" {
+		t.Error(err)
 	}
 }
