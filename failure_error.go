@@ -210,9 +210,13 @@ func (e *FailedError) memory() string {
 func (e *FailedError) Advice() string {
 	advice := e.causeAdvice()
 	if e.MixedKinds {
-		advice += "; with a peer of the C++ original's kind SENDs and notifications share queue pair 0: " +
+		mixed := "with a peer of the C++ original's kind SENDs and notifications share queue pair 0: " +
 			"use one kind on a connection, or have every SEND arrive before the first receive for a " +
 			"notification is posted"
+		if e.Opcode == verbs.WCSend { // it may have met a receive with memory that is too short
+			mixed += "; check also that the peer's receive is as long as the message"
+		}
+		advice = mixed // that of the status looks for the cause elsewhere
 	}
 	if e.AssumedScheme != "" {
 		advice += "; the peer's card names no scheme: check that it uses " + e.AssumedScheme + " too"

@@ -40,7 +40,7 @@ var statusText = [...]struct{ name, words, advice string }{
 	StatusLocQPOpErr: {"LOC_QP_OP_ERR", "local queue pair operation error: the NIC could not carry out the " +
 		"request",
 		"check the request against the queue pair's limits: operation, pieces of memory, inline bytes, " +
-			"outstanding reads and atomics"},
+			"outstanding reads and atomics; of a receive, that it is as long as the message"},
 	StatusLocProtErr: {"LOC_PROT_ERR", "local protection error: the local key, range or access right does " +
 		"not cover the memory",
 		"check that the local memory is registered with this NIC, still open, wholly inside its region, " +
@@ -65,7 +65,8 @@ var statusText = [...]struct{ name, words, advice string }{
 		"check that the remote key is of a region that the peer still has open, that the range lies inside " +
 			"it, and that region and queue pair grant the right"},
 	StatusRemOpErr: {"REM_OP_ERR", "remote operation error: the peer could not complete the request",
-		"look at the peer: a request or receive of its own failed while it served this one"},
+		"look at the peer: a request or receive of its own failed while it served this one, such as a " +
+			"receive that is shorter than the message"},
 	StatusRetryExcErr: {"RETRY_EXC_ERR", "transport retries exceeded: the peer or the path to it is gone",
 		"check that the peer's process lives and has connected, then link, routing and GID index, then " +
 			"timeout and retry count"},

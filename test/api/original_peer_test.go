@@ -148,6 +148,7 @@ func (o *original) writeNumbered(remote ibverbx.RemoteSegment, n, fragment uint6
 // an end that behaves as the original.
 type originalLink struct {
 	*ibverbx.VirtualQP
+	fabric *soft.Fabric // this end is its device 0, the peer device 1
 	mr     *ibverbx.MR
 	peer   *original
 	remote ibverbx.RemoteSegment // the peer's memory
@@ -166,7 +167,7 @@ func newOriginalLink(t *testing.T, cfg ibverbx.Config) *originalLink {
 	}
 	cfg.QPsPerDevice, cfg.Conn.MinRNRTimer = 2, 1
 	cfg.Conn.PeerGIDs = slices.Repeat([]verbs.GID{gid(peerDev)}, 3)
-	l := &originalLink{peer: newOriginal(t, peerDev)}
+	l := &originalLink{fabric: fabric, peer: newOriginal(t, peerDev)}
 	var err error
 	if l.VirtualQP, err = ibverbx.Open([]verbs.Device{dev}, cfg); err != nil {
 		t.Fatal(err)
