@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
 )
 
 func TestWrongFlags(t *testing.T) {
@@ -176,5 +178,12 @@ func TestEveryFlagHasHelp(t *testing.T) {
 		for name := range help {
 			t.Errorf("%s has no --%s", command.Name, name)
 		}
+	}
+}
+
+func TestAllSizes(t *testing.T) {
+	sizes, err := (&choiceFlags{All: true}).sizes(bench.Write)
+	if err != nil || len(sizes) != 23 || sizes[0] != 2 || sizes[22] != 8<<20 {
+		t.Errorf("%v, %v", sizes, err)
 	}
 }

@@ -155,6 +155,8 @@ func TestPatience(t *testing.T) {
 	apart := &cell{runner: &runner{p: params(), peer: &peer{conn: start(t, ncA, idle)}},
 		pair: &pair{ends: [2]*layers.End{{}, nil}}, directions: 2, size: 1 << 20}
 	<-other
+	steady := *apart
+	steady.pace = 1
 	for name, tt := range map[string]struct {
 		got, least, most time.Duration
 	}{
@@ -162,7 +164,9 @@ func TestPatience(t *testing.T) {
 		"software, slow": {patience(slow, idle, 1<<20), idle + 4*time.Second, 10 * time.Minute},
 		"real":           {patience(hard, idle, 1<<20), idle, idle + time.Second},
 		"real, large":    {patience(hard, idle, 1<<30), idle + 200*time.Second, 10 * time.Minute},
-		"unseen":         {apart.patience(500), idle + 100*time.Second, 10 * time.Minute},
+		"unseen":         {apart.patience(500, false), idle + 100*time.Second, 10 * time.Minute},
+		"unseen, slow":   {steady.patience(500, false), 500 * time.Second, time.Hour},
+		"warm-up":        {apart.patience(5, true), idle + 40*time.Second, 10 * time.Minute},
 	} {
 		if tt.got < tt.least || tt.got > tt.most {
 			t.Errorf("%s: %v, want %v to %v", name, tt.got, tt.least, tt.most)

@@ -84,7 +84,8 @@ func (c *cell) runRound(n int, warmup bool) error {
 		c.pair.watch.start()
 	}
 	start := time.Now()
-	err := cause(ctx, layers.Run(ctx, layers.Pace{Spin: c.p.spin(), Stall: c.patience(n)}, c.parted, ends...))
+	pace := layers.Pace{Spin: c.p.spin(), Stall: c.patience(n, warmup)}
+	err := cause(ctx, layers.Run(ctx, pace, c.parted, ends...))
 	if !warmup {
 		if c.recorder != nil {
 			c.recorder.note(c.tally())
@@ -165,15 +166,19 @@ func (c *cell) deadline() (context.Context, func()) {
 }
 
 // patience is how long nothing may move in a round of n messages.
-func (c *cell) patience(n int) time.Duration {
+func (c *cell) patience(n int, warmup bool) time.Duration {
 	if c.peer == nil {
 		return patience(c.p, idlePatience, c.size)
 	}
 	if _, at := c.pair.here(); c.sends(1-at) && !c.shape.Seen {
 		// This end sees nothing of what the other process sends: once its own messages are reported
-		// nothing moves here. A link slower than slowest is as slow as in the round before.
+		// nothing moves here. A link slower than slowest is as slow as in the round before, but for
+		// the warm-up: its first message may have gone faster than a rate limit lets others go.
 		speed := slowest
-		if c.pace > 0 {
+		switch {
+		case warmup:
+			speed = slowestLink
+		case c.pace > 0:
 			speed = min(speed, c.pace*float64(c.size)/overtime)
 		}
 		return c.peer.conn.Timeout() + transfer(n*c.size, speed)
@@ -286,6 +291,8 @@ const (
 	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too,
 	// count as stalled.
 	slowest = 5e6
+	// slowestLink is the least rate limit, 1 Mbit/s.
+	slowestLink = 125e3
 )
 
 // patience is how long nothing may move between two ends of which at least one is in this process.
