@@ -25,8 +25,8 @@ type completionCmd struct{ kongcompletion.Completion }
 
 // Help is shown below the flags.
 func (completionCmd) Help() string {
-	return `Prints the command that turns completion on in the shell that executes it. To have completion in every
-shell, put that command into the shell's init file. If no shell is named, your login shell is meant.`
+	return `Prints the command that turns completion on in the shell that executes it. To have completion in
+every shell, put that command into the shell's init file. If no shell is named, your login shell is meant.`
 }
 
 // predictors are the words that flags take, by the name in the flag's tag.
