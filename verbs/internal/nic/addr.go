@@ -41,11 +41,13 @@ func (q *QP) LocalSlice(lkey uint32, addr, n uint64, access verbs.AccessFlags) (
 	return m.slice(q.PD, addr, n, access)
 }
 
-// RemoteSlice is LocalSlice for a remote key.
+// RemoteSlice is LocalSlice for a remote key. For an atomic the bytes are a word in memory, as in
+// Target.
 func (q *QP) RemoteSlice(rkey uint32, addr, n uint64, access verbs.AccessFlags) (b []byte, ok bool) {
 	m := q.dev.Keys.findRemote(rkey)
 	if m == nil {
 		return nil, false
 	}
-	return m.slice(q.PD, addr, n, access)
+	b, ok = m.slice(q.PD, addr, n, access)
+	return b, ok && (access&verbs.AccessRemoteAtomic == 0 || Word64(b) != nil)
 }

@@ -97,14 +97,12 @@ func (m *MR) retire(release func()) error {
 }
 
 // slice is the n bytes at addr if the region covers them and grants the access; ok is false
-// otherwise. For an atomic they are a word in memory too: the region's address alone does not say
-// that where memory is known by another one.
+// otherwise.
 func (m *MR) slice(pd *PD, addr, n uint64, access verbs.AccessFlags) (b []byte, ok bool) {
 	size := uint64(len(m.buf))
 	off := addr - m.addr // below the region this wraps to a huge number
 	if m.pd != pd || m.access&access != access || off > size || n > size-off {
 		return nil, false
 	}
-	b = m.buf[off : off+n : off+n]
-	return b, access&verbs.AccessRemoteAtomic == 0 || Word64(b) != nil
+	return m.buf[off : off+n : off+n], true
 }

@@ -150,7 +150,9 @@ func (q *QP) Target(p *Pieces, op verbs.Opcode, rkey uint32, addr, n uint64) ver
 		return verbs.StatusRemAccessErr
 	}
 	b, ok := m.slice(q.PD, addr, n, need(op))
-	if !ok {
+	// For an atomic it is a word in memory too: the region's address alone does not say that where
+	// memory is known by another one.
+	if !ok || op.IsAtomic() && Word64(b) == nil {
 		return verbs.StatusRemAccessErr
 	}
 	p.add(m, b)
