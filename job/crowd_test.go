@@ -3,6 +3,8 @@ package job_test
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -23,7 +25,7 @@ func TestCrowd(t *testing.T) {
 	defer crowd.Wait()
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	arrived := make(chan struct{}, 900)
+	arrived := make(chan struct{}, 300)
 	for range cap(arrived) {
 		crowd.Go(func() {
 			c, err := rendezvous.Dial(ctx, cfg.Address, rendezvous.Config{Protocol: protocol(&cfg),
@@ -75,5 +77,60 @@ func TestBusy(t *testing.T) {
 	}
 	if err := <-joined; blame(err, 0, job.ErrFailed) != nil || !strings.Contains(err.Error(), "enough") {
 		t.Errorf("joined: %v", err)
+	}
+}
+
+// Who connects to rank 0 does not learn the name of the job, and cannot join by returning what rank
+// 0 has said.
+func TestEcho(t *testing.T) {
+	cfg := config(t, 2)
+	cfgs := ranks(cfg)
+	refused := make(chan error, 1)
+	allRight(t, each(t, cfgs[:1], func(ctx context.Context, j *job.Job) error { return j.Barrier(ctx) },
+		func() error {
+			said := heardAt(t, cfg.Address)
+			if strings.Contains(said, cfg.Job) {
+				t.Errorf("rank 0 says the name: %q", said)
+			}
+			c, err := rendezvous.Dial(t.Context(), cfg.Address, rendezvous.Config{Protocol: said[13:]})
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if err := c.Send(t.Context(), "join", process{1, "node7", 4242, 2, said[13:]}); err != nil {
+				return err
+			}
+			_, err = c.Next(t.Context())
+			refused <- err
+			j, err := job.Join(t.Context(), cfgs[1])
+			if err != nil {
+				return err
+			}
+			return errors.Join(j.Barrier(t.Context()), j.Close())
+		}))
+	if err := <-refused; !strings.Contains(err.Error(), "does not know the name") {
+		t.Errorf("the stranger is told: %v", err)
+	}
+}
+
+// heardAt is what rank 0 says first to everybody: a magic of 8 bytes, a version of 4, the length of
+// the protocol's name and that name.
+func heardAt(t *testing.T, address string) string {
+	for {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			time.Sleep(time.Millisecond) // not there yet
+			continue
+		}
+		defer c.Close()
+		said := make([]byte, 13)
+		if _, err := io.ReadFull(c, said); err == nil {
+			said = append(said, make([]byte, said[12])...)
+			_, err = io.ReadFull(c, said[13:])
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return string(said)
 	}
 }

@@ -29,8 +29,8 @@ func dial(ctx context.Context, p *Place, cfg *Config) (*member, error) {
 		case err == nil:
 			return m, nil
 		case !stored && errors.Is(err, rendezvous.ErrVersion):
-			return nil, fmt.Errorf("%w: another job or another program has rank 0's port: %w", ErrMismatch,
-				err)
+			return nil, fmt.Errorf("%w: another job, or another program, has rank 0's port, and not job "+
+				"%q: %w", ErrMismatch, p.Job, err)
 		case ctx.Err() != nil:
 			if last == nil && stored {
 				last = err

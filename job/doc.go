@@ -82,5 +82,7 @@
 // rendezvous, which carries the conversations. Strangers, noise, silence and floods cost bounded
 // memory and keep no process out: of too many connections the ones that have longest not said which
 // process they are make room, after a second, and Join tries again where there is none. Anyone who
-// knows the job's name can join.
+// knows the job's name can join. Rank 0 does not say the name to those who connect. `ibverbx run`
+// draws one that nobody guesses, and where a launcher sets PMI_SHARED_SECRET that counts too; other
+// launchers' names can be guessed.
 package job

@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"crypto/hmac"
 	"errors"
 	"fmt"
 	"time"
@@ -16,6 +17,10 @@ const (
 	maxGreeted = 256
 	grace      = time.Second
 )
+
+// errStranger ends a conversation with somebody who has read the greeting of this end, and returned
+// it.
+var errStranger = fmt.Errorf("%w: it does not know the name of the job", rendezvous.ErrProtocol)
 
 // errSilent ends a conversation that has given its place away.
 var errSilent = fmt.Errorf("%w: it has not said which rank it is, and others wait", rendezvous.ErrBusy)
@@ -56,6 +61,9 @@ func (s *server) accept() {
 func (s *server) greet(c *rendezvous.Conn, crowd <-chan struct{}) (gave bool) {
 	h := hello{Process: Process{Rank: -1}}
 	gave, err := s.hear(c, crowd, &h)
+	if err == nil && !hmac.Equal([]byte(h.Proof), []byte(s.place.digest("join"))) {
+		h.Rank, err = -1, errStranger
+	}
 	if err == nil {
 		h.Host = peertext.Line(h.Host, maxHost)
 		if h.Host == "" {
@@ -64,7 +72,7 @@ func (s *server) greet(c *rendezvous.Conn, crowd <-chan struct{}) (gave bool) {
 		err = s.admit(&h, c, crowd == nil)
 	}
 	switch {
-	case errors.Is(err, rendezvous.ErrBusy):
+	case errors.Is(err, rendezvous.ErrBusy), errors.Is(err, errStranger):
 		s.turnAway(c.RemoteAddr(), err)
 		c.Fail(err)
 	case err != nil:

@@ -234,7 +234,7 @@ func TestContradictions(t *testing.T) {
 		"two sizes": {func(c []job.Config) { c[1].Size = 3 },
 			[]string{"the job has 3 processes, rank 0 says 2", "the job has 3 processes, rank 0 says 2"}},
 		"two jobs": {func(c []job.Config) { c[1].Job = "another" },
-			[]string{"rank 1 of 2 is missing", "another job or another program"}},
+			[]string{"rank 1 of 2 is missing", "another job, or another program"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

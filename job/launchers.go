@@ -14,6 +14,7 @@ type launcher struct {
 	more       []string // further variables that matter
 	hint       string   // what to do if size is missing
 	sizeShared bool     // size is meaningless without rank
+	secret     string   // a variable that all processes of a job have, and nobody else knows
 	pmix       bool     // it may offer PMIx, in which its processes have the same ranks
 	inherited  bool     // launchers that run inside pass its variables on
 	// where returns the launcher's address of rank 0, and its name of the job.
@@ -35,7 +36,7 @@ func launchers() []launcher {
 		},
 		{
 			name: "PMI", rank: "PMI_RANK", size: "PMI_SIZE", more: []string{"MPI_LOCALNRANKS", "PMI_JOBID"},
-			where: pmi, pmix: true,
+			where: pmi, pmix: true, secret: "PMI_SHARED_SECRET",
 		},
 		{
 			name: "torchrun", rank: "RANK", size: "WORLD_SIZE",
@@ -52,7 +53,7 @@ func launchers() []launcher {
 			name: "Slurm", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS",
 			more:  []string{"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"},
 			hint:  ": a batch script is one process itself; start the program in it with srun",
-			where: slurm, pmix: true, inherited: true,
+			where: slurm, pmix: true, inherited: true, secret: "PMI_SHARED_SECRET",
 		},
 	}
 }
@@ -67,7 +68,7 @@ func openMPI(env environment, size int) (address, job string) {
 // those of the PMI-1 wire protocol (P. Balaji et al., PMI: A Scalable Parallel Process-Management
 // Interface for Extreme-Scale Systems); MPI_LOCALNRANKS is how many processes are on this host.
 // Slurm's srun --mpi=pmi2 sets only the first two. Launchers other than Hydra name the job in
-// PMI_JOBID.
+// PMI_JOBID, and some of them draw a PMI_SHARED_SECRET for it.
 func pmi(env environment, size int) (address, job string) {
 	return byLocalSize(env, size, "MPI_LOCALNRANKS", env.value("PMI_JOBID"))
 }

@@ -48,7 +48,7 @@ func talk(ctx context.Context, p *Place, cfg *Config, conn *rendezvous.Conn) (*m
 	m := &member{place: p, cfg: *cfg, conn: conn, first: Process{Host: p.Address},
 		list: make(chan []Process, 1), met: make(chan struct{}), failed: make(chan struct{}),
 		gone: make(chan struct{}), asked: map[uint64]chan answer{}, putting: make(chan struct{}, 1)}
-	if err := conn.Send(ctx, kindJoin, hello{self(p.Rank), p.Size}); err != nil {
+	if err := conn.Send(ctx, kindJoin, newHello(p)); err != nil {
 		_ = conn.Close()
 		return nil, &RankError{m.rank0(), ended(err)}
 	}

@@ -30,6 +30,7 @@ type Place struct {
 	Job     string // tells the job from others
 	Source  string // the source of all this and what was found there, for errors and logs
 
+	secret string // given by a launcher beside the name of the job
 	// incarnation tells, with a Store, the rank 0 that is meant from others that have left an
 	// address there.
 	incarnation string
@@ -185,6 +186,9 @@ func (env environment) placeBy(l *launcher) (p Place, set int, err error) {
 	}
 	if l.where != nil {
 		p.Address, p.Job = l.where(env, p.Size)
+		if l.secret != "" {
+			p.secret = env.value(l.secret)
+		}
 	}
 	p.pmix = l.pmix && env.knownToPMIx(p.Rank)
 	return p, 2, nil

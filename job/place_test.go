@@ -14,7 +14,7 @@ import (
 // variables are all that Find reads.
 var variables = []string{job.EnvRank, job.EnvSize, job.EnvAddress, job.EnvJob, "OMPI_COMM_WORLD_RANK",
 	"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK",
-	"PMI_SIZE", "PMI_JOBID",
+	"PMI_SIZE", "PMI_JOBID", "PMI_SHARED_SECRET",
 	"MPI_LOCALNRANKS", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
 	"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "JOB_COMPLETION_INDEX", "SLURM_PROCID",
 	"SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
@@ -210,6 +210,24 @@ func TestNotFound(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A launcher's secret is part of what tells jobs apart, and is not shown.
+func TestSecret(t *testing.T) {
+	seen := map[string]bool{}
+	for _, env := range []string{"PMI_JOBID=7", "PMI_JOBID=7 PMI_SHARED_SECRET=x", "PMI_SHARED_SECRET=y",
+		slurm, slurm + " PMI_SHARED_SECRET=z"} {
+		if env[0] == 'P' {
+			env = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALNRANKS=2 " + env
+		}
+		setenv(t, env)
+		p, err := job.Find(job.Config{})
+		protocol := job.ProtocolAt(&p)
+		if err != nil || seen[protocol] || strings.Contains(p.Source, "SECRET") {
+			t.Errorf("%s: %q, %v", env, protocol, err)
+		}
+		seen[protocol] = true
 	}
 }
 

@@ -55,7 +55,7 @@ func challenge(ctx context.Context, p *Place, cfg *Config) error {
 	if err != nil {
 		return err
 	}
-	if c.Send(ctx, kindJoin, hello{self(0), p.Size}) == nil {
+	if c.Send(ctx, kindJoin, newHello(p)) == nil {
 		var v verdict
 		_ = c.Receive(ctx, kindEnd, &v) // whatever it says, it has been told
 	}

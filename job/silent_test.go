@@ -18,10 +18,12 @@ type process struct {
 	Host string `json:"host"`
 	PID  int    `json:"pid"`
 	Size int    `json:"size"`
+
+	Proof string `json:"proof"`
 }
 
 // protocol is that of a job's conversations.
-func protocol(cfg *job.Config) string { return "ibverbx job/2 " + cfg.Job }
+func protocol(cfg *job.Config) string { return job.ProtocolOf(cfg.Job) }
 
 // stranger joins a job as a process that does nothing by itself.
 func stranger(ctx context.Context, cfg *job.Config, rank int) (*rendezvous.Conn, error) {
@@ -30,7 +32,7 @@ func stranger(ctx context.Context, cfg *job.Config, rank int) (*rendezvous.Conn,
 	if err != nil {
 		return nil, err
 	}
-	return c, c.Send(ctx, "join", process{rank, "node7", 4242, cfg.Size})
+	return c, c.Send(ctx, "join", process{rank, "node7", 4242, cfg.Size, job.ProofOf(cfg.Job)})
 }
 
 // A process that vanishes without a word, as with its host, is found dead, and named.
@@ -141,7 +143,7 @@ func TestMisbehaviour(t *testing.T) {
 			"data": make([]byte, 1001)}},
 		"no key":          {2, "put", map[string]any{"id": 1}},
 		"a long key":      {2, "put", map[string]any{"id": 1, "key": strings.Repeat("k", 257)}},
-		"joins twice":     {2, "join", process{2, "node7", 4242, 3}},
+		"joins twice":     {2, "join", process{2, "node7", 4242, 3, ""}},
 		"no rank":         {-1, "alive", nil},
 		"a call ahead":    {2, "gather", map[string]any{"seq": 2, "op": "barrier"}},
 		"a finished call": {2, "gather", map[string]any{"seq": 0, "op": "barrier"}},

@@ -1,6 +1,9 @@
 package job
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -31,7 +34,8 @@ const (
 type hello struct {
 	Process
 
-	Size int `json:"size"`
+	Size  int    `json:"size"`
+	Proof string `json:"proof"` // that it knows the name of the job: a digest
 }
 
 type contribution struct {
@@ -84,20 +88,20 @@ func errWaited(d time.Duration) error { return &waitedError{d} }
 type route struct{ local, remote net.Addr }
 
 // protocol is that of a job's conversations: processes of different jobs part at their greeting,
-// and those that a store has sent to another rank 0 than theirs.
-func protocol(p *Place) string {
-	name := p.Job
-	for _, b := range []byte(name) {
-		if b < ' ' || b > '~' || len(name) > 200 {
-			name = fmt.Sprintf("#%016x", hash(p.Job))
-			break
-		}
-	}
-	if p.incarnation != "" {
-		name += " " + p.incarnation
-	}
-	return "ibverbx job/2 " + name
+// and those that a store has sent to another rank 0 than theirs. The greeting is said to everybody
+// who connects, so it does not contain the name.
+func protocol(p *Place) string { return "ibverbx job/2 " + p.digest("greeting") }
+
+// digest is a text for one purpose that only those can make who know the job's name, and what a
+// launcher or a store has added to it. It says nothing about the name, nor about other digests.
+func (p *Place) digest(purpose string) string {
+	h := hmac.New(sha256.New, []byte(p.Job+"\x00"+p.secret+"\x00"+p.incarnation))
+	_, _ = h.Write([]byte(purpose)) // never fails
+	return hex.EncodeToString(h.Sum(nil)[:16])
 }
+
+// newHello is what a process says to join.
+func newHello(p *Place) hello { return hello{self(p.Rank), p.Size, p.digest("join")} }
 
 // conversation configures those of a job.
 func conversation(p *Place, cfg *Config) rendezvous.Config {
