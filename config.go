@@ -85,6 +85,8 @@ const (
 	maxQueue = 1 << 20
 	// maxPieces is the longest scatter list that a queue pair is asked for. NICs take some dozens.
 	maxPieces = 1 << 12
+	// maxFailoverTimeout is the longest Config.FailoverTimeout.
+	maxFailoverTimeout = time.Hour
 	// maxInline is the longest inline request that a queue pair is asked for, in bytes. NICs take
 	// some hundred.
 	maxInline = 1 << 20
@@ -110,8 +112,11 @@ type Config struct {
 	// are several queue pairs; Stats.Failover is then true. See the package comment.
 	Failover bool
 	// FailoverTimeout is how long the peer may take to report what has arrived on a queue pair that
-	// has failed; after that the connection fails. The peer must poll in that time. A time in which
-	// this end does not poll hardly counts. 0 means 10 seconds.
+	// has failed; after that the connection fails. The peer must poll in that time, and its report
+	// may have to wait for another queue pair in trouble, so it must not be less than the time in
+	// which a NIC gives up its peer: (Conn.RetryCount + 1) times Conn.Timeout. A time in which this
+	// end does not poll hardly counts. 0 means four times what a NIC takes, the most that it may,
+	// and at least 10 seconds.
 	FailoverTimeout time.Duration
 	// PortTimeout is how long the NIC may report the port of this end as down
 	// ([verbs.EventPortErr]) before its queue pairs are taken out of service, if Failover is in
@@ -186,60 +191,10 @@ type Testing struct {
 	FirstNumber uint32
 }
 
-// ConnConfig holds what the physical queue pairs are connected with. The zero value works: in every
-// field 0 picks the default. [None] is zero, in the fields that name it.
-type ConnConfig struct {
-	// Port is the local port on every device; 0 means the device's own default,
-	// [verbs.Device.DefaultPort].
-	Port uint8
-	// GIDIndex picks the source GID: n for entry n of the port's table, [None] for entry 0. 0 picks
-	// automatically: RoCE v2 before anything else, of these a routable address before a link-local
-	// one, and IPv4 before IPv6.
-	GIDIndex int
-	// MTU is the path MTU; 0 means the smaller of the two ends' active MTUs.
-	MTU verbs.MTU
-	// Patience gives Timeout and RetryCount where they are 0. The default is half a second, which
-	// is for tests; use [PatienceFabric] on a real network.
-	Patience Patience
-	// Timeout is the code of the acknowledgement timeout, 1 to 31, [verbs.AckTimeout]; 0 means that
-	// of Patience, and [None] no timeout: the NIC waits for ever.
-	Timeout int
-	// RetryCount is the number of retries, 1 to 7, or [None]; 0 means that of Patience. With 7
-	// rdma_rxe retries for ever.
-	RetryCount int
-	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7, or [None]; 0 means
-	// 7, which is for ever.
-	RNRRetry int
-	// MinRNRTimer is the code of the pause before such a retry, 1 to 31, [verbs.RNRTimer]; 0 means
-	// 12, which is 0.64 ms, and [None] code 0, which is 655 ms.
-	MinRNRTimer int
-	// MaxRDAtomic is how many reads and atomics a queue pair has outstanding; 0 means 16, or what
-	// the NIC allows.
-	MaxRDAtomic uint8
-	// Access is what the peer may do; 0 means everything. A memory region must grant it too.
-	Access verbs.AccessFlags
-	// TrafficClass goes into the packets' IP header on RoCE v2. Over package verbs/roce it has no
-	// effect: a NIC there has one for all its queue pairs.
-	TrafficClass uint8
-	// SL is the service level.
-	SL uint8
-	// SpreadPaths gives each queue pair its own flow label. On RoCE v2 the label determines the UDP
-	// source port, so switches that choose a path by hashing send the rails of one NIC over
-	// different paths. Without it the kernel derives the port from the queue pairs' numbers, and
-	// two rails may share a path while others are idle. On InfiniBand the subnet manager chooses,
-	// and a NIC of package verbs/roce has one port for all queue pairs.
-	SpreadPaths bool
-	// ImmLittleEndian sends and receives immediates ([SendWR].Imm) with the least significant byte
-	// first. The C++ original stores and reads them that way, as its host does; verbs otherwise has
-	// them big-endian. Two ends of this package must agree, which their cards ensure.
-	ImmLittleEndian bool
-	// PeerGIDs are the peer's GIDs, one for each local data queue pair and then one for the notify
-	// QP. You need them only if the peer's business card has none.
-	PeerGIDs []verbs.GID
-}
-
 // withDefaults returns c with zero fields replaced.
-func (c Config) withDefaults() Config {
+//
+// Some follow from the devices; with none they are those of NICs of software.
+func (c Config) withDefaults(devices []verbs.Device) Config {
 	if c.FragmentSize == 0 {
 		c.FragmentSize = 512 << 10
 	}
@@ -258,9 +213,6 @@ func (c Config) withDefaults() Config {
 	if c.Linger == 0 {
 		c.Linger = time.Second
 	}
-	if c.FailoverTimeout == 0 {
-		c.FailoverTimeout = 10 * time.Second
-	}
 	if c.PortTimeout == 0 {
 		c.PortTimeout = 50 * time.Millisecond
 	}
@@ -273,41 +225,18 @@ func (c Config) withDefaults() Config {
 	if c.MaxRecvSGE == 0 {
 		c.MaxRecvSGE = c.MaxSGE
 	}
-	c.Conn = c.Conn.withDefaults()
-	return c
-}
-
-func (c ConnConfig) withDefaults() ConnConfig {
-	timeout, retries := c.Patience.codes()
-	if c.Timeout == 0 {
-		c.Timeout = timeout
-	}
-	if c.RetryCount == 0 {
-		c.RetryCount = retries
-	}
-	if c.RNRRetry == 0 {
-		c.RNRRetry = verbs.RNRRetryForever
-	}
-	if c.MinRNRTimer == 0 {
-		c.MinRNRTimer = 12
-	}
-	if c.MaxRDAtomic == 0 {
-		c.MaxRDAtomic = 16
-	}
-	if c.Access == 0 {
-		c.Access = verbs.AccessAll
+	c.Conn = c.Conn.withDefaults(devices)
+	if c.FailoverTimeout == 0 {
+		c.FailoverTimeout = min(max(10*time.Second, 4*c.Conn.givesUpAfter()), maxFailoverTimeout)
 	}
 	return c
 }
-
-// attr returns the attribute of a queue pair for a field of ConnConfig: zero for None.
-func attr(v int) uint8 { return uint8(max(0, v)) }
 
 // Validate says what is wrong with the configuration, as [Domain.NewQP] does over so many devices:
 // an error that is verbs.ErrInvalid and names the field, or nil. It asks no device: NewQP refuses
 // what these cannot do.
 func (c Config) Validate(devices int) error {
-	c = c.withDefaults()
+	c = c.withDefaults(nil)
 	if err := c.validate(); err != nil {
 		return err
 	}
@@ -329,9 +258,13 @@ func (c *Config) validate() error {
 	case c.FragmentSize > maxMessage:
 		return configError("FragmentSize %d: a message carries at most %d bytes", c.FragmentSize, maxMessage)
 	case c.FailoverTimeout < 0:
-		return configError("FailoverTimeout %v: must be positive, or 0 for 10s", c.FailoverTimeout)
-	case c.FailoverTimeout > time.Hour:
+		return configError("FailoverTimeout %v: must be positive, or 0 for the default", c.FailoverTimeout)
+	case c.FailoverTimeout > maxFailoverTimeout:
 		return configError("FailoverTimeout %v: must be at most an hour", c.FailoverTimeout)
+	case c.FailoverTimeout < min(c.Conn.givesUpAfter(), maxFailoverTimeout):
+		return configError("FailoverTimeout %v: a NIC takes %v to give up its peer (Conn.Timeout %d, "+
+			"RetryCount %d): must not be less", c.FailoverTimeout, c.Conn.givesUpAfter(), c.Conn.Timeout,
+			c.Conn.RetryCount)
 	case c.PortTimeout > time.Hour:
 		return configError("PortTimeout %v: must be at most an hour, 0 for 50ms, or -1 for never",
 			c.PortTimeout)
@@ -362,74 +295,8 @@ func (c *Config) validate() error {
 	return c.Conn.validate()
 }
 
-func (c *ConnConfig) validate() error {
-	switch {
-	case c.GIDIndex < None || c.GIDIndex > 255:
-		return configError("Conn.GIDIndex %d: must be 1 to 255, 0 (automatic), or -1 for entry 0", c.GIDIndex)
-	case c.MTU > verbs.MTU4096:
-		return configError("Conn.MTU %d: is a code, %d (256 bytes) to %d (4096 bytes)", uint32(c.MTU),
-			verbs.MTU256, verbs.MTU4096)
-	case c.Patience > PatienceFabric:
-		return configError("Conn.Patience %d: have PatienceShort (%d) and PatienceFabric (%d)", c.Patience,
-			PatienceShort, PatienceFabric)
-	case c.SL > 15:
-		return configError("Conn.SL %d: is a code of 4 bits", c.SL)
-	case !c.Access.Valid() || c.Access&^verbs.AccessAll != 0:
-		return configError("Conn.Access %v: unknown or not a right of queue pairs, or remote write without "+
-			"local write", c.Access)
-	}
-	for _, f := range [...]struct {
-		name    string
-		v, most int
-		says    string // what 0 and None mean
-	}{
-		{"Timeout", c.Timeout, 31, "0 for that of Patience, or -1 for no timeout"},
-		{"RetryCount", c.RetryCount, 7, "0 for that of Patience, or -1 for none"},
-		{"RNRRetry", c.RNRRetry, 7, "0 for 7, or -1 for none"},
-		{"MinRNRTimer", c.MinRNRTimer, 31, "0 for 12, or -1 for code 0"},
-	} {
-		if f.v < None || f.v > f.most {
-			return configError("Conn.%s %d: must be 1 to %d, %s", f.name, f.v, f.most, f.says)
-		}
-	}
-	return nil
-}
-
 func configError(format string, args ...any) error {
 	return fmt.Errorf("ibverbx: config: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
-}
-
-// Patience names how long a NIC tries to reach the peer before a request fails: the acknowledgement
-// timeout and the number of retries. A NIC may wait up to four times the timeout before a retry
-// (IBTA 9.7.6.1.3).
-type Patience uint8
-
-const (
-	// PatienceShort is a timeout of code 14 (67 ms) and 6 retries: half a second. It is the
-	// default, for tests and programs that start together: a peer that is gone is noticed at once.
-	// In a large fabric a switch that reboots or a route that changes takes longer than that.
-	PatienceShort Patience = iota
-	// PatienceFabric is a timeout of code 20 (4.3 s) and 7 retries: 34 seconds. It is for
-	// production on real networks; NCCL adopted these values after short link outages had ended
-	// jobs. A peer that is gone is then noticed after half a minute, and on rdma_rxe, which retries
-	// for ever with 7, not at all.
-	PatienceFabric
-)
-
-// codes are the timeout and the number of retries, as attributes of a queue pair.
-func (p Patience) codes() (timeout, retries int) {
-	if p == PatienceFabric {
-		return 20, 7
-	}
-	return 14, 6 // not 7 retries: rdma_rxe would retry for ever
-}
-
-// port is the number of the local port that a device's rails use.
-func (c *ConnConfig) port(dev verbs.Device) uint8 {
-	if c.Port != 0 {
-		return c.Port
-	}
-	return uint8(dev.DefaultPort())
 }
 
 // clock is the clock of the configuration.

@@ -5,8 +5,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
 )
 
 // Reads and atomics outstanding are as many as both ends allow. A card that does not say how many
@@ -46,6 +48,11 @@ type answers struct {
 func (d answers) Query() (verbs.DeviceAttr, error) {
 	return verbs.DeviceAttr{MaxRDAtomic: d.reads}, d.err
 }
+
+// software is a NIC of software.
+type software struct{ verbs.Device }
+
+func (software) Query() (verbs.DeviceAttr, error) { return verbs.DeviceAttr{Software: true}, nil }
 
 // A card says as many reads as the configuration, or as fewer of them the NIC allows: one that does
 // not say, or does not answer, does not count.
@@ -154,7 +161,8 @@ func TestPatience(t *testing.T) {
 		conn             ConnConfig
 		timeout, retries uint8
 	}{
-		{ConnConfig{}, 14, 6},
+		{ConnConfig{}, 20, 7}, // the null provider's NICs are not software
+		{ConnConfig{Patience: PatienceShort}, 14, 6},
 		{ConnConfig{Patience: PatienceFabric}, 20, 7},
 		{ConnConfig{Patience: PatienceFabric, Timeout: 18}, 18, 7},
 		{ConnConfig{Patience: PatienceFabric, RetryCount: 3}, 20, 3},
@@ -162,15 +170,38 @@ func TestPatience(t *testing.T) {
 	} {
 		r := newRecorded(t, 1, 2, Config{Conn: c.conn})
 		for _, a := range r.step(verbs.StateRTS) {
+			if r.send.rails.data[0].givesUp != givesUpAfter(c.timeout, c.retries) {
+				t.Errorf("%+v: gives up after %v", c.conn, r.send.rails.data[0].givesUp)
+			}
 			if a.Timeout != c.timeout || a.RetryCount != c.retries {
 				t.Errorf("%+v: timeout %d and %d retries, want %d and %d", c.conn, a.Timeout, a.RetryCount,
 					c.timeout, c.retries)
 			}
 		}
 	}
-	cfg := Config{Conn: ConnConfig{Patience: 2}}.withDefaults()
+	null := verbstest.NewNull(1).Device(0)
+	for _, c := range []struct {
+		conn     ConnConfig
+		devices  []verbs.Device
+		gives    int64         // milliseconds
+		failover time.Duration // seconds
+	}{
+		{ConnConfig{}, []verbs.Device{software{null}}, 3758, 15},
+		{ConnConfig{}, []verbs.Device{software{null}, null}, 34359, 137},
+		{ConnConfig{}, []verbs.Device{answers{Device: null, err: verbs.ErrDeviceGone}}, 34359, 137},
+		{ConnConfig{Patience: PatienceShort}, []verbs.Device{null}, 469, 10},
+		{ConnConfig{Timeout: None}, []verbs.Device{null}, 0, 10},
+		{ConnConfig{Timeout: 31}, []verbs.Device{null}, 70368744, 3600},
+	} {
+		cfg := Config{Conn: c.conn}.withDefaults(c.devices)
+		if gives := cfg.Conn.givesUpAfter(); gives.Milliseconds() != c.gives ||
+			cfg.FailoverTimeout.Truncate(time.Second) != c.failover*time.Second || cfg.validate() != nil {
+			t.Errorf("%+v: gives up after %v, FailoverTimeout %v", c.conn, gives, cfg.FailoverTimeout)
+		}
+	}
+	cfg := Config{Conn: ConnConfig{Patience: 3}}.withDefaults(nil)
 	if err := cfg.validate(); !errors.Is(err, verbs.ErrInvalid) ||
-		!strings.Contains(err.Error(), "Patience 2") {
+		!strings.Contains(err.Error(), "Patience 3") {
 		t.Errorf("an unknown patience: %v", err)
 	}
 }

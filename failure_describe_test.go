@@ -273,10 +273,11 @@ func TestFailedErrorText(t *testing.T) {
 	}{
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartFragment, Fragment: 2,
 			Fragments: 16, LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 524288,
-			VendorErr: 0x81, Err: verbs.StatusRetryExcErr}),
+			VendorErr: 0x81, GaveUpAfter: givesUpAfter(17, 6), Err: verbs.StatusRetryExcErr}),
 			"virtual qp 1: RDMA_WRITE id 7, fragment 3 of 16 (524288 bytes from 0x1000 to remote 0x2000): " +
 				"rail 1 (mlx5_1 qp 18): RETRY_EXC_ERR: transport retries exceeded: the peer or the path " +
-				"to it is gone (vendor 0x81: transport retry counter exceeded): " +
+				"to it is gone (vendor 0x81: transport retry counter exceeded): no answer for 3.76s " +
+				"(Conn.Patience): " +
 				"check that the peer's process lives and has connected, then link, routing and GID index, " +
 				"then timeout and retry count"},
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMARead, Part: PartFragment, Fragments: 1,

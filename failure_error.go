@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"time"
 
 	"ibverbx/verbs"
 )
@@ -59,6 +60,11 @@ type FailedError struct {
 	// Failover explains, with Config.Failover, why no other queue pair could take over. It is empty
 	// if the failure is not one of a queue pair or a NIC.
 	Failover string
+
+	// GaveUpAfter is the time in which the peer has not answered, as Conn.Timeout and RetryCount
+	// set it, if Err is [verbs.StatusRetryExcErr]; otherwise 0. NICs may take up to four times as
+	// long.
+	GaveUpAfter time.Duration
 
 	VendorErr uint32 // the NIC's own error code; 0 if it gave none
 	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post or of a CQ
@@ -135,6 +141,9 @@ func (e *FailedError) Error() string {
 		}
 		b.WriteByte(')')
 	}
+	if e.GaveUpAfter != 0 {
+		fmt.Fprintf(&b, ": no answer for %v (Conn.Patience)", e.gaveUpAfter())
+	}
 	if e.Failover != "" {
 		b.WriteString(": " + e.Failover)
 	}
@@ -142,6 +151,15 @@ func (e *FailedError) Error() string {
 		b.WriteString(": " + advice)
 	}
 	return b.String()
+}
+
+// gaveUpAfter is GaveUpAfter in three digits.
+func (e *FailedError) gaveUpAfter() time.Duration {
+	unit := time.Duration(1)
+	for e.GaveUpAfter/unit >= 1000 {
+		unit *= 10
+	}
+	return e.GaveUpAfter.Round(unit)
 }
 
 // request returns the operation in words.
@@ -409,6 +427,9 @@ func (e *FailedError) causeFields() (list []slog.Attr) {
 		if words := vendorWords(e.Err, e.VendorErr); words != "" {
 			list = append(list, slog.String("vendor_words", words))
 		}
+	}
+	if e.GaveUpAfter != 0 {
+		list = append(list, slog.String("gave_up_after", e.gaveUpAfter().String()))
 	}
 	if e.Failover != "" {
 		list = append(list, slog.String("failover", e.Failover))

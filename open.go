@@ -62,7 +62,7 @@ func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
 		return nil, err
 	}
 	deepest := cfg.MaxMsgCntPerQP == None
-	cfg = cfg.withDefaults()
+	cfg = cfg.withDefaults(d.devices)
 	deepestQueue, err := d.fitDevices(&cfg)
 	if err != nil {
 		return nil, err

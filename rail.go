@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"errors"
 	"math/rand/v2"
+	"time"
 
 	"ibverbx/internal/ability"
 	"ibverbx/internal/dqplb"
@@ -36,6 +37,8 @@ type rail struct {
 	// lastPSN is the first packet sequence number of the last connection in which the queue pair
 	// could send.
 	lastPSN uint32
+	// givesUp is the time after which the NIC gives up a peer that does not answer; 0 is never.
+	givesUp time.Duration
 	railConn
 	stats railCounters
 	log   failover.Log // what is outstanding, where failover is in force

@@ -48,7 +48,7 @@ type VirtualQP struct {
 func newVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, spares []verbs.QP, cfg Config) (
 	*VirtualQP, error,
 ) {
-	cfg = cfg.withDefaults()
+	cfg = cfg.withDefaults(devicesOf(qps))
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
@@ -105,6 +105,16 @@ func newVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, spares []verbs
 		q.offered = newRecovery(q)
 	}
 	return q, nil
+}
+
+// devicesOf lists the devices of the queue pairs that are not nil, each once.
+func devicesOf(qps []verbs.QP) (devices []verbs.Device) {
+	for _, qp := range qps {
+		if qp != nil && !slices.Contains(devices, qp.Device()) {
+			devices = append(devices, qp.Device())
+		}
+	}
+	return devices
 }
 
 // checkQueuePairs says which queue pair is nil, or on a device that the tables of virtual CQs have

@@ -67,6 +67,7 @@ func newTestbed(t testing.TB, s shape, cfg shmem.Config) *testbed {
 		cfg.HeapSize = 4 << 20
 	}
 	cfg.Transport.QP.QPsPerDevice = s.qps
+	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceShort
 	if l.world, err = shmem.NewLocal(ctx, cfg, l.doms...); err != nil {
 		t.Fatal(err)
 	}

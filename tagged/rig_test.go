@@ -51,6 +51,7 @@ func newRigOver(t testing.TB, fabric soft.Config, workers int, cfg tagged.Config
 			t.Fatal(err)
 		}
 		r.domains = append(r.domains, dom)
+		cfg.Transport.QP.Conn.Patience = ibverbx.PatienceShort
 		w, err := tagged.NewWorker(dom, cfg)
 		if err != nil {
 			t.Fatal(err)

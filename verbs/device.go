@@ -23,6 +23,9 @@ type DeviceAttr struct {
 	MaxMRSize   uint64 `json:"max_mr_size"` // bytes
 	MaxPD       int    `json:"max_pd"`
 	MaxRDAtomic int    `json:"max_rd_atomic"` // reads and atomics outstanding per queue pair, either way
+	// Software is whether processors do the NIC's work. It then answers late where these are busy,
+	// and not at all while the process is stopped that it is part of.
+	Software bool `json:"software"`
 	// MaxInline is the longest inline send in bytes; 0 where only the creation of a queue pair
 	// shows it.
 	MaxInline int `json:"max_inline"`

@@ -62,12 +62,14 @@ var perfFlagText = map[string]string{
 		"is preferred]",
 	"mtu": "Path MTU in bytes, 256 to 4096; the smaller of both ends' is used. [the ports' active " +
 		"MTU]",
-	"ib-port":     "Port of the NICs. [each NIC's first active one, or as --device says]",
-	"tclass":      "Traffic class, 0 to 255, of the packets' IP header. [0]",
-	"sl":          "Service level, 0 to 15. [0]",
-	"qp-timeout":  "Acknowledgement timeout of a queue pair: 4.096µs·2^N, N 1 to 31; 0 is none. [14: 67ms]",
-	"retry-count": "Retries after a timeout, 0 to 7; some NICs take 7 as unlimited. [6]",
-	"rnr-retry":   "Retries when the peer has no receive posted, 0 to 7; 7 is unlimited. [7]",
+	"ib-port": "Port of the NICs. [each NIC's first active one, or as --device says]",
+	"tclass":  "Traffic class, 0 to 255, of the packets' IP header. [0]",
+	"sl":      "Service level, 0 to 15. [0]",
+	"qp-timeout": "Acknowledgement timeout of a queue pair: 4.096µs·2^N, N 1 to 31; 0 is none. [20: 4.3s; " +
+		"17: 0.54s over NICs of software; 14: 67ms with --fault]",
+	"retry-count": "Retries after a timeout, 0 to 7; some NICs take 7 as unlimited. [7; 6 over NICs of " +
+		"software]",
+	"rnr-retry": "Retries when the peer has no receive posted, 0 to 7; 7 is unlimited. [7]",
 	"outs": "Reads and atomics outstanding on a queue pair, 1 to 255. [16, or what the NIC " +
 		"allows]",
 	"library": "Path of libibverbs. [as the dynamic loader finds it]",
@@ -118,6 +120,7 @@ var perftestFlagText = map[string]string{
 	"provider": "Which NIC: rdmacore (the host's) or roce (a UDP socket). [rdmacore, or roce if the host " +
 		"has no usable RDMA NIC]",
 	"outs":        "Reads outstanding on a queue pair, 1 to 255. [what the NIC allows]",
+	"qp-timeout":  "Acknowledgement timeout of a queue pair: 4.096µs·2^N, N 1 to 31; 0 is none. [14: 67ms]",
 	"retry-count": "Retries after a timeout, 0 to 7; some NICs take 7 as unlimited. [7]",
 	"listen":      "Wait for the peer at HOST, :PORT or HOST:PORT. [every address, port 18515]",
 	"connect":     "The same as the argument <host>.",

@@ -6,6 +6,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/units"
 )
@@ -48,6 +49,9 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 		return nil, usage("--run-infinitely with --json, which writes at the end only: use --duration")
 	}
 	p.Conn, p.Wait = f.conn(k), f.wait()
+	if len(p.Faults) > 0 {
+		p.Conn.Patience = ibverbx.PatienceShort // the faults are there to be noticed
+	}
 	err := f.checkLimits(&p)
 	if err == nil {
 		p.Sizes, err = f.sizes(p.Op)

@@ -17,6 +17,7 @@ package vqptest
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -101,6 +102,7 @@ func NewLink(tb testing.TB, c LinkConfig) *Link {
 func (l *Link) newEnd(cfg ibverbx.Config, first int, c LinkConfig) *End {
 	l.TB.Helper()
 	e := &End{Buf: make([]byte, c.Buffer)}
+	cfg.Conn.Patience = cmp.Or(cfg.Conn.Patience, ibverbx.PatienceShort)
 	for range c.PeerGIDs {
 		gid, err := l.Fabric.Device(1-first).QueryGID(1, 0)
 		if err != nil {

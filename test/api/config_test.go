@@ -228,6 +228,7 @@ func TestRoomForReceives(t *testing.T) {
 func TestWordsOfARefusedConfiguration(t *testing.T) {
 	conn := func(c ibverbx.ConnConfig) ibverbx.Config { return ibverbx.Config{Conn: c} }
 	type config = ibverbx.Config
+	fabric := ibverbx.ConnConfig{Patience: ibverbx.PatienceFabric}
 	devs := []verbs.Device{verbstest.NewNull(1).Device(0)}
 	for _, c := range []struct {
 		cfg  config
@@ -277,10 +278,18 @@ func TestWordsOfARefusedConfiguration(t *testing.T) {
 			"Conn.GIDIndex -2: must be 1 to 255, 0 (automatic), or -1 for entry 0"},
 		{conn(ibverbx.ConnConfig{MTU: 5}), ""},
 		{conn(ibverbx.ConnConfig{MTU: 6}), "Conn.MTU 6: is a code, 1 (256 bytes) to 5 (4096 bytes)"},
-		{conn(ibverbx.ConnConfig{Patience: ibverbx.PatienceFabric}), ""},
+		{conn(fabric), ""},
 		{conn(ibverbx.ConnConfig{Patience: ibverbx.PatienceFabric + 1}),
-			"Conn.Patience 2: have PatienceShort (0) and PatienceFabric (1)"},
+			"Conn.Patience 3: have PatienceAuto (0), PatienceShort (1) and PatienceFabric (2)"},
 		{conn(ibverbx.ConnConfig{Timeout: 31}), ""},
+		{config{FailoverTimeout: time.Second},
+			"FailoverTimeout 1s: a NIC takes 3.758096384s to give up its peer (Conn.Timeout 17, " +
+				"RetryCount 6): must not be less"},
+		{config{FailoverTimeout: 34 * time.Second, Conn: fabric},
+			"FailoverTimeout 34s: a NIC takes 34.359738368s to give up its peer (Conn.Timeout 20, " +
+				"RetryCount 7): must not be less"},
+		{config{FailoverTimeout: 35 * time.Second, Conn: fabric}, ""},
+		{config{FailoverTimeout: time.Hour, Conn: ibverbx.ConnConfig{Timeout: 31}}, ""},
 		{conn(ibverbx.ConnConfig{Timeout: 32}),
 			"Conn.Timeout 32: must be 1 to 31, 0 for that of Patience, or -1 for no timeout"},
 		{conn(ibverbx.ConnConfig{RetryCount: 7}), ""},

@@ -91,7 +91,7 @@ func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
 		FragmentSize: uint32(pick(16, 64, 100, 256, 1000)),
 		Linger:       ibverbx.None, // no world depends on a clock
 	}
-	cfg.Conn.RetryCount = pick(1, 2, 3)
+	cfg.Conn.RetryCount, cfg.Conn.Patience = pick(1, 2, 3), ibverbx.PatienceShort
 	cfg.Conn.MaxRDAtomic = uint8(pick(0, 1, 2))
 	return cfg
 }

@@ -211,6 +211,9 @@ func (d *device) lockQuery(op string) error {
 	return nil
 }
 
+// rxeVendor is the vendor of rdma_rxe (RXE_VENDOR_ID in the kernel).
+const rxeVendor = 0xffffff
+
 // Query describes the device.
 func (d *device) Query() (verbs.DeviceAttr, error) {
 	const op = "query device"
@@ -231,6 +234,7 @@ func (d *device) Query() (verbs.DeviceAttr, error) {
 		MaxCQ:  int(a.maxCQ),
 		MaxCQE: int(a.maxCQE), MaxMR: int(a.maxMR), MaxMRSize: a.maxMRSize, MaxPD: int(a.maxPD),
 		MaxRDAtomic: int(min(a.maxQPRDAtom, a.maxQPInitRDAtom)), // as responder and as requester
+		Software:    a.vendorID == rxeVendor,
 	}, nil
 }
 

@@ -39,7 +39,7 @@ func TestLimitsOfANIC(t *testing.T) {
 		attr, err := f.Device(1).Query()
 		must(t, err)
 		want := c.want
-		want.Firmware, want.Ports, want.NodeGUID = "soft", 1, guid(f.identity, 1)
+		want.Firmware, want.Ports, want.NodeGUID, want.Software = "soft", 1, guid(f.identity, 1), true
 		want.MaxQP, want.MaxCQ, want.MaxPD = 1<<18, 1<<16, 1<<16
 		want.MaxMR, want.MaxMRSize = 1<<18-1, 1<<47
 		if attr != want {

@@ -81,6 +81,7 @@ func (l *Limits) Attr() verbs.DeviceAttr {
 		MaxPD:       1 << 16,
 		MaxRDAtomic: l.MaxRDAtomic,
 		MaxInline:   l.MaxInline,
+		Software:    true,
 	}
 }
 

@@ -56,7 +56,8 @@ func TestSizesOfAQueuePair(t *testing.T) {
 func TestAttributesOfTheNIC(t *testing.T) {
 	l := Limits{MaxQPWR: 1, MaxCQE: 2, MaxSGE: 3, MaxInline: 4, MaxMsgSize: 5, MaxRDAtomic: 6}
 	want := verbs.DeviceAttr{Ports: 1, MaxQP: 1 << 18, MaxQPWR: 1, MaxSGE: 3, MaxCQ: 1 << 16, MaxCQE: 2,
-		MaxMR: maxKeyIndex, MaxMRSize: 1 << 47, MaxPD: 1 << 16, MaxRDAtomic: 6, MaxInline: 4}
+		MaxMR: maxKeyIndex, MaxMRSize: 1 << 47, MaxPD: 1 << 16, MaxRDAtomic: 6, MaxInline: 4,
+		Software: true}
 	if got := l.Attr(); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}

@@ -359,8 +359,8 @@ func TestPeerVanishes(t *testing.T) {
 					leading <- outcome{nil, err}
 					return
 				}
-				report, err := Lead(t.Context(), p, &Half{Conn: c, Provider: "here", Devices: nics[:2]},
-					observer{})
+				report, err := Lead(t.Context(), p, &Half{Conn: c, Provider: "here", Devices: nics[:2],
+					Config: impatient}, observer{})
 				leading <- outcome{report, err}
 			}()
 			go func() { conn <- start(t, ncB, apartTimeout) }()
