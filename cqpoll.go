@@ -7,11 +7,16 @@ import (
 	"ibverbx/verbs"
 )
 
-// Poll moves up to len(dst) completions into dst, oldest first, and says how many. What does not
-// fit waits for the next call. It neither blocks nor allocates. An error concerns a physical CQ
-// that has died; it is reported once, the virtual queue pairs on it fail, and completions are
-// delivered all the same. Where all of them can do without, by failover, it is none. After Close it
-// delivers what was left and then [ErrClosed].
+// Poll moves up to len(dst) completions into dst, oldest first, and says how many. It neither
+// blocks nor allocates. An error concerns a physical CQ that has died; it is reported once, the
+// virtual queue pairs on it fail, and completions are delivered all the same. Where all of them can
+// do without, by failover, it is none. After Close it delivers what was left and then [ErrClosed].
+//
+// Poll stops when dst is full: it does not drain the physical CQs, as the C++ original's pollCq
+// does. What does not fit waits for the next call, most of it in the NICs' CQs, and what would
+// follow from it waits too: fragments for which there was no room, credits, notifications. So while
+// n is len(dst), call it again. An empty dst never is full: Poll(nil) carries on with everything
+// and keeps the completions.
 func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 	c.enter()
 	n, err = c.poll(dst, -1)

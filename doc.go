@@ -26,7 +26,8 @@
 //  5. The first error stops everything behind it: no fragment or notification of a later request is
 //     sent, and the later requests complete, in order, as flushed. [VirtualQP.Err] says which
 //     request failed, on which rail, and why. Every post is refused with [ErrFailed] until you
-//     reset or close the virtual queue pair.
+//     reset or close the virtual queue pair. (One exception, with [Config].Failover: an atomic
+//     whose answer was lost with its queue pair ends with an error and stops nothing.)
 //  6. Errors are never routed by opcode, which NICs leave undefined.
 //  7. Nothing that a peer sends ends the process or disturbs another virtual queue pair of the same
 //     virtual CQ.

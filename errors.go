@@ -24,7 +24,7 @@ var (
 	ErrNotConnected = errors.New("not connected")
 	// ErrOpcode: no such operation, or not on this virtual queue pair.
 	ErrOpcode = errors.New("unsupported opcode")
-	// ErrUnsignaled: with several queue pairs every request must be signaled.
+	// ErrUnsignaled: with several queue pairs every request must be signaled, a WRITE_WITH_IMM too.
 	ErrUnsignaled = errors.New("unsignaled request")
 	// ErrLength: the length does not fit the operation: an atomic of other than eight bytes, more
 	// than a single message can carry, what EveryRail cannot cut evenly.

@@ -19,9 +19,11 @@ type SendWR struct {
 	// ID comes back in the completion. It need not be unique.
 	ID     uint64
 	Opcode verbs.Opcode
-	// Flags: [verbs.SendSignaled] is required when there are several queue pairs. [verbs.SendFence]
-	// holds the request back until the data of every earlier one has completed; over several queue
-	// pairs it is the only way to make a read see an earlier write, or an atomic follow one.
+	// Flags: [verbs.SendSignaled] is required when there are several queue pairs, of a
+	// WRITE_WITH_IMM too, which the C++ original takes without; others are refused with
+	// [ErrUnsignaled]. [verbs.SendFence] holds the request back until the data of every earlier one
+	// has completed; over several queue pairs it is the only way to make a read see an earlier
+	// write, or an atomic follow one.
 	Flags verbs.SendFlags
 	// Local is the memory to send from, or for reads and atomics to receive into.
 	Local Segment
@@ -95,9 +97,11 @@ type WC struct {
 	Status    verbs.Status
 	Opcode    verbs.WCOpcode
 	VendorErr uint32 // the NIC's own code for the error, if any
-	Imm       uint32 // receives: the sender's immediate, when Flags has [verbs.WCWithImm]
-	QPNum     uint32 // [VirtualQP.Num] of the virtual queue pair
-	Flags     verbs.WCFlags
+	// Imm of a receive is the sender's immediate, when Flags has [verbs.WCWithImm]. Of a send it is
+	// 0, whatever the request's was: the C++ original repeats that there.
+	Imm   uint32
+	QPNum uint32 // [VirtualQP.Num] of the virtual queue pair
+	Flags verbs.WCFlags
 	// ByteLen is the length of the request in bytes; of a receive, the bytes that arrived. It is 0
 	// for a notification of Spray, which does not say, and for a send of a single queue pair.
 	ByteLen uint64

@@ -131,6 +131,43 @@ func TestPollServesEveryDevice(t *testing.T) {
 	}
 }
 
+// A full slice ends a poll: the NIC's CQ is not drained. An empty slice is never full.
+func TestPollStopsAtAFullSlice(t *testing.T) {
+	const posted = 200
+	for _, c := range []struct{ slice, want, least, most int }{
+		{10, 10, 1, posted - 10}, {0, 0, 0, 0}, {posted + 1, posted, 0, 0},
+	} {
+		null := verbstest.NewNull(1)
+		cq := vqptest.NewCQ(t, null.Device(0), 1024)
+		vcq, err := ibverbx.NewVirtualCQ(cq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		qp, err := vqptest.NewPD(t, null.Device(0)).CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq,
+			Cap: verbs.QPCap{MaxSendWR: posted}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		connectElsewhere(t, q)
+		wrs := slices.Repeat([]ibverbx.SendWR{{Opcode: verbs.OpSend, Flags: verbs.SendSignaled}}, posted)
+		if _, err := q.PostSend(wrs...); err != nil {
+			t.Fatal(err)
+		}
+		n, err := vcq.Poll(make([]ibverbx.WC, c.slice))
+		if n != c.want || err != nil {
+			t.Errorf("a slice of %d: %d completions, %v", c.slice, n, err)
+		}
+		if left, err := cq.Poll(make([]verbs.WC, posted)); left < c.least || left > c.most || err != nil {
+			t.Errorf("a slice of %d: %d completions of %d are left in the NIC's CQ, %v", c.slice, left,
+				posted, err)
+		}
+	}
+}
+
 // A device of which a virtual CQ has no CQ is refused, with those that it has.
 func TestPollNamesTheDevicesThereAre(t *testing.T) {
 	null := verbstest.NewNull(4)
