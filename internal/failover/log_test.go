@@ -48,3 +48,26 @@ func TestLogKeepsTheOrder(t *testing.T) {
 		t.Errorf("%d messages of %d entries", l.messages, next)
 	}
 }
+
+// What was acknowledged behind something that was not stays in the log, and counts as the message
+// that it was, or as none.
+func TestLogKnowsWhatIsDone(t *testing.T) {
+	l := Log{}
+	l.Fit(8)
+	for n := range uint64(6) {
+		if id := wrid.New(wrid.Data+n%2, 0, 0, n); n%2 == 0 {
+			l.Push(id)
+		} else {
+			l.PushMessage(id)
+		}
+	}
+	for _, n := range []uint64{4, 3, 0} {
+		l.Complete(wrid.New(wrid.Data+n%2, 0, 0, n))
+	}
+	for i, e := range l.Take(1) {
+		want := [...]EntryState{EntryOut, EntryOut, EntryDone, EntryDone, EntryUnposted}[i]
+		if n := i + 1; e.State != want || e.IsMessage() != (n%2 == 1) {
+			t.Errorf("entry %d: state %d, want %d; a message: %v", n, e.State, want, e.IsMessage())
+		}
+	}
+}

@@ -2,6 +2,7 @@ package failover
 
 import (
 	"errors"
+	"slices"
 
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
@@ -18,6 +19,7 @@ type queuePair struct {
 	// staged is what is logged and was not posted, wire what the peer's NIC has not carried out, in
 	// order.
 	staged, wire []packet
+	sent         []uint64 // the numbers of all work requests of this connection, in order
 	// cq is what the program has not polled: completions of sends and of receives.
 	cq       []completion
 	recvs    int // receives posted
@@ -35,6 +37,18 @@ type completion struct {
 	message bool // a message of the peer, which has the id
 	control uint32
 	status  verbs.Status
+}
+
+// nextPolled returns which completion a poll takes: sends complete in any order, receives do not.
+func (w *world) nextPolled(cq []completion) int {
+	if w.rng.IntN(4) != 0 {
+		return 0
+	}
+	i := w.rng.IntN(len(cq))
+	if cq[i].message {
+		return slices.IndexFunc(cq, func(c completion) bool { return c.message })
+	}
+	return i
 }
 
 // carryOut has the peer's NIC carry out the oldest packet of a rail, and acknowledge it.
@@ -139,7 +153,7 @@ func (e *end) connect(i int, a Action) error {
 	}
 	q.rail.Reset()
 	q.log.Clear()
-	q.wire, q.cq, q.recvs, q.unpolled = nil, nil, 0, 0
+	q.wire, q.cq, q.sent, q.recvs, q.unpolled = nil, nil, nil, 0, 0
 	q.up = true
 	if q.own, q.peer = a.OwnPSN, a.PeerPSN; q.own == 0 {
 		q.own = e.w.drawPSN()

@@ -212,6 +212,43 @@ func TestServedOfAnotherEpoch(t *testing.T) {
 	}
 }
 
+// While the follower has not confirmed the rail that serves, the leader chooses no other one, even
+// if that rail is lost: the follower might learn of the two in the wrong order.
+func TestNoChoiceBeforeServed(t *testing.T) {
+	p := New([]Role{Data, Data, Sends, Sends, Sends})
+	p.Begin(Config{Leader: true, Serving: [Roles]int{-1, 2, -1}})
+	settle(t, p, p.rails[2])
+	p.Choose()
+	settle(t, p, p.rails[3])
+	if actions := p.Choose(); len(actions) != 0 || p.Serving(Sends) != 3 {
+		t.Errorf("before SERVED: %v, rail %d serves", actions, p.Serving(Sends))
+	}
+	if _, err := p.HandleControl(p.rails[0], control{controlServed, 2, 0, 0}.bits(), false); err != nil {
+		t.Fatal(err)
+	}
+	want := []Action{{Kind: DoServe, Rail: 4}}
+	if actions := p.Choose(); !slices.Equal(actions, want) || !p.Waits() {
+		t.Errorf("after SERVED: %v, waits %v", actions, p.Waits())
+	}
+}
+
+// A count that cannot be ends the connection, and loses no request: also the user's immediate that
+// was due and had found no room is given up with the rest.
+func TestNonsenseWhileAnImmediateIsDue(t *testing.T) {
+	p := twoRails()
+	r := p.rails[0]
+	last, imm := wrid.New(wrid.Numbered, 0, 1, 7), Entry{ID: wrid.New(wrid.Imm, 0, 0, 7)}
+	p.Lose(r, start, errors.New("test"), []Entry{{ID: last, State: EntryReturned}}, 1)
+	p.Flushed(r, false)
+	r.peerArrived = 5
+	if _, _, err := p.Settle(r, &imm); err == nil {
+		t.Fatal("5 of 1 messages have arrived")
+	}
+	if got := p.Drop(); len(got) != 2 || got[0].ID != last || got[1].ID != imm.ID {
+		t.Errorf("dropped: %+v", got)
+	}
+}
+
 // A GO that fails does not bring the rail back.
 func TestGoThatFails(t *testing.T) {
 	p := twoRails()

@@ -157,6 +157,7 @@ func (e *end) stage(i int, id uint64) {
 		q.log.PushMessage(id)
 	}
 	q.staged = append(q.staged, packet{id: id, psn: q.own})
+	q.sent = append(q.sent, wrid.Number(id))
 }
 
 // postStaged posts what is staged on a rail.
@@ -233,8 +234,9 @@ func (e *end) poll(i int) error {
 	if len(q.cq) == 0 || e.failed != nil {
 		return nil
 	}
-	c := q.cq[0]
-	q.cq = q.cq[1:]
+	next := e.w.nextPolled(q.cq)
+	c := q.cq[next]
+	q.cq = slices.Delete(q.cq, next, next+1)
 	if c.status != verbs.StatusSuccess && q.rail.Works() {
 		if !e.canLose(q.rail) {
 			e.failed = c.status
@@ -363,7 +365,6 @@ func (e *end) settle(i int) error {
 	if len(q.wire) != 0 || to.up && to.peer == q.own {
 		return e.w.fail("end %d: rail %d is settled while a NIC carries it out", e.id, i)
 	}
-	entries := slices.Clone(q.rail.entries)
 	arrived, unknown, err := e.p.Settle(q.rail, nil)
 	if err != nil {
 		if e.failed = err; !e.mayFail || !strings.Contains(err.Error(), "are lost there") {
@@ -371,7 +372,7 @@ func (e *end) settle(i int) error {
 		}
 		return nil
 	}
-	if n := e.ghost(entries, arrived); n != 0 {
+	if n := e.ghost(q, arrived); n != 0 {
 		return e.w.fail("end %d: work %d is posted again, and a message behind it was handled", e.id, n)
 	}
 	for _, en := range arrived {
@@ -390,18 +391,16 @@ func (e *end) settle(i int) error {
 	return nil
 }
 
-// ghost returns plain data that does not count as arrived, though the peer's program has handled a
-// message behind it on the same rail; 0 if there is none.
-func (e *end) ghost(entries, arrived []Entry) (n uint64) {
+// ghost returns plain data of a rail that does not count as arrived, though the peer's program has
+// handled a message behind it there; 0 if there is none.
+func (e *end) ghost(q *queuePair, arrived []Entry) (n uint64) {
 	proved := false
-	for _, en := range slices.Backward(entries) {
-		if en.State == EntryDone || en.isControl() {
-			continue
-		}
-		k := e.works[wrid.Number(en.ID)]
-		proved = proved || k.handled != 0
-		if proved && !k.read && !k.atomic && !slices.Contains(arrived, en) {
-			return wrid.Number(en.ID)
+	for _, n := range slices.Backward(q.sent) {
+		k := e.works[n]
+		proved = proved || k.message && k.handled != 0
+		counts := slices.ContainsFunc(arrived, func(en Entry) bool { return wrid.Number(en.ID) == n })
+		if proved && !k.message && !k.read && !k.atomic && !k.done && !counts {
+			return n
 		}
 	}
 	return 0
