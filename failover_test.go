@@ -255,3 +255,20 @@ func TestEventsFindSparesThatFailed(t *testing.T) {
 		}
 	}
 }
+
+// The peer's NIC has refused a request, and says so when its rail is lost already: it is an error,
+// and not repeated on another rail, nor taken for carried out.
+func TestRefusedAfterItsRailIsLost(t *testing.T) {
+	q := newRecorded(t, 2, 1, Config{Scheme: DQPLB, Failover: true})
+	if _, err := q.PostSend(rawWrite(1, 8)); err != nil {
+		t.Fatal(err)
+	}
+	lost := q.send.rails.data[0]
+	q.failover.loseRail(lost, verbs.StatusRetryExcErr)
+	refusal := verbs.WC{ID: q.qps[0].posts[0].ID, QPNum: lost.num, Status: verbs.StatusRemAccessErr}
+	got := q.CQ().ProcessCompletions(nil, verbs.DeviceID(lost.device), refusal)
+	if len(got) != 1 || got[0].ID != 1 || got[0].Status != verbs.StatusRemAccessErr ||
+		!errors.Is(q.Err(), verbs.StatusRemAccessErr) {
+		t.Errorf("%+v, %v", got, q.Err())
+	}
+}

@@ -375,3 +375,33 @@ func sendBothWays(t *testing.T, l *vqptest.Link) {
 		vqptest.IDs(t, e.Wait(t, 2), verbs.StatusSuccess)
 	}
 }
+
+// A CQ may die when its rails are lost already, and its death may be told twice: they never come
+// back, a reset says so, and all can be closed.
+func TestACQThatDiesTwice(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		for _, reset := range []bool{false, true} {
+			t.Run(fmt.Sprintf("lost before %v, reset %v", before, reset), func(t *testing.T) {
+				l := newTimedLink(t, backAfterASecond(ibverbx.DQPLB))
+				for i := 0; before && i < len(l.A.RailQPs); i += 2 { // rails take turns on two NICs
+					killQP(l.A, t, i)
+				}
+				for range 3 {
+					l.after(0)
+					l.A.CQ().FailDevice(l.A.NICs[0].ID(), verbs.ErrOverrun)
+				}
+				l.after(time.Hour)
+				l.expect(t, 3, 0)
+				sendBothWays(t, l.Link)
+				if reset {
+					if err := l.A.Reset(); err == nil {
+						t.Error("a queue pair whose completions cannot come was reset")
+					}
+				}
+				if err := l.A.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
