@@ -271,6 +271,8 @@ func (c *Config) validate() error {
 	case c.Failback > time.Hour:
 		return configError("Failback %v: must be at most an hour, 0 for 1s, or -1 for never",
 			c.Failback)
+	case c.Failover && c.Conn.Access&verbs.AccessRemoteWrite == 0:
+		return configError("Conn.Access %v: Failover needs remote write for its own messages", c.Conn.Access)
 	case c.Testing.FirstNumber >= dqplb.Mod:
 		return configError("Testing.FirstNumber %d: must be below 2^24-1", c.Testing.FirstNumber)
 	}

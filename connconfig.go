@@ -44,7 +44,10 @@ type ConnConfig struct {
 	// MaxRDAtomic is how many reads and atomics a queue pair has outstanding; 0 means 16, or what
 	// the NIC allows.
 	MaxRDAtomic uint8
-	// Access is what the peer may do; 0 means everything. A memory region must grant it too.
+	// Access is what the peer may do; a memory region must grant it too. 0 means local and remote
+	// write, because notifications and the package's own messages are writes, if of no bytes. Add
+	// [verbs.AccessRemoteRead] and [verbs.AccessRemoteAtomic], or set [verbs.AccessAll], where the
+	// peer reads or does atomics.
 	Access verbs.AccessFlags
 	// TrafficClass goes into the packets' IP header on RoCE v2. Over package verbs/roce it has no
 	// effect: a NIC there has one for all its queue pairs.
@@ -81,7 +84,7 @@ func (c ConnConfig) withDefaults(devices []verbs.Device) ConnConfig {
 		c.MaxRDAtomic = 16
 	}
 	if c.Access == 0 {
-		c.Access = verbs.AccessAll
+		c.Access = verbs.AccessLocalWrite | verbs.AccessRemoteWrite
 	}
 	return c
 }

@@ -40,8 +40,9 @@
 //
 // # A program
 //
-//	vqp, err := ibverbx.Open(devices, ibverbx.Config{})    // QPs and CQs over a list of NICs
-//	mr, err := vqp.Domain().Register(buf, verbs.AccessAll) // memory that all of them can access
+//	vqp, err := ibverbx.Open(devices, ibverbx.Config{}) // QPs and CQs over a list of NICs
+//	rights := verbs.AccessLocalWrite | verbs.AccessRemoteWrite
+//	mr, err := vqp.Domain().Register(buf, rights) // memory that all of them can access
 //	card, err := vqp.Card()     // send this, and mr.Remote(), to the peer as JSON
 //	err = vqp.Connect(peerCard) // INIT, RTR, RTS
 //	_, err = vqp.PostSend(ibverbx.SendWR{

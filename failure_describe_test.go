@@ -313,6 +313,11 @@ func TestFailedErrorText(t *testing.T) {
 			"virtual qp 1: SEND id 7 (64 bytes)" + at + status(verbs.StatusRemInvReqErr) +
 				advice(verbs.StatusRemInvReqErr)},
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCFetchAdd, Part: PartMessage, Fragment: -1,
+			Err: verbs.StatusRemInvReqErr}),
+			"virtual qp 1: FETCH_ADD id 7" + at + status(verbs.StatusRemInvReqErr) +
+				advice(verbs.StatusRemInvReqErr) + "; reads and atomics must be granted by the peer's " +
+				"Conn.Access"},
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCFetchAdd, Part: PartMessage, Fragment: -1,
 			LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 8, Err: verbs.StatusRemOpErr}),
 			"virtual qp 1: FETCH_ADD id 7 (8 bytes from remote 0x2000 to 0x1000)" + at +
 				status(verbs.StatusRemOpErr) + advice(verbs.StatusRemOpErr)},

@@ -246,7 +246,11 @@ func (e *FailedError) Advice() string {
 func (e *FailedError) causeAdvice() string {
 	var status verbs.Status
 	if errors.As(e.Err, &status) {
-		return status.Advice()
+		advice := status.Advice()
+		if status == verbs.StatusRemInvReqErr && e.Opcode != verbs.WCSend && e.Opcode != verbs.WCRDMAWrite {
+			advice += "; reads and atomics must be granted by the peer's Conn.Access"
+		}
+		return advice
 	}
 	for _, c := range causeText {
 		if errors.Is(e.Err, c.err) {

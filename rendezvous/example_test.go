@@ -41,7 +41,7 @@ func Example() {
 	c := must(l.Accept(ctx))
 	defer c.Close()
 	qp := must(ibverbx.Open([]verbs.Device{fabric.Device(1)}, ibverbx.Config{}))
-	mr := must(qp.Domain().Register(make([]byte, 64), verbs.AccessAll))
+	mr := must(qp.Domain().Register(make([]byte, 64), verbs.AccessLocalWrite|verbs.AccessRemoteWrite))
 	check(rendezvous.Connect(ctx, c, qp))
 	must(qp.PostRecv(ibverbx.RecvWR{})) // before the peer knows where to write
 	must(rendezvous.Exchange(ctx, c, mr.Remote()))

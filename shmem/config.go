@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"ibverbx/transport"
+	"ibverbx/verbs"
 )
 
 // Config configures a PE. Everything but Rank must be the same on all PEs.
@@ -37,7 +38,8 @@ type Config struct {
 	Step time.Duration
 	// Transport configures the endpoints. Where it is zero: MaxEndpoints is what the PEs need,
 	// AMBuffers 1, since active messages only wake PEs that sleep, Spin 50 µs, and KeepAlive 100
-	// ms, so that a PE that waits for others notices their failure.
+	// ms, so that a PE that waits for others notices their failure; QP.Conn.Access is everything,
+	// because every PE may write, read and do atomics in the heap of every other.
 	Transport transport.Config
 }
 
@@ -75,6 +77,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Transport.KeepAlive == 0 && c.Transport.Idle == nil {
 		c.Transport.KeepAlive = defaultKeepAlive
+	}
+	if c.Transport.QP.Conn.Access == 0 {
+		c.Transport.QP.Conn.Access = verbs.AccessAll
 	}
 	if c.Transport.Spin == 0 {
 		c.Transport.Spin = defaultSpin

@@ -58,6 +58,7 @@ func TestDefaults(t *testing.T) {
 	got := Config{}.withDefaults()
 	want := Config{Size: 1, HeapSize: 64 << 20, RegisterFrom: 256 << 10, Step: 50 * time.Microsecond}
 	want.Transport.MaxEndpoints, want.Transport.AMBuffers = 2, 1
+	want.Transport.QP.Conn.Access = verbs.AccessAll
 	want.Transport.Spin, want.Transport.KeepAlive = 50*time.Microsecond, 100*time.Millisecond
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)

@@ -112,7 +112,7 @@ func TestDefaults(t *testing.T) {
 		Spin: 20 * time.Microsecond, KeepAlive: time.Second}
 	want.QP = ibverbx.Config{MaxMsgCntPerQP: 67, Credits: 67, MaxInline: 128, MaxSGE: 5, MaxRecvSGE: 1,
 		QPsPerDevice: 4}
-	want.QP.Conn.RNRRetry = 6
+	want.QP.Conn.RNRRetry, want.QP.Conn.Access = 6, needs
 	if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}

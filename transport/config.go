@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/verbs"
 )
 
 // Config configures a [Worker]. The zero value works.
@@ -14,7 +15,8 @@ type Config struct {
 	// at a time than its peer has credits, although no message of this package uses one; MaxInline
 	// is 128; MaxSGE is 5, or the NIC's maximum; MaxRecvSGE is 1, QPsPerDevice 4. Conn.RNRRetry is
 	// 6, not for ever: a peer that observes the credits always has a receive, so a peer without one
-	// fails its endpoint, within 4 ms or the 6 pauses that the peer's NIC asks for. NoNotifyQP is
+	// fails its endpoint, within 4 ms or the 6 pauses that the peer's NIC asks for. Conn.Access is
+	// local and remote write and remote read; add remote atomic for atomics. NoNotifyQP is
 	// refused in DQPLB over several queue pairs, because active messages are SENDs and use the
 	// notify QP there. In Spray nothing of this package needs the notify QP.
 	//
@@ -96,6 +98,8 @@ const (
 	// defaultInline is the inline size asked for: a wire header and a cache line and a half of
 	// payload.
 	defaultInline = 128
+	// needs are the rights that a queue pair must give its peer.
+	needs = verbs.AccessLocalWrite | verbs.AccessRemoteWrite | verbs.AccessRemoteRead
 	// shortWithoutInline is the longest short if the NIC takes less inline: it goes through a
 	// bounce buffer then.
 	shortWithoutInline = 64
@@ -127,6 +131,9 @@ func (c Config) withDefaults(l *deviceLimits) Config {
 	def(&c.QP.QPsPerDevice, 4)
 	if c.QP.Conn.RNRRetry == 0 {
 		c.QP.Conn.RNRRetry = 6
+	}
+	if c.QP.Conn.Access == 0 {
+		c.QP.Conn.Access = needs
 	}
 	if c.Spin == 0 {
 		c.Spin = 20 * time.Microsecond
@@ -161,6 +168,9 @@ func (c *Config) validate(l *deviceLimits, nics int) error {
 		return fmt.Errorf("transport: config: QP: %w", err)
 	}
 	switch {
+	case c.QP.Conn.Access&needs != needs:
+		return configError("QP.Conn.Access %v: must have %v: a flush and the keep-alive read, and failover "+
+			"writes", c.QP.Conn.Access, needs)
 	case c.QP.MaxSGE < 2:
 		return configError("QP.MaxSGE %d: must be 2 at least, for active messages from registered memory",
 			c.QP.MaxSGE)

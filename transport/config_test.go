@@ -60,6 +60,9 @@ func TestMaxSGEFitsTheNIC(t *testing.T) {
 		})
 	}
 	newWorkerRefused(t, domainOf(t, soft.DeviceConfig{MaxSGE: 1}), transport.Config{}, "soft0", "2")
+	rights := ibverbx.ConnConfig{Access: verbs.AccessLocalWrite | verbs.AccessRemoteWrite}
+	newWorkerRefused(t, domainOf(t, soft.DeviceConfig{}), transport.Config{QP: ibverbx.Config{Conn: rights}},
+		"QP.Conn.Access LOCAL_WRITE|REMOTE_WRITE: must have", "REMOTE_READ")
 }
 
 // What is asked for and no NIC can do is refused by NewWorker, and names field and NIC.

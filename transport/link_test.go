@@ -320,6 +320,7 @@ func (w *world) worker(cfg transport.Config, handlers map[transport.AMID]transpo
 	if w.stepped {
 		cfg.KeepAlive = -1 // a stepped world has no clock
 	}
+	cfg.QP.Conn.Access = cmp.Or(cfg.QP.Conn.Access, verbs.AccessAll)
 	cfg.QP.Conn.Patience = cmp.Or(cfg.QP.Conn.Patience, ibverbx.PatienceShort)
 	worker, err := transport.NewWorker(dom, cfg)
 	if err != nil {

@@ -21,6 +21,9 @@ import (
 const (
 	width = 1024 // a picture has width rows of width bytes
 	tile  = 256  // a tile has tile rows of tile bytes
+
+	// rights are what the second end lets the first one do: write and read.
+	rights = verbs.AccessLocalWrite | verbs.AccessRemoteWrite | verbs.AccessRemoteRead
 )
 
 func main() {
@@ -44,11 +47,11 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	picture, err := a.Domain().Register(make([]byte, width*width), verbs.AccessAll)
+	picture, err := a.Domain().Register(make([]byte, width*width), verbs.AccessLocalWrite)
 	if err != nil {
 		return err
 	}
-	store, err := b.Domain().Register(make([]byte, tile*tile), verbs.AccessAll)
+	store, err := b.Domain().Register(make([]byte, tile*tile), rights)
 	if err != nil {
 		return err
 	}
@@ -154,7 +157,8 @@ func connect(left, right []verbs.Device) (a, b *ibverbx.VirtualQP, err error) {
 	if a, err = ibverbx.Open(left, ibverbx.Config{}); err != nil {
 		return nil, nil, err
 	}
-	if b, err = ibverbx.Open(right, ibverbx.Config{}); err != nil {
+	cfg := ibverbx.Config{Conn: ibverbx.ConnConfig{Access: rights}}
+	if b, err = ibverbx.Open(right, cfg); err != nil {
 		return nil, nil, err
 	}
 	cardA, err := a.Card()

@@ -60,7 +60,8 @@ func run(ctx context.Context, listen, dial string) error {
 	if err != nil {
 		return err
 	}
-	mr, err := vqp.Domain().Register(make([]byte, blocks*blockSize), verbs.AccessAll)
+	mr, err := vqp.Domain().Register(make([]byte, blocks*blockSize),
+		verbs.AccessLocalWrite|verbs.AccessRemoteWrite) // the peer writes into it
 	if err != nil {
 		return err
 	}

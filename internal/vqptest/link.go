@@ -103,6 +103,7 @@ func (l *Link) newEnd(cfg ibverbx.Config, first int, c LinkConfig) *End {
 	l.TB.Helper()
 	e := &End{Buf: make([]byte, c.Buffer)}
 	cfg.Conn.Patience = cmp.Or(cfg.Conn.Patience, ibverbx.PatienceShort)
+	cfg.Conn.Access = cmp.Or(cfg.Conn.Access, verbs.AccessAll)
 	for range c.PeerGIDs {
 		gid, err := l.Fabric.Device(1-first).QueryGID(1, 0)
 		if err != nil {

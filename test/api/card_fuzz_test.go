@@ -183,6 +183,7 @@ const alteredRecv = 1 << 40
 
 func newAlteredPair(t *testing.T, cfg ibverbx.Config, seed uint64) *alteredPair {
 	t.Helper()
+	cfg.Conn.Access = verbs.AccessAll
 	l := &alteredPair{}
 	var err error
 	l.fabric, err = soft.New(soft.Config{Devices: 4, Stepped: true, Seed: seed})

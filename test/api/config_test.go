@@ -289,6 +289,9 @@ func TestWordsOfARefusedConfiguration(t *testing.T) {
 			"FailoverTimeout 34s: a NIC takes 34.359738368s to give up its peer (Conn.Timeout 20, " +
 				"RetryCount 7): must not be less"},
 		{config{FailoverTimeout: 35 * time.Second, Conn: fabric}, ""},
+		{config{Failover: true}, ""},
+		{config{Failover: true, Conn: ibverbx.ConnConfig{Access: verbs.AccessLocalWrite}},
+			"Conn.Access LOCAL_WRITE: Failover needs remote write for its own messages"},
 		{config{FailoverTimeout: time.Hour, Conn: ibverbx.ConnConfig{Timeout: 31}}, ""},
 		{conn(ibverbx.ConnConfig{Timeout: 32}),
 			"Conn.Timeout 32: must be 1 to 31, 0 for that of Patience, or -1 for no timeout"},

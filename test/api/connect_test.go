@@ -42,7 +42,7 @@ func cardOf(tb testing.TB, q interface {
 // What Config.Conn says is what the queue pairs are connected with, and what it leaves out has the
 // documented default.
 func TestConnConfigReachesTheQueuePairs(t *testing.T) {
-	const given = verbs.AccessLocalWrite | verbs.AccessRemoteWrite
+	const usual, given = verbs.AccessLocalWrite | verbs.AccessRemoteWrite, verbs.AccessAll
 	for _, c := range []struct {
 		name      string
 		dev       soft.DeviceConfig
@@ -52,7 +52,7 @@ func TestConnConfigReachesTheQueuePairs(t *testing.T) {
 		peerReads uint8        // that the peer serves
 	}{
 		{name: "defaults",
-			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: verbs.AccessAll, Timeout: 17, RetryCount: 6,
+			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: usual, Timeout: 17, RetryCount: 6,
 				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 16, MaxDestRDAtomic: 16}, peerReads: 16},
 		{name: "all given",
 			conn: ibverbx.ConnConfig{Port: 1, GIDIndex: 1, MTU: verbs.MTU1024, Timeout: 9, RetryCount: 3,
@@ -63,14 +63,14 @@ func TestConnConfigReachesTheQueuePairs(t *testing.T) {
 		{name: "zero",
 			conn: ibverbx.ConnConfig{GIDIndex: ibverbx.None, Timeout: ibverbx.None, RetryCount: ibverbx.None,
 				RNRRetry: ibverbx.None, MinRNRTimer: ibverbx.None},
-			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: verbs.AccessAll, MaxRDAtomic: 16,
+			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: usual, MaxRDAtomic: 16,
 				MaxDestRDAtomic: 16}, peerReads: 16},
 		{name: "the smaller path MTU and the fewer reads of the peer",
 			peer: ibverbx.ConnConfig{MTU: verbs.MTU512, MaxRDAtomic: 2},
-			want: verbs.QPAttr{PathMTU: verbs.MTU512, Access: verbs.AccessAll, Timeout: 17, RetryCount: 6,
+			want: verbs.QPAttr{PathMTU: verbs.MTU512, Access: usual, Timeout: 17, RetryCount: 6,
 				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 2, MaxDestRDAtomic: 16}, peerReads: 2},
 		{name: "a NIC that allows fewer reads", dev: soft.DeviceConfig{MaxRDAtomic: 3},
-			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: verbs.AccessAll, Timeout: 17, RetryCount: 6,
+			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: usual, Timeout: 17, RetryCount: 6,
 				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 3, MaxDestRDAtomic: 3}, peerReads: 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {

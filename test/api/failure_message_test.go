@@ -142,7 +142,7 @@ func TestFailureMessages(t *testing.T) {
 				}
 				want := fmt.Sprintf("virtual qp %d: %s: rail %d (%s qp %d): %s%s: %s", failed.Num(), what,
 					fe.Rail, device, failed.RailQPs[fe.Rail], c.status.Error(), c.vendorText,
-					c.status.Advice())
+					fe.Advice())
 				if got := fe.Error(); got != want {
 					t.Errorf("the message is\n%s\nwant\n%s", got, want)
 				}

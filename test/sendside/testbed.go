@@ -9,6 +9,7 @@ import (
 	"ibverbx"
 	"ibverbx/test/internal/hunt"
 	"ibverbx/test/internal/lab"
+	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
@@ -92,6 +93,7 @@ func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
 		Linger:       ibverbx.None, // no world depends on a clock
 	}
 	cfg.Conn.RetryCount, cfg.Conn.Patience = pick(1, 2, 3), ibverbx.PatienceShort
+	cfg.Conn.Access = verbs.AccessAll
 	cfg.Conn.MaxRDAtomic = uint8(pick(0, 1, 2))
 	return cfg
 }

@@ -101,6 +101,7 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 		cfg.Testing.FirstNumber = firstNumbers[rng.IntN(len(firstNumbers))]
 	}
 	cfg.Conn.RetryCount, cfg.Conn.Patience = pick(1, 2, 3), ibverbx.PatienceShort
+	cfg.Conn.Access = verbs.AccessAll
 	cfg.Conn.GIDIndex, cfg.Conn.Port = pick(0, 0, -1, 1), uint8(pick(0, 1))
 	cfg.Conn.MTU, cfg.Conn.MaxRDAtomic = verbs.MTU(pick(0, 1, 3)), uint8(pick(0, 0, 1, 3))
 	if p.Mood != lab.Calm && rng.IntN(4) == 0 {

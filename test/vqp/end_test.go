@@ -63,6 +63,7 @@ const (
 
 func (h *host) newEnd(cfg ibverbx.Config) *end {
 	h.rig.tb.Helper()
+	cfg.Conn.Access = verbs.AccessAll
 	q, err := h.dom.NewQP(h.cq, cfg)
 	if err != nil {
 		h.rig.tb.Fatal(err)

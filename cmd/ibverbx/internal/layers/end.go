@@ -117,6 +117,9 @@ type End struct {
 // New makes an end that is not connected.
 func New(cfg *Config) (e *End, err error) {
 	e = &End{}
+	all := *cfg
+	all.QP.Conn.Access = verbs.AccessAll // any operation may be measured
+	cfg = &all
 	switch cfg.Shape.Layer {
 	case QP:
 		e.traffic, err = newQueuePair(cfg)
