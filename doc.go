@@ -88,8 +88,14 @@
 //     ([FailedError].MixedKinds).
 //   - One read or atomic is outstanding per queue pair ([BusinessCard].RDAtomic).
 //
+// In DQPLB the original numbers its plain WRITEs and READs too, and no receiver ever sees those
+// numbers: after the first of them all of its notifications wait for ever, at a peer of either
+// kind. So have the original post only WRITE_WITH_IMM, SENDs and atomics on such a connection, or
+// use [Spray]. What this end posts has no such limit.
+//
 // [ConnConfig].ImmLittleEndian swaps your immediates for the original, and [BusinessCard] explains
-// how to give it a card of the length that it expects.
+// how to give it a card of the length that it expects. docs/FROM-CPP.md has the original's names
+// beside those of this module.
 //
 // # How it ends
 //

@@ -84,7 +84,13 @@ func receiver(e ast.Expr) string {
 }
 
 // docPages name functions of the module, with their types or packages, or files of the root.
-var docPages = []string{"docs/ARCHITECTURE.md", "docs/FAILOVER.md", "*/INTERNALS.md", "*/*/INTERNALS.md"}
+var docPages = []string{"docs/ARCHITECTURE.md", "docs/FAILOVER.md", fromCpp, "*/INTERNALS.md",
+	"*/*/INTERNALS.md"}
+
+// fromCpp has this module's names in the second column of its tables, each as a docName.
+const fromCpp = "docs/FROM-CPP.md"
+
+var codeSpan = regexp.MustCompile("`[^`]*`")
 
 // docName is `Type.method`, `package.Name`, `package.Type.method`, or `file.go`.
 var docName = regexp.MustCompile("`(?:([a-z][a-z0-9]*)\\.)?([A-Za-z][A-Za-z0-9]*)\\.([A-Za-z][A-Za-z0-9]*)`")
@@ -110,6 +116,13 @@ func TestDocsNameWhatIsThere(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, line := range strings.Split(string(text), "\n") {
+			if cells := strings.Split(line, "|"); page == fromCpp && len(cells) > 3 {
+				for _, span := range codeSpan.FindAllString(cells[2], -1) {
+					if docName.FindString(span) != span {
+						t.Errorf("%s:%d: %s does not name its type or package", page, i+1, span)
+					}
+				}
+			}
 			for _, m := range docName.FindAllStringSubmatch(line, -1) {
 				pkg, typ, name := m[1], m[2], m[3]
 				if name == "go" {
