@@ -277,6 +277,9 @@ func (h *handshake) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 	default:
 		return h.connectError(verbs.ErrInvalid, "the peer's card has no GIDs: give Config.Conn.PeerGIDs")
 	}
+	if r.gidPort = 0; !peer.isOurs() && a.AH.DGID.UDPPort() == 0 {
+		r.gidPort = port.gid.GID.UDPPort()
+	}
 	if a.AH.DGID.IsZero() && port.attr.LinkLayer == verbs.LinkLayerEthernet {
 		return h.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer's GID for rail %d is empty", r.index()))
 	}

@@ -93,6 +93,9 @@
 // kind. So have the original post only WRITE_WITH_IMM, SENDs and atomics on such a connection, or
 // use [Spray]. What this end posts has no such limit.
 //
+// Over package verbs/roce this end's NIC must have UDP port 4791: the GID of one on another port
+// ([verbs.GID.UDPPort]) is refused when the original goes to RTR, with EINVAL.
+//
 // [ConnConfig].ImmLittleEndian swaps your immediates for the original, and [BusinessCard] explains
 // how to give it a card of the length that it expects. docs/FROM-CPP.md has the original's names
 // beside those of this module.

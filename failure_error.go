@@ -66,6 +66,12 @@ type FailedError struct {
 	// long.
 	GaveUpAfter time.Duration
 
+	// GIDPort is the UDP port in this end's GID ([verbs.GID.UDPPort]), if Err is
+	// [verbs.StatusRetryExcErr], the peer's card does not come from this package, and its GID
+	// contains none: a peer whose NIC is not one of package verbs/roce does not understand this
+	// end's. Otherwise it is 0.
+	GIDPort uint16
+
 	VendorErr uint32 // the NIC's own error code; 0 if it gave none
 	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post or of a CQ
 }
@@ -235,6 +241,11 @@ func (e *FailedError) Advice() string {
 			mixed += "; check also that the peer's receive is as long as the message"
 		}
 		advice = mixed // that of the status looks for the cause elsewhere
+	}
+	if e.GIDPort != 0 {
+		advice += fmt.Sprintf("; this end's GID contains UDP port %d, which only NICs of package "+
+			"verbs/roce understand: a peer over another NIC fails to go to RTR (EINVAL): free UDP port "+
+			"4791 here, which another process has or the module rdma_rxe", e.GIDPort)
 	}
 	if e.AssumedScheme != "" {
 		advice += "; the peer's card names no scheme: check that it uses " + e.AssumedScheme + " too"
@@ -434,6 +445,9 @@ func (e *FailedError) causeFields() (list []slog.Attr) {
 	}
 	if e.GaveUpAfter != 0 {
 		list = append(list, slog.String("gave_up_after", e.gaveUpAfter().String()))
+	}
+	if e.GIDPort != 0 {
+		list = append(list, slog.Uint64("gid_port", uint64(e.GIDPort)))
 	}
 	if e.Failover != "" {
 		list = append(list, slog.String("failover", e.Failover))

@@ -39,6 +39,8 @@ type rail struct {
 	lastPSN uint32
 	// givesUp is the time after which the NIC gives up a peer that does not answer; 0 is never.
 	givesUp time.Duration
+	// gidPort is the UDP port in this end's GID where the peer may not understand it; otherwise 0.
+	gidPort uint16
 	railConn
 	stats railCounters
 	log   failover.Log // what is outstanding, where failover is in force

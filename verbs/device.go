@@ -132,6 +132,21 @@ func (g GID) IsIPv4() bool { return netip.AddrFrom16(g).Is4In6() }
 // 169.254.0.0/16 of IPv4.
 func (g GID) IsLinkLocal() bool { return netip.AddrFrom16(g).Unmap().IsLinkLocalUnicast() }
 
+// portGID begins a GID of package verbs/roce that contains a UDP port; see UDPPort.
+const portGID = "\xfdibvrx\x00\x00"
+
+// UDPPort is the UDP port that a GID of package verbs/roce contains where its NIC is not at the
+// port of RoCEv2; otherwise 0. No other NIC can reach such a GID: it is refused as a queue pair
+// goes to RTR, by the kernel with EINVAL.
+//
+//	fd69:6276:7278:0:PORT:ffff:A.B.C.D
+func (g GID) UDPPort() uint16 {
+	if string(g[:8]) != portGID || g[10] != 0xff || g[11] != 0xff {
+		return 0
+	}
+	return uint16(g[8])<<8 | uint16(g[9])
+}
+
 // ParseGID reads what String writes.
 func ParseGID(s string) (GID, error) {
 	a, err := netip.ParseAddr(s)

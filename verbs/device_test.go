@@ -28,6 +28,20 @@ func TestGIDIsLinkLocal(t *testing.T) {
 	}
 }
 
+func TestGIDUDPPort(t *testing.T) {
+	for text, want := range map[string]uint16{
+		"fd69:6276:7278:0:9c41:ffff:c000:201": 40001,
+		"fd69:6276:7278:0:9c41:fffe:c000:201": 0,
+		"fd69:6276:7278:1:9c41:ffff:c000:201": 0,
+		"::ffff:192.0.2.1":                    0,
+		"fe80::1":                             0,
+	} {
+		if gid, err := ParseGID(text); err != nil || gid.UDPPort() != want {
+			t.Errorf("%s contains UDP port %d, want %d; %v", text, gid.UDPPort(), want, err)
+		}
+	}
+}
+
 func TestGIDText(t *testing.T) {
 	for _, c := range []struct {
 		gid  GID

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"net/netip"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"ibverbx"
 	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
 	"ibverbx/verbs/soft"
 )
 
@@ -343,6 +346,57 @@ func TestMixedKindsWithTheOriginal(t *testing.T) {
 				t.Errorf("%s: %v", text, err)
 			}
 		})
+	}
+}
+
+// A NIC of package verbs/roce on another port than RoCEv2's has a GID that other NICs cannot go to
+// RTR with. Where a peer of the original's kind never answers, the error says so, unless the peer
+// is on such a port itself.
+func TestGIDThatThePeerDoesNotUnderstand(t *testing.T) {
+	cfg := ibverbx.Config{QPsPerDevice: 1, Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: ibverbx.None}}
+	local := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+	first, err := roce.Open(roce.Config{Addresses: local}) // has port 4791, unless another process has
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := roce.Open(roce.Config{Addresses: local})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := second.Device(0).QueryGID(1, 0)
+	if err != nil || own.GID.UDPPort() == 0 {
+		t.Fatalf("the second NIC has GID %v, %v", own.GID, err)
+	}
+	for _, c := range []struct {
+		peer string
+		port uint16
+	}{{"::ffff:127.0.0.1", own.GID.UDPPort()}, {own.GID.String(), 0}} {
+		gid, err := verbs.ParseGID(c.peer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Conn.PeerGIDs = []verbs.GID{gid}
+		q, err := ibverbx.Open([]verbs.Device{second.Device(0)}, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := q.Connect(ibverbx.BusinessCard{QPNums: []uint32{1<<24 - 1}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := q.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled}); err != nil {
+			t.Fatal(err)
+		}
+		failed := (&originalLink{VirtualQP: q}).failed(t)
+		said := strings.Contains(failed.Advice(), "UDP port "+strconv.Itoa(int(c.port))+", which only")
+		if !errors.Is(failed, verbs.StatusRetryExcErr) || failed.GIDPort != c.port || said != (c.port != 0) {
+			t.Errorf("to %s: %v", c.peer, failed)
+		}
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := errors.Join(second.Close(), first.Close()); err != nil {
+		t.Error(err)
 	}
 }
 

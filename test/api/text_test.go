@@ -165,13 +165,14 @@ func TestFailedErrorToMachines(t *testing.T) {
 		{"a fragment", ibverbx.FailedError{QPNum: 1, Rail: 0, Device: "mlx5_1", RailQPNum: 18, HasID: true,
 			ID: 1<<64 - 1, Opcode: verbs.WCRDMAWrite, Part: ibverbx.PartFragment, Fragment: 0, Fragments: 16,
 			LocalAddr: 0x7f10, RemoteAddr: 0x7f20, Length: 524288, VendorErr: 0x81,
-			Err: verbs.StatusRetryExcErr, AssumedScheme: "dqplb"},
+			Err: verbs.StatusRetryExcErr, GIDPort: 40001, AssumedScheme: "dqplb"},
 			`{"virtual_qp":1,"id":18446744073709551615,"operation":"RDMA_WRITE","part":"fragment",` +
 				`"fragment":0,"fragments":16,"local_addr":"0x7f10","remote_addr":"0x7f20","length":524288,` +
 				`"rail":0,"device":"mlx5_1","rail_qp":18,"status":"RETRY_EXC_ERR","status_code":12,` +
 				`"cause":"RETRY_EXC_ERR: transport retries exceeded: ` +
 				`the peer or the path to it is gone","vendor_err":129,` +
-				`"vendor_words":"transport retry counter exceeded","assumed_scheme":"dqplb","advice":"?"}`},
+				`"vendor_words":"transport retry counter exceeded","gid_port":40001,` +
+				`"assumed_scheme":"dqplb","advice":"?"}`},
 		{"a receive, scattered", ibverbx.FailedError{QPNum: 2, Rail: 1, Device: "soft0", RailQPNum: 17,
 			Recv: true, HasID: true, ID: 0, Opcode: verbs.WCUnknown, Part: ibverbx.PartMessage, Fragment: -1,
 			LocalAddr: 1, Length: 9, WholeRange: true, Scattered: true, Err: verbs.StatusLocLenErr},

@@ -24,8 +24,9 @@
 //
 //	fd69:6276:7278:0:9c41:ffff:c000:201    192.0.2.1, port 40001
 //
-// Only other ends of this package understand such a GID. It exists only for IPv4: over IPv6 give
-// all ends the same [Config].Port.
+// Only other ends of this package understand such a GID; to others its queue pairs cannot be
+// connected (the kernel answers EINVAL in RTR). It exists only for IPv4: over IPv6 give all ends
+// the same [Config].Port.
 //
 // # Foreign peers
 //

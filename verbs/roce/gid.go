@@ -13,6 +13,8 @@ import (
 // the IPv4 address stand:
 //
 //	fd69:6276:7278:0:PORT:ffff:A.B.C.D
+//
+// verbs.GID.UDPPort reads it.
 const portGIDPrefix = "\xfdibvrx\x00\x00"
 
 // gidOf is the GID of a socket's address.
@@ -28,9 +30,8 @@ func gidOf(at netip.AddrPort) verbs.GID {
 // AddressOf returns the socket's address that a GID stands for. That of an IPv4 address alone is at
 // RoCEv2's port; that of an IPv6 address does not say, and port is where all ends are.
 func AddressOf(gid verbs.GID, port uint16) netip.AddrPort {
-	if string(gid[:8]) == portGIDPrefix && gid[10] == 0xff && gid[11] == 0xff {
-		addr := netip.AddrFrom4([4]byte(gid[12:]))
-		return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(gid[8:]))
+	if port := gid.UDPPort(); port != 0 {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(gid[12:])), port)
 	}
 	addr := netip.AddrFrom16(gid).Unmap()
 	if addr.Is4() {
