@@ -46,14 +46,17 @@ const (
 	maxWaiting = 1024
 )
 
+// errUnread says that a process takes no messages.
+var errUnread = fmt.Errorf("%w: it does not take what it is told", ErrDied)
+
 // send queues a message. The server's mu is held.
 func (g *guest) send(kind string, body any) { g.queue(encoded(kind, body)) }
 
 // queue queues a message that is encoded. The server's mu is held.
 func (g *guest) queue(m message) {
-	if len(g.out) == maxQueue {
-		_ = g.conn.Close() // read notices
-		return
+	if len(g.out) == maxQueue { // of which it only has to learn the end
+		g.out = nil
+		g.s.failLocked(&RankError{g.Process, errUnread})
 	}
 	g.out = append(g.out, m)
 	select {
@@ -78,7 +81,7 @@ func (g *guest) write() {
 			for _, f := range m.frames {
 				if err := g.conn.SendFrame(g.s.ctx, f); err != nil {
 					if g.conn.Err() == nil { // otherwise read knows why, and may have more to handle
-						g.lost(fmt.Errorf("%w: it does not take what it is told", ErrDied))
+						g.lost(errUnread)
 						_ = g.conn.Close()
 					}
 					return

@@ -113,6 +113,29 @@ func TestSilentRank0(t *testing.T) {
 	}
 }
 
+// A process that asks and does not read the answers is named, and costs bounded memory.
+func TestUnread(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, 2)
+	var c *rendezvous.Conn
+	defer func() { _ = c.Close() }()
+	errs := each(t, ranks(cfg)[:1], func(ctx context.Context, j *job.Job) error {
+		return blame(j.Barrier(ctx), 1, job.ErrDied)
+	}, func() (err error) {
+		if c, err = stranger(t.Context(), &cfg, 1); err != nil {
+			return err
+		}
+		err = c.Send(t.Context(), "put", map[string]any{"id": 0, "key": "k", "data": make([]byte, 1000)})
+		for id := 1; err == nil && id < 50_000; id++ { // until rank 0 takes no more
+			err = c.Send(t.Context(), "get", map[string]any{"id": id, "key": "k"})
+		}
+		return nil
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
 // Processes that compute, or wait, for longer than Patience are alive.
 func TestPatience(t *testing.T) {
 	t.Parallel()

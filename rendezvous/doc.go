@@ -20,7 +20,8 @@
 // Both ends take the same steps in the same order, as often as they like: you can connect any
 // number of queue pairs over one conversation. You may close it when all is connected, or keep it
 // for as long as the program has something to say: [Conn.Send], [Conn.Receive], [Conn.Next]. RDMA
-// does not need it, but RDMA notices late that a peer has died; [Conn.Done] reports it at once.
+// does not need it, but RDMA notices late that a peer has died; [Conn.Done] reports it at once, and
+// [Conn.Err] tells a peer that has closed, [ErrLeft], from one that has died, [ErrGone].
 //
 // The package imports no NICs. Package ibverbx/nics chooses those that reach the peer.
 //

@@ -118,6 +118,19 @@ func TestTLS(t *testing.T) {
 	if err := b.Err(); !errors.As(err, &said) || said.Text != "out of ink" {
 		t.Errorf("error %v", err)
 	}
+	if a, err = rendezvous.Dial(t.Context(), addr, dialling); err != nil {
+		t.Fatal(err)
+	}
+	c, err := l.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = a.Close()
+	_, err = c.Next(t.Context())
+	if !errors.Is(err, rendezvous.ErrLeft) {
+		t.Errorf("the peer has closed: %v", err)
+	}
 }
 
 // A certificate that is wrong, expired or missing, at either end, is refused: both ends say so, in
