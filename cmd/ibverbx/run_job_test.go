@@ -41,6 +41,7 @@ func beMember(how string) int {
 	case j.Rank() == 0:
 	case how == isStopped:
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		time.Sleep(time.Hour) // a process goes on for a moment until all of its threads are stopped
 	case how == leaves:
 		_ = j.Close()
 		time.Sleep(time.Hour)
