@@ -126,11 +126,12 @@ type Config struct {
 	// and Conn.RetryCount.
 	PortTimeout time.Duration
 	// Failback is the pause after which a queue pair that has failed is connected anew. If it
-	// works, it gets work again; the pause doubles each time until it has proved itself, up to 64
-	// times. One of the ends, chosen by the cards, decides when. Both ends must poll, or sleep in
-	// Wait or on Events. No queue pair is tried while its port is down. If the port is up and the
-	// peer's address is not found, the kernel may hold up the call that tries for a second or more.
-	// 0 means a second. If one of the ends sets [None], none is tried.
+	// works, it gets work again; the pause doubles each time, up to 64 times, until it has carried
+	// its share, or has been in service for 64 times Failback. One of the ends, chosen by the
+	// cards, decides when. Both ends must poll, or sleep in Wait or on Events. No queue pair is
+	// tried while its port is down. If the port is up and the peer's address is not found, the
+	// kernel may hold up the call that tries for a second or more. 0 means a second. If one of the
+	// ends sets [None], none is tried.
 	Failback time.Duration
 	// OnRail, if set, is called when failover takes a queue pair out of service or puts it back.
 	// The methods of the virtual queue pair and its virtual CQ call it; it must not call them.
