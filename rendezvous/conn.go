@@ -25,6 +25,8 @@ const (
 	hasty = 50 * time.Millisecond
 	// parting is the time that Close waits for a peer to take the goodbye.
 	parting = 100 * time.Millisecond
+	// draining is the time for which Close discards what this end has not received, if it is much.
+	draining = 10 * time.Millisecond
 	// leave is the time that Close waits for a peer to take the end of TLS.
 	leave = 500 * time.Millisecond
 	// inboxLen is the number of messages that may wait to be received.
@@ -422,6 +424,10 @@ func (c *Conn) goodbye() {
 		_, _ = c.nc.Write(make([]byte, lengthLen))
 	}
 	<-c.writing
+	if len(c.inbox) == inboxLen { // a connection with unread bytes is reset, and the goodbye may be lost
+		_ = c.nc.SetReadDeadline(time.Now().Add(draining))
+		_, _ = io.Copy(io.Discard, c.nc)
+	}
 }
 
 // hangUp closes the connection. That of TLS takes its leave before, for which crypto/tls would wait
