@@ -90,8 +90,8 @@
 //
 // In DQPLB the original numbers its plain WRITEs and READs too, and no receiver ever sees those
 // numbers: after the first of them all of its notifications wait for ever, at a peer of either
-// kind. So have the original post only WRITE_WITH_IMM, SENDs and atomics on such a connection, or
-// use [Spray]. What this end posts has no such limit.
+// kind; [Stats].OutOfOrder counts them. So have the original post only WRITE_WITH_IMM, SENDs and
+// atomics on such a connection, or use [Spray]. What this end posts has no such limit.
 //
 // Over package verbs/roce this end's NIC must have UDP port 4791: the GID of one on another port
 // ([verbs.GID.UDPPort]) is refused when the original goes to RTR, with EINVAL.

@@ -166,6 +166,21 @@ func TestOriginalNotifiesInDQPLB(t *testing.T) {
 	}
 }
 
+// The original numbers its plain writes and reads too. What comes behind such a number waits for
+// it, and Stats shows that.
+func TestNumbersThatTheOriginalSpends(t *testing.T) {
+	l := newOriginalLink(t, ibverbx.Config{})
+	l.recv(t, ibverbx.RecvWR{ID: 1})
+	l.peer.post(l.peer.data[0], verbs.SendWR{Opcode: verbs.OpRDMAWrite,
+		Imm: bits.ReverseBytes32(l.peer.number)})
+	l.peer.number++
+	l.peer.writeNumbered(l.mr.Remote().At(0), 50, 300)
+	l.waitPeer(t, 2)
+	if wc, ok, err := l.CQ().PollOne(); ok || err != nil || l.Err() != nil || l.Stats().OutOfOrder != 1 {
+		t.Errorf("%+v, %v, %v: %d out of order", wc, err, l.Err(), l.Stats().OutOfOrder)
+	}
+}
+
 // What an end in DQPLB sends to the original: the immediates of fragments and markers, lengths, and
 // which queue pair they travel on.
 func TestOriginalReadsNumbersAndMarkers(t *testing.T) {
