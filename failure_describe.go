@@ -249,13 +249,14 @@ func (e *wrongKindError) Error() string { return e.text }
 // metOtherKind reports whether a failure is one that SENDs and notifications run into that meet the
 // receives of each other. NICs differ in what they say of a SEND that is too long for its receive:
 // most say LOC_LEN_ERR there and REM_INV_REQ_ERR to the sender, qib and hfi1 LOC_QP_OP_ERR and
-// REM_INV_REQ_ERR, rdma_rxe LOC_QP_OP_ERR and REM_OP_ERR. A SEND that the peer refused may have
-// been too long for a receive with memory as well.
+// REM_INV_REQ_ERR, rdma_rxe LOC_QP_OP_ERR and REM_OP_ERR, or in some versions REM_INV_REQ_ERR to
+// both. A SEND that the peer refused may have been too long for a receive with memory as well.
 func (f *FailedError) metOtherKind() bool {
 	var wrong *wrongKindError
 	switch {
 	case f.Part == PartCredit: // it has no memory for a SEND
-		return errors.Is(f.Err, verbs.StatusLocLenErr) || errors.Is(f.Err, verbs.StatusLocQPOpErr)
+		return errors.Is(f.Err, verbs.StatusLocLenErr) || errors.Is(f.Err, verbs.StatusLocQPOpErr) ||
+			errors.Is(f.Err, verbs.StatusRemInvReqErr)
 	case f.Opcode == verbs.WCSend:
 		return errors.Is(f.Err, verbs.StatusRemInvReqErr) || errors.Is(f.Err, verbs.StatusRemOpErr)
 	}

@@ -317,9 +317,8 @@ func TestMixedKindsWithTheOriginal(t *testing.T) {
 	}
 	// asRxe has a receive fail as there. The SEND is one without data: others the software NIC
 	// refuses by itself.
-	asRxe := func(l *originalLink, receiver int) {
-		l.fabric.Inject(soft.Fault{Kind: soft.FailRecv, Device: l.fabric.Device(receiver),
-			Status: verbs.StatusLocQPOpErr})
+	asRxe := func(l *originalLink, receiver int, status verbs.Status) {
+		l.fabric.Inject(soft.Fault{Kind: soft.FailRecv, Device: l.fabric.Device(receiver), Status: status})
 	}
 	for _, c := range []struct {
 		name string
@@ -328,9 +327,13 @@ func TestMixedKindsWithTheOriginal(t *testing.T) {
 	}{
 		{"a SEND meets a credit", func(l *originalLink) { sendToCredit(l, 21) }, verbs.StatusLocLenErr},
 		{"a SEND meets a credit over rdma_rxe", func(l *originalLink) {
-			asRxe(l, 0)
+			asRxe(l, 0, verbs.StatusLocQPOpErr)
 			sendToCredit(l, 0)
 		}, verbs.StatusLocQPOpErr},
+		{"a SEND meets a credit over another rdma_rxe", func(l *originalLink) {
+			asRxe(l, 0, verbs.StatusRemInvReqErr)
+			sendToCredit(l, 0)
+		}, verbs.StatusRemInvReqErr},
 		{"a SEND of no bytes meets a credit", func(l *originalLink) { sendToCredit(l, 0) },
 			ibverbx.ErrProtocol},
 		{"a notification meets a receive with memory", func(l *originalLink) {
@@ -340,7 +343,7 @@ func TestMixedKindsWithTheOriginal(t *testing.T) {
 		{"a SEND meets the peer's credit", func(l *originalLink) { sendToPeersCredit(l, 8) },
 			verbs.StatusRemInvReqErr},
 		{"a SEND meets the peer's credit over rdma_rxe", func(l *originalLink) {
-			asRxe(l, 1)
+			asRxe(l, 1, verbs.StatusLocQPOpErr)
 			sendToPeersCredit(l, 0)
 		}, verbs.StatusRemOpErr},
 	} {
