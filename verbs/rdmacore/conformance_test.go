@@ -50,6 +50,10 @@ func conform(t *testing.T, filter string) {
 	env := verbstest.Env{GIDIndex: *gidIndexFlag, Timeout: *waitFlag,
 		Open: func(t *testing.T) (a, b verbs.Device) {
 			devices := open(t, filter)
+			if attr, err := devices[0].Query(); err != nil ||
+				attr.Software != strings.HasPrefix(devices[0].Name(), "rxe") {
+				t.Errorf("%s: software %v, %v", devices[0].Name(), attr.Software, err)
+			}
 			return devices[0], devices[len(devices)-1]
 		}}
 	if *linkFlag != "" {

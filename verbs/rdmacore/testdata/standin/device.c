@@ -107,7 +107,7 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
 	if (!err)
 		*attr = (struct ibv_device_attr){
 			.fw_ver = "20.31.1014", .node_guid = htobe64(0x0002c90300a1b200 + (device_of(context) - devices)),
-			.max_mr_size = 0x123456789abcd, .vendor_id = 0x02c9, .vendor_part_id = 4123, .hw_ver = 0x107, .max_qp = 131072,
+			.max_mr_size = 0x123456789abcd, .vendor_id = device_of(context) == devices + 1 ? 0xffffff : 0x02c9, .vendor_part_id = 4123, .hw_ver = 0x107, .max_qp = 131072,
 			.max_qp_wr = MAX_WR, .max_sge = MAX_SGE, .max_cq = 16777216, .max_cqe = MAX_CQE, .max_mr = 16777215, .max_pd = 8388608,
 			.max_qp_rd_atom = 16, .max_qp_init_rd_atom = 15, .phys_port_cnt = PORTS,
 		};
