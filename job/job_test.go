@@ -420,6 +420,16 @@ func TestArguments(t *testing.T) {
 	if err := j.Put(ctx, "b", make([]byte, 100)); err != nil {
 		t.Errorf("after room was made: %v", err)
 	}
+	patiently(t, 10*time.Millisecond, func(wait time.Duration) error {
+		short, cancel := context.WithTimeout(ctx, wait)
+		defer cancel()
+		_, err := j.Get(short, "never")
+		if !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), j.Process(0).String()+" has no such value yet") {
+			return fmt.Errorf("a value that never comes: %w", err)
+		}
+		return nil
+	})
 	for range 1100 { // more than may wait
 		short, cancel := context.WithTimeout(ctx, 300*time.Microsecond)
 		_, err := j.Get(short, "never")

@@ -367,7 +367,11 @@ func (m *member) ask(ctx context.Context, kind, key string, value []byte) ([]byt
 	case <-m.gone:
 		return nil, m.reason()
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		what := "does not answer"
+		if kind == kindGet {
+			what = "has no such value yet, or does not answer"
+		}
+		return nil, fmt.Errorf("%w: %v %s", context.Cause(ctx), m.rank0(), what)
 	}
 }
 
