@@ -10,9 +10,6 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
 
-// labelWidth is how far sentences are indented behind their label.
-const labelWidth = 18
-
 // details writes what happened in a cell beyond its figures: faults, what failover did, and what
 // each rail carried.
 func (t *perfTable) details(r *bench.Result) {
@@ -127,5 +124,5 @@ func (t *perfTable) rails(end string, s *ibverbx.Stats) {
 
 // say writes a sentence behind its label.
 func (t *perfTable) say(label, text string) {
-	t.printf("    %-*s%s\n", labelWidth, label, harmless(strings.Join(strings.Fields(text), " ")))
+	t.wrap(fmt.Sprintf("    %-10s", label), "%s", harmless(text))
 }

@@ -69,13 +69,12 @@ func TestFaultsEndTheColumn(t *testing.T) {
 // an unused NIC says so.
 func TestUnhurt(t *testing.T) {
 	code, out, errs := command(t, "perf -s 20000 -n 40 --fault link-flap@for=2ms,msg=10 --op write-imm")
-	if code != exitOK || errs != "" || !strings.Contains(out, "link of soft0 went down for 2ms") {
+	if code != exitOK || errs != "" || !strings.Contains(folded(out), "link of soft0 went down for 2ms") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 	code, out, errs = command(t, "perf -s 20000 -n 40 --fault nic-down@nic=1,msg=10 --scheme single")
-	text := strings.Join(strings.Fields(out), " ")
-	if code != exitOK || errs != "" || !strings.Contains(text, "did not strike: this column does not use "+
-		"NIC 1") {
+	if code != exitOK || errs != "" || !strings.Contains(folded(out), "did not strike: this column does not "+
+		"use NIC 1") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 }
@@ -85,7 +84,7 @@ func TestTwiceTheSame(t *testing.T) {
 	code, out, errs := command(t, "perf -s 20000 -n 40 -t 16 --scheme spray --failover "+
 		"--fault kill-qp@msg=10 --fault kill-qp@msg=10")
 	if code != exitOK || errs != "" || strings.Count(out, "\n    fault ") != 2 ||
-		!strings.Contains(out, "did not strike: soft0 qp 17") {
+		!strings.Contains(folded(out), "did not strike: soft0 qp 17") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 }

@@ -77,7 +77,7 @@ func TestRunInfinitely(t *testing.T) {
 	for _, args := range []string{"", "--mode lat"} {
 		code, out, errs := interruptedAtThird(t, args)
 		if n := strings.Count(out, "64 B"); code != exitOK || n < 3 || n > 4 || errs != "" ||
-			!strings.Contains(out, "messages verified byte for byte, completions in order") ||
+			!strings.Contains(out, "messages verified byte for byte, in order") ||
 			strings.Contains(out, "not measured") {
 			t.Errorf("%s: exit %d, %d rows: %s\n%s", args, code, n, errs, out)
 		}

@@ -24,7 +24,7 @@ func TestLimits(t *testing.T) {
 		}
 		if code != wantCode || !strings.Contains(errs, want) || (want == "") != (errs == "") ||
 			!strings.Contains(out, "4 KiB") ||
-			!strings.Contains(out, "messages verified byte for byte, completions in order and complete; ") {
+			!strings.Contains(out, "messages verified byte for byte, in order and complete; ") {
 			t.Errorf("%s: exit %d: %s\n%s", args, code, errs, out)
 		}
 	}
@@ -46,7 +46,7 @@ func TestLimitsApart(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 	code, out, errs := command(t, "perf --provider left --min-bw 900000GB/s --connect "+address+quick)
 	if code != exitFailed || !strings.Contains(errs, "less than --min-bw 7.2e+06 Gbit/s") ||
-		!strings.Contains(out, "messages verified byte for byte, completions in order and complete; ") {
+		!strings.Contains(out, "messages verified byte for byte, in order and complete; ") {
 		t.Errorf("exit %d: %s\n%s", code, errs, out)
 	}
 	if code, out, errs := server.wait(t); code != exitOK {

@@ -224,7 +224,7 @@ func checkPorts(conn ibverbx.ConnConfig, host *nics.Host) error {
 
 // The note of a provider that nobody has named.
 const (
-	roceNote     = "this host has no RDMA NIC: " + usesRoCE
+	roceNote     = "no RDMA NIC here: " + usesRoCE
 	roceDownNote = "no RDMA NIC of this host has a port that is up: " + usesRoCE
 	usesRoCE     = "using --provider roce, RoCEv2 over UDP sockets"
 )

@@ -217,8 +217,8 @@ func showPerftest(w io.Writer, r *perftest.Report, unit unit) error {
 	if r.Client {
 		role = "client"
 	}
-	t.printf("%s, %s of %s, which is perftest %s\n", r.Kind, role, r.Peer.Address, r.Peer.Version)
-	t.printf("here: %s, GID %v; there: GID %v\n", r.NIC, r.GID, r.Peer.GID)
+	t.wrap("", "%s, %s of %s, which is perftest %s", r.Kind, role, r.Peer.Address, r.Peer.Version)
+	t.wrap("", "here: %s, GID %v; there: GID %v", r.NIC, r.GID, r.Peer.GID)
 	how := fmt.Sprintf("up to %s outstanding on each", count(r.TxDepth, "message"))
 	switch {
 	case r.Kind == perftest.ReadLat:

@@ -87,55 +87,59 @@ func (t *perfTable) header() {
 	if p.Bidirectional {
 		what += ", both directions at once"
 	}
+	m, whose := bench.ThisMachine(), ""
 	if t.peer == nil {
-		t.printf("%s %s between two ends in this process, each with %s\n", opName(p), what, t.nics())
+		t.wrap("", "%s %s between two ends in this process, each with %s", opName(p), what, t.nics())
 	} else {
-		t.printf("%s %s, %s, each with %s\n", opName(p), what, t.between(), t.nics())
-		t.printf("end a %s, end b %s\n", t.side("a"), t.side("b"))
-	}
-	m := bench.ThisMachine()
-	if t.peer != nil {
+		t.wrap("", "%s %s, %s, each with %s", opName(p), what, t.between(), t.nics())
+		t.wrap("", "end a %s, end b %s", t.side("a"), t.side("b"))
+		whose = "figures taken by end a: "
 		if t.peer.End == "a" {
 			m = t.peer.Machine
 		}
-		t.printf("figures taken by end a: ")
 	}
-	t.printf("%s, %d cores, %s/%s, %s\n", m.CPU, m.Cores, m.OS, m.Arch, m.Go)
+	t.wrap("", "%s%s, %d cores, %s/%s, %s", whose, m.CPU, m.Cores, m.OS, m.Arch, m.Go)
 	verified := "every byte verified"
 	if !p.Verify {
 		verified = "NOT verified"
 	}
-	t.printf("%s; %s\n", verified, t.how(m))
+	t.wrap("", "%s; %s", verified, t.how(m))
 	if p.Samples > 1 {
-		t.printf("median of %s, taken in turn; ±: 95 %% confidence interval\n", count(p.Samples, "sample"))
+		t.wrap("", "median of %s, taken in turn; ±: 95 %% confidence interval", count(p.Samples, "sample"))
 	}
 	t.printf("\n")
 	if p.Mode.Series() {
-		t.printf("%9s  %-7s %9s %10s %10s %5s %10s %10s %10s\n", "size", "scheme", "messages", "min µs",
+		t.printf("%9s  %-6s %9s %8s %9s %5s %8s %8s %8s\n", "size", "scheme", "messages", "min µs",
 			"median µs", "±", "p99 µs", "p99.9 µs", "max µs")
 		return
 	}
 	t.headings()
 }
 
-// layout is how the figures of a scheme are printed, and their names. Between two processes there
-// is no copy() to compare with, and atomics have no bandwidth.
+// layout is how the figures of a scheme are printed, and their names: three schemes fit 80 columns,
+// but with -v. Between two processes there is no copy() to compare with, and atomics have no
+// bandwidth.
 func (t *perfTable) layout() (format string, names []any) {
 	switch {
 	case t.p.Op.Atomic():
 		return "  %15s %5s", []any{"Mmsg/s", "±"}
 	case t.peer != nil:
-		return "  %12s %5s %8s", []any{t.unit.name, "±", "Mmsg/s"}
+		return "  %8s %5s %6s", []any{t.unit.name, "±", "Mmsg/s"}
+	case t.verbose:
+		return "  %7s %5s %6s %6s", []any{t.unit.name, "±", "×copy", "Mmsg/s"}
 	}
-	return "  %7s %5s %6s %6s", []any{t.unit.name, "±", "×copy", "Mmsg/s"}
+	return "  %6s %5s %6s", []any{t.unit.name, "±", "×copy"}
 }
 
 // copies is what is printed of copy(), where figures are compared with it.
 func (t *perfTable) copies(figure, spread string) string {
-	if t.p.Op.Atomic() || t.peer != nil {
+	switch {
+	case t.p.Op.Atomic() || t.peer != nil:
 		return ""
+	case t.verbose:
+		return fmt.Sprintf("  %8s %5s", figure, spread)
 	}
-	return fmt.Sprintf("  %8s %5s", figure, spread)
+	return fmt.Sprintf("  %6s", figure)
 }
 
 // headings names the columns.
@@ -283,7 +287,7 @@ func (t *perfTable) figures(r *bench.Result) []any {
 	case t.p.Op.Atomic():
 		return []any{digits(r.MsgPerSecond / 1e6), t.spread(r.Spread)}
 	case t.peer != nil:
-		return []any{digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread), digits(r.MsgPerSecond / 1e6)}
+		return []any{digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread), rate(r.MsgPerSecond)}
 	}
 	ratio := fmt.Sprintf("%.2f%1s", r.RatioToCopy, t.noise(r.RatioSpread))
 	return []any{t.unit.fix(r.GBPerSecond), t.spread(r.Spread), ratio, rate(r.MsgPerSecond)}
@@ -298,8 +302,8 @@ func (t *perfTable) spread(s *bench.Spread) string {
 	switch {
 	case s == nil:
 		return ""
-	case s.Percent > 999:
-		return ">999%" + t.noise(s)
+	case s.Percent > 99:
+		return ">99%" + t.noise(s)
 	}
 	return fmt.Sprintf("%.0f%%%s", s.Percent, t.noise(s))
 }
@@ -341,20 +345,11 @@ func (t *perfTable) latencies(row []bench.Result) {
 		}
 		l := r.Latency
 		if l == nil || l.Samples == 0 {
-			t.printf("%9s  %-7s %9s\n", size, r.Scheme, "failed")
+			t.printf("%9s  %-6s %9s\n", size, r.Scheme, "failed")
 			continue
 		}
-		t.printf("%9s  %-7s %9d", size, r.Scheme, l.Samples)
-		for i, ns := range []int64{l.Min, l.P50, l.P99, l.P999, l.Max} {
-			t.printf(" %10.2f", float64(ns)/1e3)
-			if i == 1 {
-				t.printf(" %5s", t.spread(r.Spread))
-			}
-		}
-		if r.Failed {
-			t.printf("  then failed")
-		}
-		t.printf("\n")
+		t.printf("%9s  %-6s %9d %8s %9s %5s %8s %8s %8s\n", size, r.Scheme, l.Samples, micros(l.Min),
+			micros(l.P50), t.spread(r.Spread), micros(l.P99), micros(l.P999), micros(l.Max))
 	}
 }
 
@@ -371,15 +366,23 @@ func (t *perfTable) footer(r *bench.Report) {
 	switch {
 	case !t.p.Verify || messages == 0 || t.peer != nil && !r.OK:
 	case r.OK:
-		t.printf("%d messages verified byte for byte, completions in order and complete; ", messages)
+		t.printf("%d messages verified byte for byte, in order and complete; ", messages)
 	default:
 		t.printf("%d messages verified byte for byte before the end; ", messages)
 	}
 	t.printf("%.1f s in all\n", r.Seconds)
 	if t.noisy {
-		t.printf("~ noise: samples lie more than 20 %% apart; measure longer (--duration, --samples), or " +
-			"on a quieter machine\n")
+		t.wrap("", "~ noise: samples lie more than 20 %% apart; measure longer (--duration, --samples), or "+
+			"on a quieter machine")
 	}
+}
+
+// micros writes a time in µs.
+func micros(ns int64) string {
+	if ns >= 1e8 {
+		return strconv.FormatInt(ns/1e3, 10)
+	}
+	return strconv.FormatFloat(float64(ns)/1e3, 'f', 2, 64)
 }
 
 // bytesOf is a number of bytes for people.
@@ -400,6 +403,24 @@ func (p *printer) printf(format string, args ...any) {
 	if p.err == nil {
 		_, p.err = fmt.Fprintf(p.w, format, args...)
 	}
+}
+
+// wrap writes a sentence in lines of at most 80 columns, behind a label that is as wide as further
+// lines are indented.
+func (p *printer) wrap(label, format string, args ...any) {
+	line, indent := label, strings.Repeat(" ", len(label))
+	for i, word := range strings.Fields(fmt.Sprintf(format, args...)) {
+		switch {
+		case i == 0:
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > 80:
+			p.printf("%s\n", line)
+			line = indent
+		default:
+			line += " "
+		}
+		line += word
+	}
+	p.printf("%s\n", line)
 }
 
 // columns lays out what fill prints, whose cells end in tabs.
