@@ -25,6 +25,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 
@@ -32,6 +33,7 @@ import (
 	"golang.org/x/term"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/perftest"
 	"ibverbx/internal/peertext"
 )
 
@@ -155,7 +157,7 @@ func run(c *console, args []string) (code int) {
 		if strings.HasPrefix(why, "unknown flag -") && !strings.HasPrefix(why, "unknown flag --") {
 			why, _, _ = strings.Cut(why, ", did you mean") // one of all letters
 		}
-		why = negative.ReplaceAllString(why, "$1 $2: must not be negative")
+		why = instead(args[0], negative.ReplaceAllString(why, "$1 $2: must not be negative"))
 		var wrong *kong.ParseError
 		if errors.As(err, &wrong) && wrong.Context.Selected() != nil {
 			command = wrong.Context.Selected().FullPath()
@@ -187,6 +189,26 @@ func (c *console) fail(err error) (code int) {
 		c.complain("ibverbx: %s\n", reason(err))
 	}
 	return code
+}
+
+// instead says what to type for what users of perftest and of spreadsheets type; all else is why.
+func instead(first, why string) string {
+	at := slices.Index(perftest.Kinds(), perftest.Kind(first))
+	op, mode, _ := strings.Cut(strings.TrimPrefix(first, "ib_"), "_")
+	if op == "atomic" {
+		op = string(bench.FetchAdd)
+	}
+	perf := fmt.Sprintf("\"ibverbx perf --op %s --mode %s\"", op, mode)
+	switch {
+	case at >= 0:
+		return fmt.Sprintf("%s is a test: type \"ibverbx perftest %s\" to meet perftest's tool, or %s to "+
+			"meet ibverbx", first, first, perf)
+	case op == string(bench.FetchAdd) && slices.Contains(bench.Modes(), bench.Mode(mode)):
+		return first + " cannot be met: type " + perf + ", which meets ibverbx"
+	case strings.HasPrefix(why, "unknown flag --csv"):
+		return "no CSV: type --json, which has every figure and sample"
+	}
+	return why
 }
 
 // negative is what kong says of a negative number, which it takes for a flag.
