@@ -30,8 +30,8 @@ func gidOf(at netip.AddrPort) verbs.GID {
 // AddressOf returns the socket's address that a GID stands for. That of an IPv4 address alone is at
 // RoCEv2's port; that of an IPv6 address does not say, and port is where all ends are.
 func AddressOf(gid verbs.GID, port uint16) netip.AddrPort {
-	if port := gid.UDPPort(); port != 0 {
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(gid[12:])), port)
+	if string(gid[:8]) == portGIDPrefix && gid[10] == 0xff && gid[11] == 0xff { // port 0 too
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(gid[12:])), binary.BigEndian.Uint16(gid[8:]))
 	}
 	addr := netip.AddrFrom16(gid).Unmap()
 	if addr.Is4() {
