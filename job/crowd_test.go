@@ -124,7 +124,7 @@ func heardAt(t *testing.T, address string) string {
 		}
 		defer c.Close()
 		said := make([]byte, 13)
-		if _, err := io.ReadFull(c, said); err == nil {
+		if _, err = io.ReadFull(c, said); err == nil {
 			said = append(said, make([]byte, said[12])...)
 			_, err = io.ReadFull(c, said[13:])
 		}

@@ -220,7 +220,8 @@ func TestCollectiveCallGivenUp(t *testing.T) {
 					if err := j.Barrier(ctx); err != nil {
 						return err
 					}
-					rank, err := j.Rank(), error(nil)
+					rank := j.Rank()
+					var err error
 					switch {
 					case rank < test.late:
 						<-j.Done()
@@ -243,7 +244,7 @@ func TestCollectiveCallGivenUp(t *testing.T) {
 					var of *job.RankError
 					if errors.As(err, &of) != (test.blame >= 0) || of != nil && of.Rank != test.blame ||
 						!errors.Is(err, test.kind) {
-						return fmt.Errorf("rank %d: %#v", rank, err)
+						return fmt.Errorf("rank %d: %T %w", rank, err, err)
 					}
 					return nil
 				})...)

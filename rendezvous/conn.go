@@ -209,15 +209,17 @@ func (c *Conn) write(ctx context.Context, frame []byte, within time.Duration) er
 		_ = c.nc.SetWriteDeadline(time.Unix(1, 0))
 		close(cut)
 	})
-	n, err := 0, error(nil)
-	for rest := frame; err == nil && len(rest) > 0; rest = rest[n:] {
+	var err error
+	for rest := frame; err == nil && len(rest) > 0; {
+		n := 0
 		if err = c.nc.SetWriteDeadline(end); err == nil && ctx.Err() != nil {
 			err = context.Cause(ctx) // perhaps it has set the deadline before
 		}
-		if n = 0; err == nil {
+		if err == nil {
 			n, err = c.nc.Write(rest[:min(len(rest), pieceLen)])
 		}
-		c.broken = err != nil && len(rest)-n < len(frame)
+		rest = rest[n:]
+		c.broken = err != nil && len(rest) < len(frame)
 		end = time.Now().Add(within)
 	}
 	if !stop() {

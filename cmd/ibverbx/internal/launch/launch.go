@@ -81,7 +81,7 @@ func (j *Job) Run() error {
 	if err != nil {
 		return err
 	}
-	defer reports.Close()
+	defer func() { _ = reports.Close() }() // nothing is lost with it
 	env = append(env, job.EnvReport+"="+reports.LocalAddr().String())
 	r := &running{job: j, verdicts: make(chan verdict, 1), ended: make(chan ended, j.N),
 		lost: make(chan error, 2)}
