@@ -157,11 +157,11 @@ func TestTwoProcesses(t *testing.T) {
 			t.Errorf("%s: the listening end: exit %d: %s", args, codeB, errsB)
 		}
 		for _, s := range want {
-			if !strings.Contains(out, s) || !strings.Contains(outB, s) {
+			if s = folded(s); !strings.Contains(folded(out), s) || !strings.Contains(folded(outB), s) {
 				t.Errorf("%s: no %q in\n%s\nor in\n%s", args, s, out, outB)
 			}
 		}
-		if !strings.Contains(out, "from here to "+address) || !strings.Contains(outB, " to here") ||
+		if !strings.Contains(folded(out), "from here to "+address) || !strings.Contains(outB, " to here") ||
 			strings.Contains(out, "copy()") {
 			t.Errorf("%s: header\n%s\n%s", args, out, outB)
 		}

@@ -42,6 +42,9 @@ func (t *perfTable) details(r *bench.Result) {
 			label = ""
 		}
 	}
+	if t.verbose {
+		t.repaired(&r.Repairs)
+	}
 	if t.p.Layered() || !t.verbose {
 		return
 	}
@@ -82,6 +85,25 @@ func (t *perfTable) failedOver(r *bench.Result) {
 	}
 	if label == "" && !r.Failed {
 		t.say("", "no request failed")
+	}
+}
+
+// repaired says what the NICs had to repair, if anything.
+func (t *perfTable) repaired(of *bench.EndRepairs) {
+	for i, r := range []bench.Repairs{of.A, of.B} {
+		var list []string
+		for _, n := range []struct {
+			n    uint64
+			noun string
+		}{{r.Resent, "resent packet"}, {r.Timeouts, "timeout"}, {r.NAKs, "NAK"}, {r.RNRNAKs, "RNR NAK"},
+			{r.Dropped, "receive overflow"}} {
+			if n.n > 0 {
+				list = append(list, count(int(n.n), n.noun))
+			}
+		}
+		if len(list) > 0 {
+			t.say("repaired", fmt.Sprintf("end %c: %s", 'a'+i, strings.Join(list, ", ")))
+		}
 	}
 }
 

@@ -286,7 +286,7 @@ func FuzzTable(f *testing.F) {
 		header := strings.Count(out.String(), "\n")
 		table.Row(row)
 		lines := strings.Count(out.String(), "\n") - header
-		if most := len(row)*(1+14) + rails; table.err != nil || lines < 1 || lines > most || how&4 == 0 &&
+		if most := len(row)*(1+18) + rails; table.err != nil || lines < 1 || lines > most || how&4 == 0 &&
 			p.Mode != bench.Latency && lines != 1 {
 			t.Fatalf("%d lines for %d results with %d rails, %v:\n%s", lines, len(row), rails, table.err,
 				out.String())

@@ -182,3 +182,27 @@ func TestTableOfOther(t *testing.T) {
 		t.Errorf("nothing was measured, and the end is %q", out.String())
 	}
 }
+
+// TestRepaired shows what NICs had to repair below the table, and with -v in each cell.
+func TestRepaired(t *testing.T) {
+	p := &bench.Params{Op: bench.Write, Mode: bench.Bandwidth, NICs: 1, QPs: 1,
+		Schemes: []bench.Scheme{bench.Single}}
+	row := []bench.Result{{Scheme: bench.Single, Messages: 1,
+		Repairs: bench.EndRepairs{A: bench.Repairs{Resent: 20, Timeouts: 1}, B: bench.Repairs{NAKs: 3}}}}
+	for _, verbose := range []bool{false, true} {
+		var out bytes.Buffer
+		table := newPerfTable(&out, verbose)
+		table.Start(p, nil)
+		table.Row(row)
+		if cell := strings.Contains(out.String(), "20 resent packets"); cell != verbose {
+			t.Errorf("-v %t:\n%s", verbose, out.String())
+		}
+		out.Reset()
+		table.footer(&bench.Report{Params: p, Results: append(row, row...)})
+		for _, want := range []string{"end a: 40 resent packets, 2 timeouts\n", "end b: 6 NAKs\n"} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("no %q in\n%s", want, out.String())
+			}
+		}
+	}
+}

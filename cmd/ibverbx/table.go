@@ -92,7 +92,8 @@ func (t *perfTable) header() {
 		t.wrap("", "%s %s between two ends in this process, each with %s", opName(p), what, t.nics())
 	} else {
 		t.wrap("", "%s %s, %s, each with %s", opName(p), what, t.between(), t.nics())
-		t.wrap("", "end a %s, end b %s", t.side("a"), t.side("b"))
+		t.wrap("", "end a %s", t.side("a"))
+		t.wrap("", "end b %s", t.side("b"))
 		whose = "figures taken by end a: "
 		if t.peer.End == "a" {
 			m = t.peer.Machine
@@ -360,6 +361,11 @@ func (t *perfTable) footer(r *bench.Report) {
 	}
 	messages := r.Verified
 	t.printf("\n")
+	var all bench.EndRepairs
+	for i := range r.Results {
+		all.Add(r.Results[i].Repairs)
+	}
+	t.repaired(&all)
 	if r.Interrupted {
 		t.printf("Interrupted: the rest was not measured.\n")
 	}

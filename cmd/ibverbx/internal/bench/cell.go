@@ -82,7 +82,11 @@ func (c *cell) measure(turn int) {
 	if !c.decides() {
 		sample = c.follow
 	}
+	before := c.pair.repairs()
 	err := c.explain(sample())
+	for i, now := range c.pair.repairs() {
+		[...]*Repairs{&c.result.Repairs.A, &c.result.Repairs.B}[i].add(now, before[i])
+	}
 	if c.p.Mode.Series() {
 		c.result.Latency = c.hist.Percentiles()
 	}

@@ -8,6 +8,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/tcptest"
 	"ibverbx/rendezvous"
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
 )
 
 // TestInterruptedWhenAllIsMeasured interrupts an end after its last figure, or while it says
@@ -88,3 +90,27 @@ func TestInterruptedWhenAllIsMeasured(t *testing.T) {
 		})
 	}
 }
+
+// TestRepairs counts what NICs of UDP sockets had to repair, each NIC once.
+func TestRepairs(t *testing.T) {
+	a, b := &repairing{}, &repairing{}
+	c := &pair{nics: [2][]verbs.Device{{a}, {a}}}
+	before := c.repairs()
+	a.n = roce.Counters{Resent: 5, Timeouts: 4, NAKs: 3, RNRNAKs: 2, Overflowed: 1, Sent: 99}
+	var of EndRepairs
+	of.A.add(c.repairs()[0], before[0])
+	of.Add(of)
+	if want := (EndRepairs{A: Repairs{10, 8, 6, 4, 2}}); of != want || c.repairs()[1] != before[1] {
+		t.Errorf("%+v, and of what end b shares %+v", of, c.repairs()[1])
+	}
+	if c.nics[1], b.n.NAKs = []verbs.Device{b}, 7; c.repairs()[1].NAKs != 7 {
+		t.Errorf("end b: %+v", c.repairs()[1])
+	}
+}
+
+type repairing struct {
+	verbs.Device
+	n roce.Counters
+}
+
+func (d *repairing) Counters() roce.Counters { return d.n }

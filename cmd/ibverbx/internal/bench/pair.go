@@ -11,6 +11,7 @@ import (
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
 )
 
 // OpenFunc opens a provider that has two times the given number of NICs, the first half for one
@@ -228,6 +229,23 @@ func (c *pair) noteLoss(end int, e ibverbx.RailEvent) {
 	case len(c.losses) < maxLosses:
 		c.losses = append(c.losses, l)
 	}
+}
+
+// repairs is what the NICs of the ends here have repaired, where they count it. What both ends
+// share is of end a.
+func (c *pair) repairs() (n [2]Repairs) {
+	for i, devices := range c.nics {
+		if i == 1 && slices.Equal(devices, c.nics[0]) {
+			continue
+		}
+		for _, d := range devices {
+			if d, ok := d.(interface{ Counters() roce.Counters }); ok {
+				now := d.Counters()
+				n[i].add(Repairs{now.Resent, now.Timeouts, now.NAKs, now.RNRNAKs, now.Overflowed}, Repairs{})
+			}
+		}
+	}
+	return n
 }
 
 // count returns what the virtual queue pairs of the ends here have counted.

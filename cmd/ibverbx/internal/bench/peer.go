@@ -203,7 +203,7 @@ func (r *runner) share(row []Result) ([]Result, error) {
 		figures, followers, r.stopped = followers, figures, theirs.Stop
 	}
 	for i := range figures {
-		figures[i].Stats.B = followers[i].Stats.B
+		figures[i].Stats.B, figures[i].Repairs.B = followers[i].Stats.B, followers[i].Repairs.B
 	}
 	return figures, nil
 }

@@ -83,6 +83,7 @@ type Result struct {
 	Failed   bool          `json:"failed"`
 	Error    string        `json:"error,omitempty"`
 	Stats    EndStats      `json:"stats,omitzero"` // of virtual queue pairs
+	Repairs  EndRepairs    `json:"nic_repairs,omitzero"`
 	// Losses say why queue pairs were lost, where others went on without them.
 	Losses   []Loss    `json:"lost_queue_pairs,omitempty"`
 	Timeline *Timeline `json:"timeline,omitempty"` // where it was asked for
@@ -98,6 +99,37 @@ type Loss struct {
 	Device string `json:"device"`
 	Cause  string `json:"cause"`
 	Times  int    `json:"times"`
+}
+
+// Repairs is what NICs made of UDP sockets had to repair, the warm-up included. Other NICs do not
+// say it.
+type Repairs struct {
+	Resent   uint64 `json:"resent_packets"`
+	Timeouts uint64 `json:"timeouts"`
+	NAKs     uint64 `json:"naks"`
+	RNRNAKs  uint64 `json:"rnr_naks"`
+	Dropped  uint64 `json:"dropped_packets"` // or bursts of them: the receive buffer was full
+}
+
+// EndRepairs is that of both ends.
+type EndRepairs struct {
+	A Repairs `json:"a"`
+	B Repairs `json:"b"`
+}
+
+// add adds what came after before.
+func (r *Repairs) add(now, before Repairs) {
+	r.Resent += now.Resent - before.Resent
+	r.Timeouts += now.Timeouts - before.Timeouts
+	r.NAKs += now.NAKs - before.NAKs
+	r.RNRNAKs += now.RNRNAKs - before.RNRNAKs
+	r.Dropped += now.Dropped - before.Dropped
+}
+
+// Add adds another cell's.
+func (r *EndRepairs) Add(of EndRepairs) {
+	r.A.add(of.A, Repairs{})
+	r.B.add(of.B, Repairs{})
 }
 
 // EndStats is what the virtual queue pairs of both ends counted in a cell.
