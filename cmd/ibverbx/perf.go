@@ -171,7 +171,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		f.outcome.document = true
 		table.err = writeJSON(c.out, report)
 	}
-	return cmp.Or(err, table.err, writePlot(file, report, unitOf(f.ReportGbits)))
+	return cmp.Or(err, table.err, writePlot(file, report, unitOf(f.ReportGbits), f.Verbose))
 }
 
 // writeJSON writes a document for machines that people can read.

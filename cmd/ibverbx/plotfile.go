@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -42,12 +43,13 @@ func closePlot(file *os.File) error {
 	return nil
 }
 
-// writePlot writes a run to the file, if there is one and the run has a time line.
-func writePlot(file *os.File, r *bench.Report, in unit) error {
+// writePlot writes a run to the file, if there is one and the run has a time line: a line for each
+// NIC, or with rails for each queue pair.
+func writePlot(file *os.File, r *bench.Report, in unit, rails bool) error {
 	if file == nil {
 		return nil
 	}
-	page := plotPage(r, in)
+	page := plotPage(r, in, rails)
 	if len(page.Charts) == 0 {
 		return nil
 	}
@@ -58,7 +60,7 @@ func writePlot(file *os.File, r *bench.Report, in unit) error {
 }
 
 // plotPage is what the file shows: a chart for each size and scheme.
-func plotPage(r *bench.Report, in unit) *plot.Page {
+func plotPage(r *bench.Report, in unit, rails bool) *plot.Page {
 	p, m := r.Params, r.Machine
 	page := &plot.Page{
 		Title: fmt.Sprintf("%s bandwidth over time", opName(p)),
@@ -70,14 +72,14 @@ func plotPage(r *bench.Report, in unit) *plot.Page {
 	}
 	for i := range r.Results {
 		if res := &r.Results[i]; res.Timeline != nil {
-			page.Charts = append(page.Charts, plotChart(res, in))
+			page.Charts = append(page.Charts, plotChart(res, in, rails))
 		}
 	}
 	return page
 }
 
 // plotChart is the time line of a cell.
-func plotChart(r *bench.Result, in unit) plot.Chart {
+func plotChart(r *bench.Result, in unit, rails bool) plot.Chart {
 	t := r.Timeline
 	chart := plot.Chart{Title: fmt.Sprintf("%s, %v", r.Scheme, r.Size), Unit: in.name, Marks: plotMarks(t)}
 	for i := range t.Total {
@@ -85,11 +87,24 @@ func plotChart(r *bench.Result, in unit) plot.Chart {
 	}
 	chart.Times = append(chart.Times, seconds(t.Length))
 	chart.Lines = append(chart.Lines, plot.Line{Name: "total", Group: -1, Values: in.all(t.Total)})
+	of := map[string]int{} // the first line of a NIC
 	for i := range t.Rails {
 		rail := &t.Rails[i]
-		first := func(of bench.RailLine) bool { return of.Device == rail.Device }
-		chart.Lines = append(chart.Lines, plot.Line{Name: fmt.Sprintf("%d %s", rail.Rail, rail.Device),
-			Group: slices.IndexFunc(t.Rails, first), Values: in.all(rail.Total)})
+		first, ok := of[rail.Device]
+		if !ok {
+			first, of[rail.Device] = len(chart.Lines), len(chart.Lines)
+		}
+		line := plot.Line{Name: rail.Device, Group: first - 1, Values: in.all(rail.Total)}
+		switch {
+		case rails:
+			line.Name = fmt.Sprintf("%d %s", rail.Rail, rail.Device)
+		case ok:
+			for k, v := range line.Values {
+				chart.Lines[first].Values[k] += v
+			}
+			continue
+		}
+		chart.Lines = append(chart.Lines, line)
 	}
 	for i := range t.Dips {
 		chart.Notes = append(chart.Notes, dipText(&t.Dips[i], in))
@@ -106,10 +121,20 @@ func (u unit) all(gbPerSecond []float64) []float64 {
 	return list
 }
 
-// plotMarks are the marks of a time line. That of a fault lasts until it has ended.
+// plotMarks are the marks of a time line. That of a fault lasts until it has ended. Rails that are
+// lost, or back, one after another within two intervals have one mark.
 func plotMarks(t *bench.Timeline) []plot.Mark {
 	list := []plot.Mark{}
+	var last bench.Mark
 	for i, m := range t.Marks {
+		if n, err := strconv.Atoi(m.Text); err == nil && m.Kind == last.Kind && m.At-last.At < 2*t.Interval {
+			before, _ := strconv.Atoi(last.Text)
+			last.Text = strconv.Itoa(before + n)
+			what := list[len(list)-1].Text
+			list[len(list)-1].Text = last.Text + what[strings.Index(what, " "):]
+			continue
+		}
+		last = m
 		mark := plot.Mark{At: seconds(m.At), Text: m.Text}
 		switch m.Kind {
 		case bench.FaultStruck:

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,6 +61,36 @@ func TestDipText(t *testing.T) {
 	}
 }
 
+// The plot has a line for each NIC, with -v for each rail, and one mark for rails that come back
+// together.
+func TestPlotLines(t *testing.T) {
+	line := lineOf(2, 2, 2, 4)
+	for _, at := range []bench.Seconds{41 * ms, 43 * ms, 59 * ms, 62 * ms} {
+		line.Marks = append(line.Marks, bench.Mark{At: at, Kind: bench.RailsBack, Text: "2"})
+	}
+	r := &bench.Result{Timeline: line}
+	for rails, want := range map[bool]string{
+		false: "total -1 2, soft0 0 1, soft1 1 1",
+		true:  "total -1 2, 0 soft0 0 0.5, 1 soft1 1 0.5, 2 soft0 0 0.5, 3 soft1 1 0.5",
+	} {
+		var list []string
+		chart := plotChart(r, gigabytes, rails)
+		for _, l := range chart.Lines {
+			list = append(list, fmt.Sprint(l.Name, " ", l.Group, " ", l.Values[0]))
+		}
+		if got := strings.Join(list, ", "); got != want {
+			t.Errorf("lines %q, want %q", got, want)
+		}
+		var marks string
+		for _, m := range chart.Marks {
+			marks += m.Text + ", "
+		}
+		if want := "nic-down@nic=1,for=2s, 4 lost, nic-down ends, 6 back, 2 back, "; marks != want {
+			t.Errorf("marks %q, want %q", marks, want)
+		}
+	}
+}
+
 // A run that is asked for it shows bandwidth over time in its table, its document and a file.
 func TestOverTime(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "plot.html")
@@ -85,7 +116,7 @@ func TestOverTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"RDMA write bandwidth over time", "dqplb, 20000 B",
-		`"kill-qp@rail=1,msg=500"`, `"0 soft0"`, `"total"`} {
+		`"kill-qp@rail=1,msg=500"`, `"soft0"`, `"total"`} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("no %q in the file", want)
 		}
@@ -139,7 +170,7 @@ func TestPlotFile(t *testing.T) {
 		t.Errorf("exit %d, stderr %q, file %v", code, errs, err)
 	}
 	f, err := createPlot("")
-	if f != nil || err != nil || closePlot(f) != nil || writePlot(f, nil, gigabytes) != nil {
+	if f != nil || err != nil || closePlot(f) != nil || writePlot(f, nil, gigabytes, false) != nil {
 		t.Errorf("no file: %v, %v", f, err)
 	}
 	if f, err = createPlot(os.DevNull); err != nil || closePlot(f) != nil {
@@ -153,7 +184,7 @@ func TestPlotFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	report := &bench.Report{Params: &bench.Params{Op: bench.Write}, Results: []bench.Result{{}}}
-	if err := writePlot(f, report, gigabytes); err != nil {
+	if err := writePlot(f, report, gigabytes, false); err != nil {
 		t.Error(err)
 	}
 	if err := closePlot(f); err != nil {
@@ -167,7 +198,7 @@ func TestPlotFile(t *testing.T) {
 	}
 	report.Results[0] = bench.Result{Size: units.Size(4096), Scheme: bench.Spray,
 		Timeline: lineOf(2, 2, 2, 2)}
-	if err := writePlot(f, report, gigabits); err != nil {
+	if err := writePlot(f, report, gigabits, false); err != nil {
 		t.Error(err)
 	}
 	if err := closePlot(f); err != nil {

@@ -283,7 +283,9 @@ type Dip struct {
 	Before float64 `json:"before_gb_per_second"`     // median of the intervals before; 0: there were none
 	Lowest float64 `json:"lowest_gb_per_second"`     // of an interval
 	Below  Seconds `json:"below_90_percent_seconds"` // of the intervals with less than 90 % of Before
-	After  float64 `json:"after_gb_per_second"`      // median of the last third of the intervals
+	// After is the median of the last third of the intervals, of those at least that begin when the
+	// fault has ended and the rails are back.
+	After float64 `json:"after_gb_per_second"`
 }
 
 // findDips describes what each fault that has struck did.
@@ -304,8 +306,13 @@ func (t *Timeline) findDips() {
 			continue // the next one struck at once
 		}
 		since := t.Total[first:end]
-		d := Dip{Fault: m.Text, Struck: m.At, Lowest: slices.Min(since),
-			After: median(since[2*len(since)/3:])}
+		settled := 2 * len(since) / 3
+		for _, m := range t.Marks {
+			if at := t.At(m.At) - first; at >= 0 && (m.Kind == FaultEnded || m.Kind == RailsBack) {
+				settled = max(settled, min(at, len(since)-2)+1)
+			}
+		}
+		d := Dip{Fault: m.Text, Struck: m.At, Lowest: slices.Min(since), After: median(since[settled:])}
 		if before := t.Total[begin:first]; len(before) > 0 {
 			d.Before = median(before)
 		}

@@ -91,6 +91,16 @@ func TestDips(t *testing.T) {
 			slices.Concat(repeat(10, 2), []float64{0.1, 0.2}, repeat(10, 1)), []Mark{struck(100 * ms)},
 			[]Dip{{"f", 100 * ms, 2, 0.1, 120 * ms, 1}},
 		},
+		"back late": {
+			slices.Concat(repeat(2, 2), repeat(10, 1), repeat(2, 2)),
+			[]Mark{struck(20 * ms), {115 * ms, RailsBack, "1"}},
+			[]Dip{{"f", 20 * ms, 2, 1, 100 * ms, 2}},
+		},
+		"back at the very end": {
+			slices.Concat(repeat(2, 2), repeat(2, 1), repeat(1, 1.5)),
+			[]Mark{struck(20 * ms), {45 * ms, RailsBack, "1"}},
+			[]Dip{{"f", 20 * ms, 2, 1, 30 * ms, 1.5}},
+		},
 		"no harm": {repeat(10, 2), []Mark{struck(50 * ms)}, []Dip{{"f", 50 * ms, 2, 2, 0, 2}}},
 		"at once": {repeat(10, 2), []Mark{struck(0)}, []Dip{{"f", 0, 0, 2, 0, 2}}},
 		"two": {
