@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ func TestExamplesRun(t *testing.T) {
 	}
 	examples := map[string][]process{
 		"twoprocesses": {
-			{args: []string{"-dial", addr}, print: "sent 16 blocks, verified by the receiver\n"},
+			{args: []string{"-dial", addr}, print: "sent 16 blocks at RATE GB/s, verified by the receiver\n"},
 			{args: []string{"-listen", addr},
 				print: "received 16 blocks of 1048576 bytes in order, every byte verified\n"},
 		},
@@ -51,7 +52,7 @@ func TestExamplesRun(t *testing.T) {
 			fmt.Sprintf("rank %d of 3: 300 steps, 50000 cells as one process computes them\n", rank),
 			[]string{fmt.Sprint("IBVERBX_RANK=", rank), "IBVERBX_SIZE=3", "IBVERBX_ADDRESS=" + addr}})
 	}
-	bin := t.TempDir()
+	bin, rate := t.TempDir(), regexp.MustCompile(`[0-9]+\.[0-9]{2} GB/s`)
 	for name, processes := range examples {
 		t.Run(name, func(t *testing.T) {
 			program := filepath.Join(bin, name)
@@ -72,8 +73,9 @@ func TestExamplesRun(t *testing.T) {
 				}
 			}
 			for i, p := range processes {
-				if err := cmds[i].Wait(); err != nil || outs[i].String() != p.print {
-					t.Errorf("%v: %v\n%s%swant\n%s", p.args, err, outs[i].String(), errs[i].String(), p.print)
+				err, out := cmds[i].Wait(), rate.ReplaceAllString(outs[i].String(), "RATE GB/s")
+				if err != nil || out != p.print {
+					t.Errorf("%v: %v\n%s%swant\n%s", p.args, err, out, errs[i].String(), p.print)
 				}
 			}
 		})

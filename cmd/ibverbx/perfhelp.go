@@ -78,10 +78,10 @@ application gets.
 
 With --fault, --interval or --plot, bandwidth over time is recorded: of the messages reported to the program
 (of two processes, at the connecting one), and of the fragments that each rail, a queue pair of the virtual
-one, has completed. --json and --plot -v have all of it; the table says what each fault did: the median bandwidth
-before and after it, the lowest, and for how long it was below 90 % of the median before. The clock is stopped
-while messages are compared. The end of each round shows as a small dip if much is outstanding: with more
---memory there are fewer dips, with less --depth they are less deep.
+one, has completed. --json and --plot -v have all of it; the table says what each fault did: the median
+bandwidth before and after it, the lowest, and for how long it was below 90 % of the median before. The clock
+is stopped while messages are compared. The end of each round shows as a small dip if much is outstanding:
+with more --memory there are fewer dips, with less --depth they are less deep.
 
 Faults strike end a, the initiator, unless end=b. They strike when end a has posted msg= messages of a column,
 over all sizes, or when the column has been measured for at=. nic= and rail= count from 0, for= is a duration,
