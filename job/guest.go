@@ -27,16 +27,23 @@ type guest struct {
 	putID uint64
 }
 
-// message is what a guest is told, in one frame or several.
+// message is what a guest is told: some frames, or a value of the store.
 type message struct {
 	kind   string
-	frames []rendezvous.Frame
+	frames []rendezvous.Frame // nil: the answer to a get
+	id     uint64             // of the get
+	value  []byte             // which all answers with it share; write encodes it
 }
 
 // encoded encodes a message of one frame.
 func encoded(kind string, body any) message {
-	f, _ := rendezvous.Encode(kind, body) // an empty frame, which cannot be sent, ends the conversation
-	return message{kind, []rendezvous.Frame{f}}
+	return message{kind: kind, frames: []rendezvous.Frame{encode(kind, body)}}
+}
+
+// encode encodes a frame. An empty one, which cannot be sent, ends the conversation.
+func encode(kind string, body any) rendezvous.Frame {
+	f, _ := rendezvous.Encode(kind, body)
+	return f
 }
 
 const (
@@ -78,14 +85,12 @@ func (g *guest) write() {
 		g.out = nil
 		g.s.mu.Unlock()
 		for _, m := range batch {
-			for _, f := range m.frames {
-				if err := g.conn.SendFrame(g.s.ctx, f); err != nil {
-					if g.conn.Err() == nil { // otherwise read knows why, and may have more to handle
-						g.lost(errUnread)
-						_ = g.conn.Close()
-					}
-					return
+			if err := g.tell(m); err != nil {
+				if g.conn.Err() == nil { // otherwise read knows why, and may have more to handle
+					g.lost(errUnread)
+					_ = g.conn.Close()
 				}
+				return
 			}
 			if m.kind == kindEnd {
 				close(g.told)
@@ -93,6 +98,21 @@ func (g *guest) write() {
 			}
 		}
 	}
+}
+
+// tell sends a message. It encodes a value a part at a time, without the server's mu.
+func (g *guest) tell(m message) error {
+	if m.frames == nil {
+		return parts(m.value, func(part []byte, more bool) error {
+			return g.conn.SendFrame(g.s.ctx, encode(m.kind, answer{ID: m.id, Data: part, More: more}))
+		})
+	}
+	for _, f := range m.frames {
+		if err := g.conn.SendFrame(g.s.ctx, f); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // read handles what it says, until it says no more.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,6 +49,44 @@ func TestRowsInParts(t *testing.T) {
 		if len(guest.out) != 1 || &guest.out[0].frames[0] != &frames[0] {
 			t.Errorf("rank %d is told something of its own", guest.Rank)
 		}
+	}
+}
+
+// However many answers with a value are queued, there is one copy of it until they are written, a
+// part at a time.
+func TestAnswersShareTheirValue(t *testing.T) {
+	a, b := conversing(t, time.Minute, nil)
+	s := &server{ctx: t.Context(), place: &Place{Size: 2}, values: newValues(defaultMaxStore)}
+	g := &guest{s: s, conn: a, wake: make(chan struct{}, 1), told: make(chan struct{})}
+	value := bytes.Repeat([]byte("value"), 1<<20/5)
+	const early, all = 100, 200
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for id := range uint64(early) {
+		s.values.get(g, &request{ID: id, Key: "k"})
+	}
+	s.values.put(g, &request{ID: all, Key: "k", Data: value}, len(value), len(value))
+	for id := range uint64(all - early) {
+		s.values.get(g, &request{ID: early + id, Key: "k"})
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n >= uint64(len(value)) {
+		t.Errorf("%d queued answers with a value of %d bytes took %d bytes", all, len(value), n)
+	}
+	g.out = g.out[:2] // the answer to put comes first
+	go g.write()
+	var found assembly
+	for n := 0; n < 2; {
+		var answer answer
+		if err := b.Receive(t.Context(), kindAnswer, &answer); err != nil || len(answer.Data) > partLen {
+			t.Fatalf("%d bytes: %v", len(answer.Data), err)
+		}
+		if found.add(answer.Data, len(value)); !answer.More {
+			n++
+		}
+	}
+	if !bytes.Equal(found.data, value) {
+		t.Errorf("%d other bytes arrive", found.size)
 	}
 }
 

@@ -321,7 +321,7 @@ func (s *server) contribute(g *guest, c *contribution) {
 		s.failLocked(err)
 		return
 	}
-	s.queueAll(message{kindRows, frames})
+	s.queueAll(message{kind: kindRows, frames: frames})
 }
 
 // giveUp handles that a process gives up a collective call. If the time of its context was over,

@@ -83,11 +83,5 @@ func (vs *values) forget(g *guest, r *request) {
 
 // answer answers a get with the value. The server's mu is held.
 func (g *guest) answer(id uint64, value []byte) {
-	whole := message{kind: kindAnswer}
-	_ = parts(value, func(part []byte, more bool) error {
-		m := encoded(kindAnswer, answer{ID: id, Data: part, More: more})
-		whole.frames = append(whole.frames, m.frames...)
-		return nil
-	})
-	g.queue(whole)
+	g.queue(message{kind: kindAnswer, id: id, value: value})
 }
