@@ -52,8 +52,15 @@ func TestCrowd(t *testing.T) {
 		}))
 }
 
-// Join tries again as long as rank 0 says that it has no room.
+// Join tries again as long as rank 0 says that it has no room. A launcher hears of the last attempt
+// alone.
 func TestBusy(t *testing.T) {
+	launcher, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer launcher.Close()
+	t.Setenv(job.EnvReport, launcher.LocalAddr().String())
 	cfg := config(t, 2)
 	cfg.Rank = 1
 	l, err := rendezvous.Listen(t.Context(), cfg.Address, rendezvous.Config{Protocol: protocol(&cfg)})
@@ -77,6 +84,12 @@ func TestBusy(t *testing.T) {
 	}
 	if err := <-joined; blame(err, 0, job.ErrFailed) != nil || !strings.Contains(err.Error(), "enough") {
 		t.Errorf("joined: %v", err)
+	}
+	report := make([]byte, 1000)
+	_ = launcher.SetReadDeadline(time.Now().Add(time.Minute))
+	n, _, err := launcher.ReadFrom(report)
+	if err != nil || !strings.Contains(string(report[:n]), "enough") {
+		t.Errorf("the launcher hears first: %s, %v", report[:n], err)
 	}
 }
 

@@ -237,7 +237,9 @@ func (m *member) end(why error) {
 	m.ending.Do(func() {
 		if why != nil {
 			m.why = why
-			tellLauncher(m.place, why)
+			if !errors.Is(why, rendezvous.ErrBusy) { // then dial tries again
+				tellLauncher(m.place, why)
+			}
 			close(m.failed)
 		}
 		close(m.gone)
