@@ -141,6 +141,9 @@ func (g *guest) lost(why error) {
 // handle handles a message.
 func (g *guest) handle(m rendezvous.Message) error {
 	s := g.s
+	if (m.Kind == kindGather || m.Kind == kindQuit) && !s.complete() {
+		return fmt.Errorf("%w: message %q before all have joined", rendezvous.ErrProtocol, m.Kind)
+	}
 	switch m.Kind {
 	case kindAlive:
 		return nil

@@ -90,6 +90,22 @@ func TestAnswersShareTheirValue(t *testing.T) {
 	}
 }
 
+// A process that enters a collective call, or gives one up, before all have joined is refused: no
+// process of this package does.
+func TestCallsBeforeAllHaveJoined(t *testing.T) {
+	s := &server{ctx: t.Context(), place: &Place{Size: 2}, guests: make([]*guest, 2), joined: 1}
+	g := &guest{Process: Process{Rank: 1}, s: s, wake: make(chan struct{}, 1)}
+	s.guests[1] = g
+	for _, m := range []rendezvous.Message{
+		{Kind: kindGather, Body: []byte(`{"seq":1,"op":"barrier"}`)},
+		{Kind: kindQuit, Body: []byte(`{"seq":1,"op":"barrier","late":true}`)},
+	} {
+		if err := g.handle(m); !errors.Is(err, rendezvous.ErrProtocol) {
+			t.Errorf("%s: %v", m.Kind, err)
+		}
+	}
+}
+
 // received is what a peer receives of some frames.
 func received(t *testing.T, frames []rendezvous.Frame) (all []rendezvous.Message) {
 	t.Helper()

@@ -225,6 +225,13 @@ func (s *server) attend() {
 	}
 }
 
+// complete reports whether all have joined.
+func (s *server) complete() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.joined == s.place.Size
+}
+
 // missing names those who have not joined; empty where all have.
 func (s *server) missing() string {
 	s.mu.Lock()

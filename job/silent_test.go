@@ -182,7 +182,12 @@ func TestMisbehaviour(t *testing.T) {
 				if c, err = stranger(t.Context(), &cfg, test.rank); err != nil {
 					return err
 				}
-				_ = c.Send(t.Context(), test.kind, test.body) // it may have been turned away
+				for kind := ""; kind != "ready" && err == nil; { // or it is turned away
+					var m rendezvous.Message
+					m, err = c.Next(t.Context())
+					kind = m.Kind
+				}
+				_ = c.Send(t.Context(), test.kind, test.body)
 				return nil
 			}) {
 				var of *job.RankError
