@@ -144,8 +144,8 @@ func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 func (c *Conn) Received() uint64 { return c.in.bytes.Load() }
 
 // Send sends the peer a message: body as JSON, or no body if it is nil. A kind has 1 to 32 bytes
-// and is not "error". If the peer does not read, Send waits until ctx ends or the peer has taken
-// nothing for Config.Timeout; after that the conversation cannot send any more.
+// and is not "error". If the peer does not read, Send waits until ctx ends or the peer has not
+// taken 16 KiB for Config.Timeout; after that the conversation cannot send any more.
 func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	if ctx == nil {
 		return errNoContext
@@ -427,8 +427,9 @@ func (c *Conn) goodbye() {
 	}
 	<-c.writing
 	if len(c.inbox) == inboxLen { // a connection with unread bytes is reset, and the goodbye may be lost
-		_ = c.nc.SetReadDeadline(time.Now().Add(draining))
-		_, _ = io.Copy(io.Discard, c.nc)
+		if c.in.endAt(time.Now().Add(draining)) == nil {
+			_, _ = io.Copy(io.Discard, c.nc)
+		}
 	}
 }
 

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -317,6 +319,33 @@ func TestFailSendsItsReason(t *testing.T) {
 	if !errors.As(err, &words) || words.Text != "out of ink" {
 		t.Errorf("error %v, want the peer's words", err)
 	}
+}
+
+// TestCloseAmidAMessage closes a conversation in which much is unread while a further message
+// trickles in: each of its bytes prolongs the wait for the next, but not Close.
+func TestCloseAmidAMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nc, other := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, other) }()
+		go func() {
+			said := string(greeting(wireVersion, "")) + strings.Repeat(frame(`{"kind":"unread"}`), inboxLen) +
+				"\x00\x00\x10\x00"
+			for _, err := io.WriteString(other, said); err == nil; _, err = io.WriteString(other, " ") {
+				time.Sleep(3 * time.Millisecond)
+			}
+		}()
+		conn, err := Start(t.Context(), nc, Config{Timeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		start := time.Now()
+		if err := conn.Close(); err != nil || time.Since(start) > time.Second {
+			t.Errorf("error %v after %v", err, time.Since(start))
+		}
+		other.Close()
+		time.Sleep(time.Second) // the other end notices
+	})
 }
 
 // TestGreeting shows that the beginning can have less time than the rest.

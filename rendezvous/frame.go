@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -122,6 +123,9 @@ type incoming struct {
 	nc      net.Conn
 	timeout time.Duration // between two reads of a message; 0 ahead of it. The reader owns it
 	bytes   atomic.Uint64
+
+	mu   sync.Mutex
+	last bool // the deadline in force is the last
 }
 
 // within bounds each wait for bytes; 0 is no bound.
@@ -130,7 +134,19 @@ func (i *incoming) within(timeout time.Duration) {
 	if i.timeout = timeout; timeout > 0 {
 		end = time.Now().Add(timeout)
 	}
-	_ = i.nc.SetReadDeadline(end) // a closed one fails when it is read
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if !i.last {
+		_ = i.nc.SetReadDeadline(end) // a closed one fails when it is read
+	}
+}
+
+// endAt ends all waits for bytes at a time.
+func (i *incoming) endAt(end time.Time) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.last = true
+	return i.nc.SetReadDeadline(end)
 }
 
 // Read reads from the connection.
