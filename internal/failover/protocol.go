@@ -193,6 +193,9 @@ func (p *Protocol) IdleSuspected() bool {
 // Lose takes a rail out of service. entries is what its log had outstanding, of messages that were
 // ever logged.
 func (p *Protocol) Lose(r *Rail, now time.Time, cause error, entries []Entry, messages uint64) {
+	if r.stage == StageLive && now.Sub(r.liveSince) >= p.config.Failback<<maxPauses {
+		r.pauses = 0 // it does not flap
+	}
 	r.stage, r.cause = StageDying, cause
 	r.entries, r.acked, r.hint, r.held = entries, messages, 0, 0
 	for i := range entries {
@@ -205,9 +208,6 @@ func (p *Protocol) Lose(r *Rail, now time.Time, cause error, entries []Entry, me
 		}
 	}
 	r.controls, r.queue = 0, r.queue[:0]
-	if now.Sub(r.liveSince) >= p.config.Failback<<maxPauses {
-		r.pauses = 0 // it does not flap
-	}
 	p.patience = patience{looked: now}
 	p.SuspectIdle()
 	p.unflushed++

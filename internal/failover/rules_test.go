@@ -98,6 +98,10 @@ func TestPauses(t *testing.T) {
 			t.Errorf("live for %v: %d pauses count, want %d", live, r.pauses, want)
 		}
 	}
+	r.stage, r.pauses = StageProbing, 7
+	if p.Lose(r, now.Add(time.Hour), errors.New("GO is not acknowledged"), nil, 0); r.pauses != 7 {
+		t.Errorf("a rail that did not come back has %d pauses", r.pauses)
+	}
 	p.unflushed, p.unsettled, r.stage = 0, 0, StageSettled
 	if r.Proved(); p.pause(r) != time.Second {
 		t.Error("a rail that has proved itself waits longer than at first")
