@@ -311,9 +311,9 @@ func (s *sender) post() (refused *rail, err error) {
 		if b.tail != 0 {
 			n, err := rl.qp.PostSend(b.wrs[b.head:b.tail])
 			b.posted(n)
-			if err != nil {
+			if err != nil || b.tail != 0 {
 				rl.stats.refused++
-				if !verbs.IsTransient(err) {
+				if err != nil && !verbs.IsTransient(err) {
 					s.unlistPosted()
 					return rl, err
 				}

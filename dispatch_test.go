@@ -18,6 +18,20 @@ func (r *recorded) posted() (n int) {
 	return n
 }
 
+// What a NIC takes no more of, although it says nothing, stays with its rail and is posted later.
+func TestAcceptedInPart(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{FragmentSize: 1})
+	for _, qp := range r.qps {
+		qp.single = true
+	}
+	if n, err := r.PostSend(rawWrite(0, 10), rawWrite(1, 3)); n != 2 || err != nil {
+		t.Fatal(n, err)
+	}
+	if got := r.finish(t); len(got) != 2 || r.posted() != 13 {
+		t.Errorf("%d fragments posted; %+v", r.posted(), got)
+	}
+}
+
 // DQPLB has 2^15 numbers on the way at most, however many requests the queue pairs hold; fragments
 // and markers beyond wait until the oldest is acknowledged.
 func TestNumbersOnTheWay(t *testing.T) {

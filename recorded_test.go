@@ -18,7 +18,8 @@ type recordingQP struct {
 	// With what it refuses sends, receives, the moves to ERR and RESET, and to be closed; nil if it
 	// does not.
 	refuse, refuseRecv, refuseErr, refuseReset, refuseClose error
-	closes                                                  int // calls of Close
+	closes                                                  int  // calls of Close
+	single                                                  bool // takes one send a call, without an error
 	// device is another NIC than it was made on, or nil.
 	device verbs.Device
 }
@@ -57,6 +58,9 @@ func (q *recordingQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 func (q *recordingQP) PostSend(wrs []verbs.SendWR) (int, error) {
 	if q.refuse != nil {
 		return 0, q.refuse
+	}
+	if q.single {
+		wrs = wrs[:1]
 	}
 	n, err := q.QP.PostSend(wrs)
 	for _, wr := range wrs[:n] {
