@@ -262,7 +262,7 @@ func (c *Config) validate() error {
 		return configError("FailoverTimeout %v: must be positive, or 0 for the default", c.FailoverTimeout)
 	case c.FailoverTimeout > maxFailoverTimeout:
 		return configError("FailoverTimeout %v: must be at most an hour", c.FailoverTimeout)
-	case c.FailoverTimeout < min(c.Conn.givesUpAfter(), maxFailoverTimeout):
+	case c.Failover && c.FailoverTimeout < min(c.Conn.givesUpAfter(), maxFailoverTimeout):
 		return configError("FailoverTimeout %v: a NIC takes %v to give up its peer (Conn.Timeout %d, "+
 			"RetryCount %d): must not be less", c.FailoverTimeout, c.Conn.givesUpAfter(), c.Conn.Timeout,
 			c.Conn.RetryCount)

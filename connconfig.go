@@ -152,18 +152,21 @@ const (
 	PatienceShort
 	// PatienceFabric is a timeout of code 20 (4.3 s) and 7 retries: 34 seconds, in which a switch
 	// may reboot. NCCL adopted these values after short link outages had ended jobs, and the C++
-	// original has them too; UCX waits 8.6 seconds. On rdma_rxe 7 retries never end.
+	// original has them too; UCX waits 8.6 seconds. Over NICs of software it is 6 retries, 30
+	// seconds, because 7 never end on rdma_rxe.
 	PatienceFabric
 )
 
 // codes are the timeout and the number of retries over these devices, as attributes of a queue
 // pair.
 func (p Patience) codes(devices []verbs.Device) (timeout, retries int) {
-	switch {
-	case p == PatienceFabric, p == PatienceAuto && !inSoftware(devices):
-		return 20, 7
+	switch software := inSoftware(devices); {
 	case p == PatienceShort:
 		return 14, 6
+	case !software:
+		return 20, 7
+	case p == PatienceFabric:
+		return 20, 6
 	}
 	return 17, 6 // not 7 retries: rdma_rxe would retry for ever
 }

@@ -189,6 +189,7 @@ func TestPatience(t *testing.T) {
 		{ConnConfig{}, []verbs.Device{software{null}}, 3758, 15},
 		{ConnConfig{}, []verbs.Device{software{null}, null}, 34359, 137},
 		{ConnConfig{}, []verbs.Device{answers{Device: null, err: verbs.ErrDeviceGone}}, 34359, 137},
+		{ConnConfig{Patience: PatienceFabric}, []verbs.Device{software{null}}, 30064, 120},
 		{ConnConfig{Patience: PatienceShort}, []verbs.Device{null}, 469, 10},
 		{ConnConfig{Timeout: None}, []verbs.Device{null}, 0, 10},
 		{ConnConfig{Timeout: 31}, []verbs.Device{null}, 70368744, 3600},
