@@ -44,10 +44,13 @@ func (v *watcher) late(err error) error {
 		said = append(said, s)
 	}
 	if len(said) == 0 {
-		said = append(said, "all PEs have entered it, and "+roster.Late("PE", n, func(i int) bool {
+		said = append(said, "all PEs have entered it")
+		if s := roster.Late("PE", n, func(i int) bool {
 			t := &p.peers[i]
 			return t == v.from || v.from == nil && t.out+t.in != 0
-		}, "is behind", "are behind"))
+		}, "is behind", "are behind"); s != "" {
+			said = append(said, s)
+		}
 	}
 	return fmt.Errorf("%w: %s", errwrap.ContextErr(v.ctx), strings.Join(said, "; "))
 }
