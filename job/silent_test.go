@@ -169,6 +169,8 @@ func TestMisbehaviour(t *testing.T) {
 		"joins twice":     {2, "join", process{2, "node7", 4242, 3, ""}},
 		"no rank":         {-1, "alive", nil},
 		"a call ahead":    {2, "gather", map[string]any{"seq": 2, "op": "barrier"}},
+		"blames nobody":   {2, "end", map[string]any{"rank": 3, "code": "mismatch"}},
+		"blames less":     {2, "end", map[string]any{"rank": -1, "code": "mismatch"}},
 		"a finished call": {2, "gather", map[string]any{"seq": 0, "op": "barrier"}},
 	} {
 		t.Run(name, func(t *testing.T) {
