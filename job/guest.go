@@ -18,7 +18,8 @@ type guest struct {
 
 	// Guarded by the server's mu.
 	out     []message
-	waiting int // gets without an answer
+	ended   bool // the end of the job was queued
+	waiting int  // gets without an answer
 	left    bool
 
 	// The parts that read has taken.
@@ -59,12 +60,16 @@ var errUnread = fmt.Errorf("%w: it does not take what it is told", ErrDied)
 // send queues a message. The server's mu is held.
 func (g *guest) send(kind string, body any) { g.queue(encoded(kind, body)) }
 
-// queue queues a message that is encoded. The server's mu is held.
+// queue queues a message, and none behind the end of the job. The server's mu is held.
 func (g *guest) queue(m message) {
-	if len(g.out) == maxQueue { // of which it only has to learn the end
+	if len(g.out) == maxQueue && !g.ended { // of which it only has to learn the end
 		g.out = nil
 		g.s.failLocked(&RankError{g.Process, errUnread})
 	}
+	if g.ended {
+		return
+	}
+	g.ended = m.kind == kindEnd
 	g.out = append(g.out, m)
 	select {
 	case g.wake <- struct{}{}:

@@ -106,6 +106,31 @@ func TestCallsBeforeAllHaveJoined(t *testing.T) {
 	}
 }
 
+// A process that does not read learns the end of the job, behind which nothing is queued.
+func TestNothingBehindTheEnd(t *testing.T) {
+	s := &server{ctx: t.Context(), place: &Place{Size: 2}, guests: make([]*guest, 2)}
+	g := &guest{Process: Process{Rank: 1}, s: s, wake: make(chan struct{}, 1)}
+	s.guests[1] = g
+	for n := range 3 * maxQueue {
+		if n == maxQueue/2 {
+			s.failLocked(ErrFailed)
+		}
+		g.send(kindAlive, nil)
+	}
+	if n := len(g.out); n != maxQueue/2+1 || g.out[n-1].kind != kindEnd {
+		t.Errorf("the last of %d messages is %q", n, g.out[n-1].kind)
+	}
+
+	*s = server{ctx: t.Context(), place: s.place, guests: s.guests}
+	*g = guest{Process: g.Process, s: s, wake: g.wake}
+	for range 3 * maxQueue { // which fails the job
+		g.send(kindAlive, nil)
+	}
+	if n := len(g.out); n != 1 || g.out[0].kind != kindEnd {
+		t.Errorf("the first of %d messages is %q", n, g.out[0].kind)
+	}
+}
+
 // received is what a peer receives of some frames.
 func received(t *testing.T, frames []rendezvous.Frame) (all []rendezvous.Message) {
 	t.Helper()
