@@ -43,9 +43,10 @@ When the output cannot be written any more, because head, for instance, has seen
 ended in the same way. Lines of more than 64 KiB are cut, and each part gets the rank; with --plain they are
 written unchanged.
 
-The exit code is 0 when all processes ended with 0, and otherwise that of the one whose failure ended the job
-as the job itself says, else of the first one that failed, or 128 plus the number of the signal that killed it. It is 127 when there is no such program, 126 when it cannot be
-executed, 141 when nobody reads the output any more.`
+The exit code is 0 when all processes ended with 0, and otherwise that of the one whose failure ended the
+job, as the job itself says, else of the first one that failed; or 128 plus the number of the signal that
+killed it. It is 127 when there is no such program, 126 when it cannot be executed, 141 when nobody reads the
+output any more.`
 }
 
 // exitError ends the command with a code, and says why where that has not been said.
