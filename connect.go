@@ -277,8 +277,10 @@ func (h *handshake) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 	default:
 		return h.connectError(verbs.ErrInvalid, "the peer's card has no GIDs: give Config.Conn.PeerGIDs")
 	}
-	if r.gidPort = 0; !peer.isOurs() && a.AH.DGID.UDPPort() == 0 {
-		r.gidPort = port.gid.GID.UDPPort()
+	r.gidPort = 0
+	if _, same := a.AH.DGID.UDPAddr(); !same && !peer.isOurs() {
+		own, _ := port.gid.GID.UDPAddr()
+		r.gidPort = own.Port()
 	}
 	if a.AH.DGID.IsZero() && port.attr.LinkLayer == verbs.LinkLayerEthernet {
 		return h.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer's GID for rail %d is empty", r.index()))

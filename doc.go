@@ -94,7 +94,7 @@
 // atomics on such a connection, or use [Spray]. What this end posts has no such limit.
 //
 // Over package verbs/roce this end's NIC must have UDP port 4791: the GID of one on another port
-// ([verbs.GID.UDPPort]) is refused when the original goes to RTR, with EINVAL.
+// ([verbs.GID.UDPAddr]) is refused when the original goes to RTR, with EINVAL.
 //
 // [ConnConfig].ImmLittleEndian swaps your immediates for the original, and [BusinessCard] explains
 // how to give it a card of the length that it expects. docs/FROM-CPP.md has the original's names

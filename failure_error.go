@@ -66,7 +66,7 @@ type FailedError struct {
 	// long.
 	GaveUpAfter time.Duration
 
-	// GIDPort is the UDP port in this end's GID ([verbs.GID.UDPPort]), if Err is
+	// GIDPort is the UDP port in this end's GID ([verbs.GID.UDPAddr]), if Err is
 	// [verbs.StatusRetryExcErr], the peer's card does not come from this package, and its GID
 	// contains none: a peer whose NIC is not one of package verbs/roce does not understand this
 	// end's. Otherwise it is 0.

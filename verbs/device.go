@@ -132,19 +132,19 @@ func (g GID) IsIPv4() bool { return netip.AddrFrom16(g).Is4In6() }
 // 169.254.0.0/16 of IPv4.
 func (g GID) IsLinkLocal() bool { return netip.AddrFrom16(g).Unmap().IsLinkLocalUnicast() }
 
-// portGID begins a GID of package verbs/roce that contains a UDP port; see UDPPort.
+// portGID begins a GID of package verbs/roce that contains a UDP port; see UDPAddr.
 const portGID = "\xfdibvrx\x00\x00"
 
-// UDPPort is the UDP port that a GID of package verbs/roce contains where its NIC is not at the
-// port of RoCEv2; otherwise 0. No other NIC can reach such a GID: it is refused as a queue pair
-// goes to RTR, by the kernel with EINVAL.
+// UDPAddr is the address and UDP port that a GID of package verbs/roce contains where its NIC is
+// not at the port of RoCEv2; ok is false for any other GID. No other NIC can reach such a GID: it
+// is refused as a queue pair goes to RTR, by the kernel with EINVAL.
 //
 //	fd69:6276:7278:0:PORT:ffff:A.B.C.D
-func (g GID) UDPPort() uint16 {
+func (g GID) UDPAddr() (at netip.AddrPort, ok bool) {
 	if string(g[:8]) != portGID || g[10] != 0xff || g[11] != 0xff {
-		return 0
+		return at, false
 	}
-	return uint16(g[8])<<8 | uint16(g[9])
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(g[12:])), uint16(g[8])<<8|uint16(g[9])), true
 }
 
 // ParseGID reads what String writes.

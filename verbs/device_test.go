@@ -28,16 +28,21 @@ func TestGIDIsLinkLocal(t *testing.T) {
 	}
 }
 
-func TestGIDUDPPort(t *testing.T) {
-	for text, want := range map[string]uint16{
-		"fd69:6276:7278:0:9c41:ffff:c000:201": 40001,
-		"fd69:6276:7278:0:9c41:fffe:c000:201": 0,
-		"fd69:6276:7278:1:9c41:ffff:c000:201": 0,
-		"::ffff:192.0.2.1":                    0,
-		"fe80::1":                             0,
+func TestGIDUDPAddr(t *testing.T) {
+	for text, want := range map[string]string{
+		"fd69:6276:7278:0:9c41:ffff:c000:201": "192.0.2.1:40001",
+		"fd69:6276:7278:0:0:ffff:c000:201":    "192.0.2.1:0",
+		"fd69:6276:7278:0:9c41:fffe:c000:201": "",
+		"fd69:6276:7278:1:9c41:ffff:c000:201": "",
+		"::ffff:192.0.2.1":                    "",
+		"fe80::1":                             "",
 	} {
-		if gid, err := ParseGID(text); err != nil || gid.UDPPort() != want {
-			t.Errorf("%s contains UDP port %d, want %d; %v", text, gid.UDPPort(), want, err)
+		gid, err := ParseGID(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at, ok := gid.UDPAddr(); ok != (want != "") || ok && at.String() != want {
+			t.Errorf("%s contains %v, %v, want %q", text, at, ok, want)
 		}
 	}
 }

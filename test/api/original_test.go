@@ -382,13 +382,14 @@ func TestGIDThatThePeerDoesNotUnderstand(t *testing.T) {
 		t.Fatal(err)
 	}
 	own, err := second.Device(0).QueryGID(1, 0)
-	if err != nil || own.GID.UDPPort() == 0 {
+	at, ok := own.GID.UDPAddr()
+	if err != nil || !ok {
 		t.Fatalf("the second NIC has GID %v, %v", own.GID, err)
 	}
 	for _, c := range []struct {
 		peer string
 		port uint16
-	}{{"::ffff:127.0.0.1", own.GID.UDPPort()}, {own.GID.String(), 0}} {
+	}{{"::ffff:127.0.0.1", at.Port()}, {own.GID.String(), 0}} {
 		gid, err := verbs.ParseGID(c.peer)
 		if err != nil {
 			t.Fatal(err)

@@ -276,7 +276,7 @@ func (d *Device) route(to verbs.GID) route {
 	if d.cfg.Port != 0 {
 		port = d.cfg.Port
 	}
-	dest, err := d.link.NewDestination(AddressOf(to, port))
+	dest, err := d.link.NewDestination(addressOf(to, port))
 	if err != nil {
 		return route{err: err}
 	}

@@ -14,7 +14,7 @@ import (
 //
 //	fd69:6276:7278:0:PORT:ffff:A.B.C.D
 //
-// verbs.GID.UDPPort reads it.
+// verbs.GID.UDPAddr reads it.
 const portGIDPrefix = "\xfdibvrx\x00\x00"
 
 // gidOf is the GID of a socket's address.
@@ -27,11 +27,11 @@ func gidOf(at netip.AddrPort) verbs.GID {
 	return gid
 }
 
-// AddressOf returns the socket's address that a GID stands for. That of an IPv4 address alone is at
+// addressOf returns the socket's address that a GID stands for. That of an IPv4 address alone is at
 // RoCEv2's port; that of an IPv6 address does not say, and port is where all ends are.
-func AddressOf(gid verbs.GID, port uint16) netip.AddrPort {
-	if string(gid[:8]) == portGIDPrefix && gid[10] == 0xff && gid[11] == 0xff { // port 0 too
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(gid[12:])), binary.BigEndian.Uint16(gid[8:]))
+func addressOf(gid verbs.GID, port uint16) netip.AddrPort {
+	if at, ok := gid.UDPAddr(); ok {
+		return at
 	}
 	addr := netip.AddrFrom16(gid).Unmap()
 	if addr.Is4() {

@@ -10,7 +10,6 @@ import (
 
 	"ibverbx"
 	"ibverbx/verbs"
-	"ibverbx/verbs/roce"
 )
 
 // Kind is a kind of test, by the name of perftest's tool.
@@ -136,7 +135,10 @@ func (c *Config) receives() int {
 // checkAddress says whether the peer's GID is that of the address from which it has to come. Those
 // of loopback are all of this host.
 func (c *Config) checkAddress(gid verbs.GID) error {
-	want, got := c.Peer.Unmap().WithZone(""), roce.AddressOf(gid, 0).Addr()
+	want, got := c.Peer.Unmap().WithZone(""), netip.AddrFrom16(gid).Unmap()
+	if at, ok := gid.UDPAddr(); ok {
+		got = at.Addr()
+	}
 	if !want.IsValid() || got == want || got.IsLoopback() && want.IsLoopback() {
 		return nil
 	}
