@@ -32,8 +32,9 @@ type Config struct {
 	Store Store
 	// Job distinguishes this job from others that may use the same port: all its processes must
 	// have the same. Empty takes the name from the environment, which may have none. With a
-	// Store you need one. Who only connects to rank 0 does not learn it, and who does not know
-	// it cannot join; who reads the traffic can: see TLS.
+	// Store you need one. Who only connects to rank 0 is not told it, and who does not know
+	// it cannot join; a name that is easy to guess keeps out nobody, and who reads the traffic
+	// can join: see TLS.
 	Job string
 
 	// Wait is how long Join waits for the other processes; 0 means 5 minutes. A process that has

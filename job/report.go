@@ -3,6 +3,7 @@ package job
 import (
 	"encoding/json"
 	"net"
+	"net/netip"
 	"os"
 
 	"ibverbx/internal/peertext"
@@ -21,8 +22,8 @@ const maxReported = 500
 // tellLauncher tells the launcher, if it listens, why the job has failed, before the program learns
 // it and may end. It is one datagram on the host, and nothing waits for it.
 func tellLauncher(p *Place, why error) {
-	to := os.Getenv(EnvReport)
-	if to == "" {
+	to, err := netip.ParseAddrPort(os.Getenv(EnvReport)) // a name would have to be looked up
+	if err != nil {
 		return
 	}
 	r := report{verdictOf(why), p.Job}
@@ -31,7 +32,7 @@ func tellLauncher(p *Place, why error) {
 	if err != nil {
 		return
 	}
-	if c, err := net.Dial("udp", to); err == nil {
+	if c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)); err == nil {
 		_, _ = c.Write(text)
 		_ = c.Close()
 	}

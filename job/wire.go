@@ -93,7 +93,8 @@ type route struct{ local, remote net.Addr }
 func protocol(p *Place) string { return "ibverbx job/2 " + p.digest("greeting") }
 
 // digest is a text for one purpose that only those can make who know the job's name, and what a
-// launcher or a store has added to it. It says nothing about the name, nor about other digests.
+// launcher or a store has added to it. It says nothing about other digests; a name that is easy to
+// guess can be guessed from it.
 func (p *Place) digest(purpose string) string {
 	h := hmac.New(sha256.New, []byte(p.Job+"\x00"+p.secret+"\x00"+p.incarnation))
 	_, _ = h.Write([]byte(purpose)) // never fails
