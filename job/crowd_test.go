@@ -63,16 +63,7 @@ func TestBusy(t *testing.T) {
 	t.Setenv(job.EnvReport, launcher.LocalAddr().String())
 	cfg := config(t, 2)
 	cfg.Rank = 1
-	l, err := rendezvous.Listen(t.Context(), cfg.Address, rendezvous.Config{Protocol: protocol(&cfg)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	joined := make(chan error, 1)
-	go func() {
-		_, err := job.Join(t.Context(), cfg)
-		joined <- err
-	}()
+	l, joined := joining(t, cfg)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, why := range []error{rendezvous.ErrBusy, rendezvous.ErrBusy, errors.New("enough")} {

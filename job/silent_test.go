@@ -25,6 +25,22 @@ type process struct {
 // protocol is that of a job's conversations.
 func protocol(cfg *job.Config) string { return job.ProtocolOf(cfg.Job) }
 
+// joining has a process join a job, and listens in place of rank 0. joined gets Join's error.
+func joining(t *testing.T, cfg job.Config) (l *rendezvous.Listener, joined <-chan error) {
+	t.Helper()
+	l, err := rendezvous.Listen(t.Context(), cfg.Address, rendezvous.Config{Protocol: protocol(&cfg)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	ended := make(chan error, 1)
+	go func() {
+		_, err := job.Join(t.Context(), cfg)
+		ended <- err
+	}()
+	return l, ended
+}
+
 // stranger joins a job as a process that does nothing by itself.
 func stranger(ctx context.Context, cfg *job.Config, rank int) (*rendezvous.Conn, error) {
 	c, err := rendezvous.Dial(ctx, cfg.Address, rendezvous.Config{Protocol: protocol(cfg),
@@ -63,17 +79,7 @@ func TestHangUp(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, 2)
 	cfg.Rank, cfg.Patience = 1, 200*time.Millisecond
-	l, err := rendezvous.Listen(t.Context(), cfg.Address,
-		rendezvous.Config{Protocol: protocol(&cfg)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	joined := make(chan error, 1)
-	go func() {
-		_, err := job.Join(t.Context(), cfg)
-		joined <- err
-	}()
+	l, joined := joining(t, cfg)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := l.Accept(ctx)
