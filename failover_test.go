@@ -227,13 +227,7 @@ func TestEventsFindSparesThatFailed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		card, err := q.Card()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := q.Connect(Elsewhere(card)); err != nil {
-			t.Fatal(err)
-		}
+		connectElsewhere(t, q)
 		spare, num := q.send.rails.spares[0], uint32(1<<24-1)
 		if tt.fails {
 			if err := spare.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {

@@ -81,13 +81,7 @@ func newHolding(t *testing.T) *holding {
 	if err != nil {
 		t.Fatal(err)
 	}
-	card, err := q.Card()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := q.Connect(Elsewhere(card)); err != nil {
-		t.Fatal(err)
-	}
+	connectElsewhere(t, q)
 	h := &holding{VirtualQP: q}
 	for _, mr := range []**MR{&h.a, &h.b, &h.c} {
 		if *mr, err = q.Domain().Register(make([]byte, 4096), verbs.AccessAll); err != nil {

@@ -18,13 +18,7 @@ func (r *recorded) reconnect(t *testing.T) {
 	if err := r.Reset(); err != nil {
 		t.Fatal(err)
 	}
-	card, err := r.Card()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Connect(Elsewhere(card)); err != nil {
-		t.Fatal(err)
-	}
+	connectElsewhere(t, r.VirtualQP)
 }
 
 // What a NIC has refused for now is staged and not on the NIC: a completion of it is spurious.

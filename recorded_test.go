@@ -93,13 +93,7 @@ type recorded struct {
 func newRecorded(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
 	tb.Helper()
 	r := newUnconnected(tb, devices, perDevice, cfg)
-	card, err := r.Card()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := r.Connect(Elsewhere(card)); err != nil {
-		tb.Fatal(err)
-	}
+	connectElsewhere(tb, r.VirtualQP)
 	return r
 }
 
@@ -158,6 +152,18 @@ func newUnconnected(tb testing.TB, devices, perDevice int, cfg Config) *recorded
 	return r
 }
 
+// connectElsewhere connects a virtual queue pair over null devices to a peer like itself.
+func connectElsewhere(tb testing.TB, q *VirtualQP) {
+	tb.Helper()
+	card, err := q.Card()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := q.Connect(Elsewhere(card)); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // newLone makes a virtual queue pair over a single one, on a null device. It is connected.
 func newLone(tb testing.TB, cfg Config) *VirtualQP {
 	tb.Helper()
@@ -166,13 +172,7 @@ func newLone(tb testing.TB, cfg Config) *VirtualQP {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	card, err := q.Card()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := q.Connect(Elsewhere(card)); err != nil {
-		tb.Fatal(err)
-	}
+	connectElsewhere(tb, q)
 	return q
 }
 
