@@ -38,6 +38,9 @@ type recovery struct {
 	railsLost, railsBack, reposted uint64 // ever
 }
 
+// messageRoles are the roles of rails that carry no data.
+var messageRoles = [...]failover.Role{failover.Sends, failover.Notifications}
+
 // begin begins a connection with failover in force.
 func (x *recovery) begin(leader bool) {
 	x.restart()
@@ -71,7 +74,17 @@ type failedRail struct {
 
 // canLose reports whether the connection can do without a rail. x may be nil.
 func (x *recovery) canLose(rl *rail) bool {
-	return x != nil && !x.line.ending() && x.line.state == verbs.StateRTS && x.protocol.CanLose(rl.back.state)
+	return x.goesOn() && x.protocol.CanLose(rl.back.state)
+}
+
+// canLack reports whether the connection can do without a rail for as long as nothing needs it.
+func (x *recovery) canLack(rl *rail) bool {
+	return x.canLose(rl) || x.goesOn() && x.protocol.CanLack(rl.role)
+}
+
+// goesOn reports whether the connection neither fails nor ends.
+func (x *recovery) goesOn() bool {
+	return x != nil && !x.line.ending() && x.line.state == verbs.StateRTS
 }
 
 // outstanding reports whether the rail has the work request of a completion outstanding.
@@ -140,7 +153,7 @@ func (x *recovery) loseIdle() {
 		return
 	}
 	for _, rl := range x.rails.all {
-		if !rl.down && rl.inUse == 0 && rl.recvs == 0 && !rl.back.state.HasControls() && x.canLose(rl) &&
+		if !rl.down && rl.inUse == 0 && rl.recvs == 0 && !rl.back.state.HasControls() && x.canLack(rl) &&
 			rl.qp.State() == verbs.StateErr {
 			x.loseRail(rl, errIdleErr)
 		}
@@ -233,7 +246,7 @@ func (x *recovery) do(actions []failover.Action) (failed *failedRail) {
 		rl := x.rails.all[a.Rail]
 		switch a.Kind {
 		case failover.DoLose:
-			if !x.canLose(rl) {
+			if !x.canLack(rl) {
 				return &failedRail{rl, noRequest(errPeerLostLast)}
 			}
 			x.loseRail(rl, errPeerLost)
@@ -299,6 +312,9 @@ func (x *recovery) overdue() *failedRail {
 // time.
 func (x *recovery) agree() (next, now time.Time) {
 	x.checkSuspects()
+	for _, role := range messageRoles {
+		x.protocol.Want(role, x.protocol.Lacks(role) && x.send.awaits(*x.rails.serving(role)))
+	}
 	x.protocol.Answer()
 	if x.protocol.Unsettled() {
 		return next, now
@@ -382,6 +398,9 @@ func (x *recovery) finish() (again bool) {
 		return rl.down || rl.back.grow != 0
 	})
 	again = x.again || paused || x.protocol.ControlsQueued()
+	for _, role := range messageRoles {
+		again = again || x.protocol.Lacks(role) // something may come to want it
+	}
 	x.again = false
 	return again
 }
@@ -402,7 +421,7 @@ func (x *recovery) check() {
 			broken("failover: rail %d is at stage %d, down %v", rl.index(), rl.back.state.Stage(), rl.down)
 		}
 	}
-	for _, role := range []failover.Role{failover.Sends, failover.Notifications} {
+	for _, role := range messageRoles {
 		if i := x.protocol.Serving(role); i >= 0 && *x.rails.serving(role) != x.rails.all[i] {
 			broken("failover: rail %d serves, and another one carries", i)
 		}

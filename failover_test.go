@@ -92,7 +92,13 @@ func TestReceivesStayWhereARailInWaitingDies(t *testing.T) {
 	}
 }
 
-func receivesStay(t *testing.T, cfg Config) {
+// twoEnds is a connection with failover over four NICs of software, and its memory.
+type twoEnds struct {
+	leader, follower *VirtualQP
+	from, into       *MR
+}
+
+func newTwoEnds(t *testing.T, cfg Config) *twoEnds {
 	fabric, err := soft.New(soft.Config{Devices: 4})
 	if err != nil {
 		t.Fatal(err)
@@ -119,6 +125,77 @@ func receivesStay(t *testing.T, cfg Config) {
 	if err := errors.Join(errA, errB); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := errors.Join(leader.Close(), follower.Close(), from.Close(), into.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return &twoEnds{leader, follower, from, into}
+}
+
+// sends has the leader post a request, and both poll until it is complete, and so many receives.
+func (e *twoEnds) sends(t *testing.T, wr SendWR, receives int) {
+	t.Helper()
+	wr.Flags, wr.Local = verbs.SendSignaled, e.from.Slice(0, 8)
+	if _, err := e.leader.PostSend(wr); err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	for deadline := time.Now().Add(10 * time.Second); sent == 0 || receives != 0; {
+		for _, wc := range pollNow(t, e.leader.CQ()) {
+			if sent++; wc.Status != verbs.StatusSuccess {
+				t.Fatalf("%+v: %v", wc, e.leader.Err())
+			}
+		}
+		receives -= len(pollNow(t, e.follower.CQ()))
+		if time.Now().After(deadline) {
+			t.Fatalf("%v is not complete: %+v", wr.Opcode, e.leader.Stats())
+		}
+	}
+}
+
+// Each end loses another one of the two queue pairs of a role, of which nothing says so because
+// nobody uses them. Data goes on without; what needs them waits until one has come back.
+func TestIdleQueuePairsLostAtBothEnds(t *testing.T) {
+	for _, scheme := range []Scheme{DQPLB, Spray} {
+		for serving := range 2 { // at the leader, or at the follower
+			idleLost(t, serving, Config{Scheme: scheme, Failover: true, QPsPerDevice: 1,
+				Failback: time.Microsecond})
+			idleLost(t, serving, Config{Scheme: scheme, Failover: true, QPsPerDevice: 1, Failback: time.Hour})
+		}
+	}
+}
+
+func idleLost(t *testing.T, serving int, cfg Config) {
+	e := newTwoEnds(t, cfg)
+	for i, q := range []*VirtualQP{e.leader, e.follower} {
+		rl := q.send.rails.services[failover.Sends][(i+serving)%2]
+		if err := rl.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {
+			t.Fatal(err)
+		}
+		q.failover.suspectIdle()
+		q.cq.touch(q)
+	}
+	write := SendWR{Opcode: verbs.OpRDMAWrite, Remote: e.into.Remote().At(0)}
+	for range 10 {
+		e.sends(t, write, 0)
+	}
+	if cfg.Failback == time.Hour {
+		if x := e.leader.failover; x.railsLost != 2 || !x.protocol.Lacks(failover.Sends) {
+			t.Errorf("%v, %d: %d rails are lost, want 2", cfg.Scheme, serving, x.railsLost)
+		}
+		return
+	}
+	if _, err := e.follower.PostRecv(RecvWR{Local: e.into.Slice(0, 32)}); err != nil {
+		t.Fatal(err)
+	}
+	e.sends(t, SendWR{Opcode: verbs.OpSend}, 1)
+	e.sends(t, write, 0)
+}
+
+func receivesStay(t *testing.T, cfg Config) {
+	e := newTwoEnds(t, cfg)
+	leader, follower, from, into := e.leader, e.follower, e.from, e.into
 	for id := range uint64(2) {
 		if _, err := follower.PostRecv(RecvWR{ID: id, Local: into.Slice(32*id, 32)}); err != nil {
 			t.Fatal(err)
@@ -168,9 +245,6 @@ func receivesStay(t *testing.T, cfg Config) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d messages have arrived: %+v", received, follower.Stats())
 		}
-	}
-	if err := errors.Join(leader.Close(), follower.Close(), from.Close(), into.Close()); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -392,6 +392,16 @@ func (s *sender) messageCompleted(rl *rail, wc *verbs.WC) uint64 {
 	return n
 }
 
+// awaits reports whether a request waits for room on a rail that carries no data.
+func (s *sender) awaits(rl *rail) bool {
+	if n := s.finalsPosted; n != s.dataDone {
+		if r := s.win.At(n); r.final == finalDue && s.carrier(r) == rl {
+			return true
+		}
+	}
+	return s.next != s.win.Tail && s.win.At(s.next).plan == planMessage && s.rails.sendRail == rl
+}
+
 // advanceDataDone moves the cursor over every request whose data is acknowledged.
 func (s *sender) advanceDataDone() {
 	for s.dataDone != s.next && s.win.At(s.dataDone).dataComplete() {

@@ -124,6 +124,9 @@ func (p *Protocol) askOthers() {
 
 // WentLive handles the return of a rail into service.
 func (p *Protocol) WentLive(r *Rail, now time.Time) {
+	if p.Lacks(r.role) {
+		p.patience.renew() // the next step is to agree that it serves
+	}
 	r.stage, r.cause, r.liveSince = StageLive, nil, now
 	p.SuspectIdle()
 	if r.role == Data {

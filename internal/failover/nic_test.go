@@ -202,15 +202,36 @@ func (w *world) strike() {
 	if !w.spared(i, -1) || e.failed != nil {
 		return
 	}
-	switch kind := w.rng.IntN(96); {
+	switch kind := w.rng.IntN(100); {
 	case kind == 0:
 		e.killCQ(i)
 	case kind < 32 && e.rails[i].rail.Works() && e.canLose(e.rails[i].rail):
 		e.lose(i, errors.New("its port is down"))
 	case kind < 48 && w.nicSpared(i%nics):
 		e.killNIC(i % nics)
+	case kind >= 96:
+		w.killIdle()
 	default:
 		e.killQP(i)
 		e.p.SuspectIdle() // the NIC has an event for it
+	}
+}
+
+// killIdle has another rail of a role that nobody uses fail at each end, at once.
+func (w *world) killIdle() {
+	var idle []int
+	for i, q := range w.ends[0].rails {
+		to := w.ends[1].rails[i]
+		if !w.uses(q.rail.role) {
+			if !q.idle() || !to.idle() || q.dead || to.dead {
+				return
+			}
+			idle = append(idle, i)
+		}
+	}
+	for at, i := range w.rng.Perm(len(idle)) {
+		e := w.ends[at%2]
+		e.killQP(idle[i])
+		e.p.SuspectIdle()
 	}
 }

@@ -92,6 +92,11 @@ func play(seed uint64) (failed bool, err error) {
 		}
 	}
 	w.calm = true
+	for _, e := range w.ends {
+		if w.unused { // a NIC that failed holds nothing that says so
+			e.p.SuspectIdle()
+		}
+	}
 	for range 200 { // everything is settled, and all rails come back
 		for range 400 {
 			err := w.step()

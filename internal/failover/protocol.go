@@ -31,6 +31,7 @@ type Protocol struct {
 	unconfirmedEpoch [Roles]uint8
 	heldAnswers      []control // SERVED, held back until receives can be posted
 	work             [Roles]Work
+	wanted           [Roles]bool // see Want
 }
 
 // Config is how an end takes part in a connection.
@@ -61,7 +62,7 @@ type ActionKind uint8
 
 const (
 	// DoLose takes a rail out of service, because the peer has lost it. Where no other one can
-	// stand in, the connection fails.
+	// stand in, and its role cannot be without ([Protocol.CanLack]), the connection fails.
 	DoLose ActionKind = 1 + iota
 	// DoSettle calls [Protocol.Settle]: both ends know what has arrived on the rail.
 	DoSettle
@@ -138,17 +139,38 @@ func (p *Protocol) Paused() bool {
 }
 
 // Waits reports whether the ends have to agree on rails that are lost, or a rail that serves is not
-// live, or no data rail is. Until then nothing is posted again.
+// live and is wanted, or no data rail is. Until then nothing is posted again.
 func (p *Protocol) Waits() bool {
 	if p.unsettled != 0 || p.unconfirmed != [Roles]*Rail{} || p.firstLive(Data) < 0 {
 		return true
 	}
-	for _, i := range p.serving {
-		if i >= 0 && p.rails[i].stage != StageLive {
+	for role := range Roles {
+		if p.unserved(role) && (p.firstLive(role) >= 0 || p.needed(role)) {
 			return true
 		}
 	}
 	return false
+}
+
+// unserved reports whether the rail that serves is not live.
+func (p *Protocol) unserved(role Role) bool {
+	i := p.serving[role]
+	return i >= 0 && p.rails[i].stage != StageLive
+}
+
+// needed reports whether something waits for a rail of a role.
+func (p *Protocol) needed(role Role) bool { return p.wanted[role] || p.work[role].Any() }
+
+// Lacks reports whether no rail of a role is live. The connection goes on without, until Want says
+// that something is to be carried: then all waits until one has come back.
+func (p *Protocol) Lacks(role Role) bool { return p.unserved(role) && p.firstLive(role) < 0 }
+
+// Want says whether something waits for a rail of a role.
+func (p *Protocol) Want(role Role, wanted bool) {
+	if wanted && !p.wanted[role] {
+		p.patience.renew()
+	}
+	p.wanted[role] = wanted
 }
 
 // Unflushed reports whether a rail is dying. Until none is, receives of the user that come back
@@ -168,14 +190,22 @@ func (p *Protocol) firstLive(role Role) int {
 	return -1
 }
 
-// CanLose reports whether another rail can stand in for one: one of its role that works.
+// CanLose reports whether another rail can stand in for one: one of its role that works; or whether
+// it does not serve, and its role can be without.
 func (p *Protocol) CanLose(lost *Rail) bool {
 	for _, r := range p.rails {
 		if r.role == lost.role && r != lost && (r.stage == StageLive || r.stage == StageReady) {
 			return true
 		}
 	}
-	return false
+	return p.serving[lost.role] != lost.index && p.CanLack(lost.role)
+}
+
+// CanLack reports whether the connection can be without any rail of a role for some time: data goes
+// on, and they come back. The peer may lose the last one, where this end has lost another: it did
+// not know.
+func (p *Protocol) CanLack(role Role) bool {
+	return role != Data && p.config.Failback >= 0 && p.firstLive(Data) >= 0
 }
 
 // SuspectIdle notes that queue pairs may have failed of which the NIC holds nothing, so that no
@@ -374,13 +404,20 @@ func (p *Protocol) Overdue(now time.Time) (rail int, err error) {
 				"was sent to it")
 		}
 	}
-	for role, i := range p.serving {
-		switch old := p.unconfirmed[role]; {
-		case old != nil:
+	for _, old := range p.unconfirmed {
+		if old != nil {
 			return old.index, p.late(old, "the peer has not confirmed which one takes over: it must poll, "+
 				"and take what was sent to it")
-		case i >= 0 && p.rails[i].stage != StageLive:
-			return i, p.late(p.rails[i], "the peer has not said which one takes over: it must poll")
+		}
+	}
+	for role := range Roles {
+		r := p.rails[max(p.serving[role], 0)] // of those for data none serves
+		switch {
+		case role == Data && p.firstLive(Data) < 0, p.Lacks(role) && p.needed(role):
+			return r.index, p.late(r, "none that could take over has come back: check the NICs and links of "+
+				"both ends")
+		case p.unserved(role) && !p.Lacks(role):
+			return r.index, p.late(r, "the peer has not said which one takes over: it must poll")
 		}
 	}
 	return 0, nil

@@ -346,6 +346,32 @@ func TestOverdue(t *testing.T) {
 	overdue("served", "")
 }
 
+// A wait for a rail to come back where none is live has the same time, and says so.
+func TestOverdueWithoutARail(t *testing.T) {
+	for _, role := range []Role{Data, Sends} {
+		p := twoRails()
+		lost := p.rails[2*int(role)]
+		settle(t, p, lost)
+		if role == Data {
+			p.rails[1].stage = StageReady // GO does not come
+		} else {
+			settle(t, p, p.rails[3])
+		}
+		if p.Waits() != (role == Data) {
+			t.Errorf("role %d, of which nothing is wanted: waits %v", role, p.Waits())
+		}
+		p.Want(Sends, true)
+		now, err := start, error(nil)
+		for rail := 0; err == nil; now = now.Add(time.Second) {
+			rail, err = p.Overdue(now)
+			if late := now.Sub(start) > 2*p.config.Timeout; late || err != nil && (rail != lost.index ||
+				!strings.Contains(err.Error(), "none that could take over has come back")) {
+				t.Fatalf("role %d: after %v: rail %d, %v", role, now.Sub(start), rail, err)
+			}
+		}
+	}
+}
+
 // An end that does not look, because it was stopped, does not blame the peer.
 func TestOwnAbsenceCountsLittle(t *testing.T) {
 	p := twoRails()

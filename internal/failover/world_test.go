@@ -21,6 +21,8 @@ type world struct {
 	ends [2]*end
 	psn  uint16
 	calm bool // nothing fails any more
+	// unused says that nobody sends or receives on the rails for SENDs, until it is calm.
+	unused bool
 }
 
 // end is one end with its queue pairs.
@@ -58,6 +60,7 @@ func newWorld(seed uint64) *world {
 		roles = []Role{Data, Data, Data, Notifications, Sends, Sends, Notifications}
 	}
 	leader := w.rng.IntN(2)
+	w.unused = w.rng.IntN(2) == 0
 	for i := range w.ends {
 		e := &end{w: w, id: i, p: New(roles), works: map[uint64]*work{}, next: 1}
 		c := Config{Leader: i == leader, Failback: time.Millisecond, Timeout: time.Hour,
@@ -82,6 +85,9 @@ func newWorld(seed uint64) *world {
 	return w
 }
 
+// uses reports whether anybody sends or receives on the rails of a role.
+func (w *world) uses(role Role) bool { return role != Sends || !w.unused || w.calm }
+
 // drawPSN draws a packet sequence number that no connection has had.
 func (w *world) drawPSN() uint16 {
 	w.psn++
@@ -94,7 +100,7 @@ func (e *end) peer() *end { return e.w.ends[1-e.id] }
 func (e *end) postRecvs(i int) {
 	q := e.rails[i]
 	role := q.rail.role
-	if !q.up || role != Data && e.serving[role] != i {
+	if !q.up || role != Data && e.serving[role] != i || !e.w.uses(role) {
 		return
 	}
 	for q.recvs < worldRecvs {
@@ -119,7 +125,10 @@ func (e *end) post() {
 		}
 		i = live[e.w.rng.IntN(len(live))]
 	}
-	if i < 0 || !e.hasRoom(i) {
+	if i < 0 || !e.w.uses(role) {
+		return
+	}
+	if e.p.Want(role, !e.hasRoom(i)); !e.hasRoom(i) {
 		return
 	}
 	n := e.next
@@ -211,6 +220,8 @@ func (w *world) fail(format string, args ...any) error {
 }
 
 func (e *end) canLose(r *Rail) bool { return e.failed == nil && e.p.CanLose(r) }
+
+func (e *end) canLack(r *Rail) bool { return e.canLose(r) || e.failed == nil && e.p.CanLack(r.role) }
 
 // lose takes a rail out.
 func (e *end) lose(i int, cause error) {
@@ -332,7 +343,7 @@ func (e *end) do(actions []Action) error {
 		var err error
 		switch a.Kind {
 		case DoLose:
-			if !e.canLose(q.rail) {
+			if !e.canLack(q.rail) {
 				e.failed = errors.New("the last rail")
 				return nil
 			}
@@ -449,7 +460,7 @@ func (e *end) progress() error {
 	}
 	if e.p.IdleSuspected() {
 		for i, q := range e.rails {
-			if q.idle() && !q.up && q.rail.Stage() == StageLive && e.canLose(q.rail) {
+			if q.idle() && !q.up && q.rail.Stage() == StageLive && e.canLack(q.rail) {
 				e.lose(i, errors.New("it is in ERR"))
 			}
 		}
@@ -479,5 +490,17 @@ func (e *end) progress() error {
 	if _, err := e.p.Overdue(e.w.now); err != nil {
 		return e.w.fail("end %d: %v", e.id, err)
 	}
-	return nil
+	return e.overdueSays()
+}
+
+// overdueSays checks that an end that waits for ever would know why.
+func (e *end) overdueSays() error {
+	p, now := *e.p, e.w.now
+	for range patientLooks + 1 {
+		now = now.Add(p.config.Timeout)
+		if _, err := p.Overdue(now); err != nil {
+			return nil
+		}
+	}
+	return e.w.fail("end %d waits, and nothing is overdue", e.id)
 }
