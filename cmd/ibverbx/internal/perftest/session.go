@@ -226,7 +226,10 @@ func (s *session) messages() error {
 	ctx, stop := s.watch()
 	took, err := st.run(&waiter{ctx: ctx, limit: s.cfg.Timeout})
 	stop()
-	if err != nil {
+	switch {
+	case err != nil && s.ctx.Err() != nil: // whatever failed since, somebody wanted an end
+		return context.Cause(s.ctx)
+	case err != nil:
 		return err
 	}
 	r := Result{Size: s.cfg.Size, Messages: s.cfg.Messages * s.cfg.QPs, Seconds: max(took.Seconds(), 1e-9),

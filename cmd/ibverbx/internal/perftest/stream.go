@@ -2,6 +2,7 @@ package perftest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync/atomic"
@@ -103,6 +104,12 @@ func (s *stream) step() (moved bool, err error) {
 		return false, err
 	}
 	came, err := s.take()
+	if errors.Is(err, verbs.StatusWRFlushErr) {
+		// The request that failed may have ended since the sends were collected: it says why.
+		if _, cause := s.collect(); cause != nil {
+			err = cause
+		}
+	}
 	return moved || n > 0 || came, err
 }
 
