@@ -124,9 +124,19 @@ func BenchmarkNull(b *testing.B) {
 
 // BenchmarkNullDepth1 posts one request and polls it: nothing is shared by a batch.
 func BenchmarkNullDepth1(b *testing.B) {
-	for _, rails := range []int{1, 4} {
-		b.Run(fmt.Sprintf("%dqp", rails), func(b *testing.B) {
-			n := newNullPair(b, rails, ibverbx.DQPLB, verbs.OpRDMAWrite, 8, 8)
+	for _, c := range []struct {
+		name   string
+		rails  int
+		scheme ibverbx.Scheme
+		op     verbs.Opcode
+	}{
+		{"1qp", 1, ibverbx.DQPLB, verbs.OpRDMAWrite},
+		{"4qp", 4, ibverbx.DQPLB, verbs.OpRDMAWrite},
+		{"spray-imm", 4, ibverbx.Spray, verbs.OpRDMAWriteWithImm},
+		{"dqplb-imm", 4, ibverbx.DQPLB, verbs.OpRDMAWriteWithImm},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			n := newNullPair(b, c.rails, c.scheme, c.op, 8, 8)
 			n.wrs, n.wcs = n.wrs[:1], n.wcs[:1]
 			n.round(b)
 			b.ReportAllocs()

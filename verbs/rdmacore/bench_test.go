@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 
+	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 )
 
@@ -53,6 +55,64 @@ func BenchmarkFromC(b *testing.B) {
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(batch), "ns/request")
 		})
 	}
+}
+
+// BenchmarkVirtual is a request of a virtual queue pair, posted and polled: what BenchmarkNull of
+// package ibverbx measures, and the crossings into C with it.
+func BenchmarkVirtual(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		qps    int
+		scheme ibverbx.Scheme
+		op     verbs.Opcode
+	}{
+		{"1qp", 1, ibverbx.DQPLB, verbs.OpRDMAWrite},
+		{"4qp", 4, ibverbx.DQPLB, verbs.OpRDMAWrite},
+		{"spray-imm", 4, ibverbx.Spray, verbs.OpRDMAWriteWithImm},
+		{"dqplb-imm", 4, ibverbx.DQPLB, verbs.OpRDMAWriteWithImm},
+	} {
+		for _, batch := range []int{1, 64} {
+			b.Run(fmt.Sprintf("%s/batch=%d", c.name, batch), func(b *testing.B) {
+				cfg := ibverbx.Config{Scheme: c.scheme, QPsPerDevice: c.qps, MaxMsgCntPerQP: 256}
+				benchVirtual(b, cfg, c.op, batch)
+			})
+		}
+	}
+}
+
+func benchVirtual(b *testing.B, cfg ibverbx.Config, op verbs.Opcode, batch int) {
+	qp, err := ibverbx.Open([]verbs.Device{openStandin(b, standinConfig{}).device(b)}, cfg)
+	ok(b, err)
+	closeLater(b, qp)
+	card, err := qp.Card()
+	ok(b, err)
+	ok(b, qp.Connect(vqptest.Elsewhere(card)))
+	mr, err := qp.Domain().Register(make([]byte, 4096), verbs.AccessAll)
+	ok(b, err)
+	closeLater(b, mr)
+	wrs, wcs := make([]ibverbx.SendWR, batch), make([]ibverbx.WC, batch)
+	for i := range wrs {
+		wrs[i] = ibverbx.SendWR{ID: uint64(i), Opcode: op, Flags: verbs.SendSignaled, Local: mr.Slice(0, 8),
+			Remote: mr.Remote().At(0)}
+	}
+	round := func() {
+		if _, err := qp.PostSend(wrs...); err != nil {
+			b.Fatal(err)
+		}
+		for got := 0; got < batch; {
+			n, err := qp.CQ().Poll(wcs)
+			if err != nil {
+				b.Fatal(err)
+			}
+			got += n
+		}
+	}
+	round()
+	b.ReportAllocs()
+	for b.Loop() {
+		round()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(batch), "ns/request")
 }
 
 // BenchmarkEmptyPoll is what it costs to find nothing.
