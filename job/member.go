@@ -59,18 +59,35 @@ func talk(ctx context.Context, p *Place, cfg *Config, conn *rendezvous.Conn) (*m
 
 // ready waits until all processes have joined.
 func (m *member) ready(ctx context.Context) ([]Process, error) {
+	return awaited(ctx, m, m.list)
+}
+
+// awaited waits for rank 0's answer. One that has come counts, also if the job or ctx has ended.
+func awaited[T any](ctx context.Context, m *member, answer <-chan T) (a T, err error) {
 	select {
-	case all := <-m.list:
-		return all, nil
+	case a = <-answer:
+		return a, nil
 	case <-m.gone:
-		select {
-		case all := <-m.list: // it came before
-			return all, nil
-		default:
-		}
-		return nil, m.reason()
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	}
+	select {
+	case a = <-answer:
+		return a, nil
+	default:
+	}
+	if m.hasGone() {
+		return a, m.reason()
+	}
+	return a, context.Cause(ctx)
+}
+
+// hasGone reports whether all calls have ended.
+func (m *member) hasGone() bool {
+	select {
+	case <-m.gone:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -284,19 +301,10 @@ func (m *member) gather(ctx context.Context, op string, seq uint64, mine []byte)
 	if err != nil {
 		return nil, m.abandon(ctx, op, seq, err)
 	}
-	select {
-	case <-g.done:
-		return g.all(), nil
-	case <-m.gone:
-		select {
-		case <-g.done: // it was complete before
-			return g.all(), nil
-		default:
-		}
-		return nil, m.reason()
-	case <-ctx.Done():
-		return nil, m.abandon(ctx, op, seq, context.Cause(ctx))
+	if _, err = awaited(ctx, m, g.done); err != nil {
+		return nil, m.abandon(ctx, op, seq, err)
 	}
+	return g.all(), nil
 }
 
 // abandon ends the job because this process has given up a collective call. Rank 0 knows who has
@@ -309,16 +317,14 @@ func (m *member) abandon(ctx context.Context, op string, seq uint64, err error) 
 	}
 	answer, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
-	if m.conn.Send(answer, kindQuit, quit{seq, op, late, err.Error()}) == nil {
+	if !m.hasGone() && m.conn.Send(answer, kindQuit, quit{seq, op, late, err.Error()}) == nil {
 		select {
 		case <-m.gone:
 		case <-answer.Done():
 		}
 	}
-	select {
-	case <-m.gone:
+	if m.hasGone() {
 		return &abandoned{verdict: m.reason(), err: err}
-	default:
 	}
 	err = fmt.Errorf("%w: %v, which knows who has not entered %s %d, does not answer", err, m.rank0(), op,
 		seq)
@@ -360,20 +366,17 @@ func (m *member) ask(ctx context.Context, kind, key string, value []byte) ([]byt
 	if err := m.request(ctx, kind, id, key, value); err != nil {
 		return nil, err
 	}
-	select {
-	case a := <-answered:
-		if a.Full != "" {
-			return nil, fmt.Errorf("%w: %.200q", ErrFull, a.Full)
-		}
+	switch a, err := awaited(ctx, m, answered); {
+	case a.Full != "":
+		return nil, fmt.Errorf("%w: %.200q", ErrFull, a.Full)
+	case err == nil:
 		return a.Data, nil
-	case <-m.gone:
+	case m.hasGone():
 		return nil, m.reason()
-	case <-ctx.Done():
-		what := "does not answer"
-		if kind == kindGet {
-			what = "has no such value yet, or does not answer"
-		}
-		return nil, fmt.Errorf("%w: %v %s", context.Cause(ctx), m.rank0(), what)
+	case kind == kindGet:
+		return nil, fmt.Errorf("%w: %v has no such value yet, or does not answer", err, m.rank0())
+	default:
+		return nil, fmt.Errorf("%w: %v does not answer", err, m.rank0())
 	}
 }
 
@@ -423,10 +426,8 @@ const parting = 100 * time.Millisecond
 // hangUp tells rank 0, and with it all, why the job has failed, unless it knows, and ends all
 // calls. A rank 0 that was stopped thus learns when it goes on that it was taken for dead itself.
 func (m *member) hangUp(why error) {
-	select {
-	case <-m.gone:
+	if m.hasGone() {
 		return
-	default:
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), parting)
 	defer cancel()

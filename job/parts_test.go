@@ -235,3 +235,18 @@ func TestAnyByteIsLife(t *testing.T) {
 		}
 	})
 }
+
+// An answer that has come counts, also where the context and the job end at the same time.
+func TestAnswerThatHasCome(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	m := &member{gone: make(chan struct{})}
+	close(m.gone)
+	complete := make(chan struct{})
+	close(complete)
+	for range 100 {
+		if _, err := awaited(ctx, m, complete); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

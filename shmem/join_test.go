@@ -295,3 +295,14 @@ func TestBadConfigurations(t *testing.T) {
 		t.Errorf("no domains: %v", err)
 	}
 }
+
+// What all have said counts, also where the context ends at the same time.
+func TestMeetingThatIsComplete(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		if got, err := shmem.Meeting(1)(ctx, 0, nil); err != nil || len(got) != 1 {
+			t.Fatal(got, err)
+		}
+	}
+}

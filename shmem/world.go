@@ -193,6 +193,9 @@ func (m *meeting) gather(ctx context.Context, i int, mine []byte) ([][]byte, err
 	case <-ctx.Done():
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		if !slices.ContainsFunc(entries, func(entry []byte) bool { return entry == nil }) {
+			return entries, nil // the last has come as well
+		}
 		return nil, fmt.Errorf("%w: %s", errwrap.ContextErr(ctx), roster.Late("PE", len(entries),
 			func(i int) bool { return entries[i] == nil }, "has not joined", "have not joined"))
 	}
