@@ -27,8 +27,8 @@ const (
 	parting = 100 * time.Millisecond
 	// draining is the time for which Close discards what this end has not received, if it is much.
 	draining = 10 * time.Millisecond
-	// leave is the time that Close waits for a peer to take the end of TLS.
-	leave = 500 * time.Millisecond
+	// leave is the time that Close and Fail wait for a peer to take the end of TLS.
+	leave = 40 * time.Millisecond
 	// inboxLen is the number of messages that may wait to be received.
 	inboxLen = 8
 )
@@ -380,7 +380,7 @@ func (c *Conn) lastWords(why error, patience time.Duration) {
 		return
 	}
 	if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite() // the peer sees the end otherwise
+		_ = c.takeLeave(half.CloseWrite) // the peer sees the end otherwise
 	}
 	for waiting := true; waiting; {
 		select {
@@ -433,18 +433,21 @@ func (c *Conn) goodbye() {
 	}
 }
 
-// hangUp closes the connection. That of TLS takes its leave before, for which crypto/tls would wait
-// for five seconds where the peer takes nothing.
+// hangUp closes the connection.
 func (c *Conn) hangUp() error {
-	over, ok := c.nc.(*tls.Conn)
-	if !ok {
-		return c.nc.Close()
-	}
-	late := time.AfterFunc(leave, func() { _ = over.NetConn().Close() })
-	err := c.nc.Close()
-	if !late.Stop() && errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) ||
-		errors.Is(err, syscall.ECONNRESET) {
+	err := c.takeLeave(c.nc.Close)
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
 		return nil // the peer has gone first, and it is closed all the same
 	}
 	return err
+}
+
+// takeLeave ends the connection, or its sending side. For that of TLS, crypto/tls would wait for
+// five seconds where the peer takes nothing.
+func (c *Conn) takeLeave(end func() error) error {
+	if over, ok := c.nc.(*tls.Conn); ok {
+		late := time.AfterFunc(leave, func() { _ = over.NetConn().Close() })
+		defer late.Stop()
+	}
+	return end()
 }

@@ -3,10 +3,12 @@ package rendezvous
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -152,6 +154,41 @@ func TestHaste(t *testing.T) {
 		began := time.Now()
 		if err := l.Close(); err != nil || time.Since(began) > 100*time.Millisecond {
 			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+	})
+}
+
+// A peer that takes no end of TLS holds up neither Close nor Fail.
+func TestHasteOverTLS(t *testing.T) {
+	server := httptest.NewUnstartedServer(nil)
+	server.StartTLS() // which makes a certificate
+	cfg := server.TLS
+	server.Close()
+	synctest.Test(t, func(t *testing.T) {
+		for name, end := range map[string]func(*Conn){
+			"Close": func(c *Conn) { _ = c.Close() },
+			"Fail":  func(c *Conn) { c.fail(ErrBusy, hasty) },
+		} {
+			nc, other := net.Pipe()
+			peer := tls.Server(other, cfg)
+			taken := make(chan struct{}) // the last that the peer takes
+			go func() {
+				_, _ = peer.Write(greeting(wireVersion, ""))
+				var goodbye [headLen + lengthLen]byte
+				_, _ = io.ReadFull(peer, goodbye[:])
+				close(taken)
+			}()
+			c, err := Start(t.Context(), tls.Client(nc, &tls.Config{InsecureSkipVerify: true}), Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			end(c)
+			<-taken
+			if took := time.Since(began); took > 100*time.Millisecond {
+				t.Errorf("%s takes %v", name, took)
+			}
+			_ = other.Close()
 		}
 	})
 }
