@@ -44,8 +44,9 @@ type Config struct {
 	// that comes from it ends the silence. A process whose connection ends is dead at once.
 	Patience time.Duration
 	// MaxValue bounds a value of the store, and what a process passes to AllGather, in bytes; 0
-	// means 1 MiB. MaxStore bounds all keys and values together, each with 128 bytes more; 0 means
-	// 64 MiB. Those of rank 0 count.
+	// means 1 MiB. MaxStore bounds all keys and values together, each with 128 bytes more, and
+	// values that were replaced while answers with them wait to be sent; 0 means 64 MiB. Those of
+	// rank 0 count.
 	MaxValue, MaxStore int
 	// TLS makes the processes use TLS, and decides which may join: rank 0 needs Certificates,
 	// ClientAuth and ClientCAs; the others need RootCAs and Certificates. Package rendezvous says

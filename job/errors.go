@@ -102,10 +102,10 @@ func (e *said) Unwrap() error { return e.is }
 
 // verdictOf returns the verdict that describes an error to the other processes.
 func verdictOf(err error) verdict {
-	v := verdict{Code: "failed", Text: err.Error()}
+	v := verdict{Code: "failed", Text: peertext.Clean(err.Error())}
 	var of *RankError
 	if errors.As(err, &of) {
-		v.Process, v.Text = &of.Process, of.Err.Error()
+		v.Process, v.Text = &of.Process, peertext.Clean(of.Err.Error())
 	}
 	for code, sentinel := range codes() {
 		if errors.Is(err, sentinel) {

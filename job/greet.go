@@ -71,16 +71,35 @@ func (s *server) greet(c *rendezvous.Conn, crowd <-chan struct{}) (gave bool) {
 		}
 		err = s.admit(&h, c, crowd == nil)
 	}
-	switch {
-	case errors.Is(err, rendezvous.ErrBusy), errors.Is(err, errStranger):
-		s.turnAway(c.RemoteAddr(), err)
-		c.Fail(err)
-	case err != nil:
-		_ = c.Send(s.ctx, kindEnd, verdictOf(err)) // Fail alone has words and no rank
-		c.Fail(err)
+	if err != nil {
+		s.dismiss(c, h.Rank, err)
+	} else {
+		s.arrived(h.Rank)
 	}
-	s.arrived(h.Rank)
 	return gave
+}
+
+// dismiss tells a process why it is not of the job. The conversation does not keep its place for
+// that; where too many are being told already, it ends without a word.
+func (s *server) dismiss(c *rendezvous.Conn, rank int, why error) {
+	stranger := errors.Is(why, rendezvous.ErrBusy) || errors.Is(why, errStranger)
+	if stranger {
+		s.turnAway(c.RemoteAddr(), why)
+	}
+	select {
+	case s.dismissed <- struct{}{}:
+	default:
+		_ = c.Close()
+		return
+	}
+	s.all.Go(func() {
+		if !stranger {
+			_ = c.Send(s.ctx, kindEnd, verdictOf(why)) // Fail alone has words and no rank
+		}
+		c.Fail(why)
+		s.arrived(rank)
+		<-s.dismissed
+	})
 }
 
 // hear waits for what a process says first. After grace it gives its place to one of crowd: those

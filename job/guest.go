@@ -33,7 +33,7 @@ type message struct {
 	kind   string
 	frames []rendezvous.Frame // nil: the answer to a get
 	id     uint64             // of the get
-	value  []byte             // which all answers with it share; write encodes it
+	value  *stored            // which all answers with it share; write encodes it
 }
 
 // encoded encodes a message of one frame.
@@ -92,10 +92,15 @@ func (g *guest) write() {
 		for _, m := range batch {
 			if err := g.tell(m); err != nil {
 				if g.conn.Err() == nil { // otherwise read knows why, and may have more to handle
-					g.lost(errUnread)
+					g.lost(fmt.Errorf("%w: %w", errUnread, err))
 					_ = g.conn.Close()
 				}
 				return
+			}
+			if m.value != nil {
+				g.s.mu.Lock()
+				g.s.values.written(m.value)
+				g.s.mu.Unlock()
 			}
 			if m.kind == kindEnd {
 				close(g.told)
@@ -108,7 +113,7 @@ func (g *guest) write() {
 // tell sends a message. It encodes a value a part at a time, without the server's mu.
 func (g *guest) tell(m message) error {
 	if m.frames == nil {
-		return parts(m.value, func(part []byte, more bool) error {
+		return parts(m.value.data, func(part []byte, more bool) error {
 			return g.conn.SendFrame(g.s.ctx, encode(m.kind, answer{ID: m.id, Data: part, More: more}))
 		})
 	}

@@ -16,7 +16,8 @@ type member struct {
 	place  *Place
 	cfg    Config
 	conn   *rendezvous.Conn
-	list   chan []Process // rank 0 says that all have come
+	all    []Process      // those that rank 0 has listed
+	list   chan []Process // rank 0 has listed all: they have come
 	met    chan struct{}  // closed when rank 0 has said who it is: this process has joined
 	failed chan struct{}  // closed when the job has failed; why says why
 	why    error
@@ -181,17 +182,17 @@ func (m *member) handle(msg rendezvous.Message) error {
 		m.cfg.Logger.Debug("ibverbx: job: rank 0 knows this process", "rank", m.place.Rank, "rank 0",
 			first.String())
 	case kindReady:
-		var all []Process
-		if err := msg.Decode(&all); err != nil {
+		var part []Process
+		if err := msg.Decode(&part); err != nil {
 			return err
 		}
-		if len(all) != m.place.Size {
-			return fmt.Errorf("%w: it lists %d processes of %d", rendezvous.ErrProtocol, len(all),
+		m.all = append(m.all, part...)
+		if len(m.all) > m.place.Size || len(part) == 0 {
+			return fmt.Errorf("%w: it lists %d processes of %d", rendezvous.ErrProtocol, len(m.all),
 				m.place.Size)
 		}
-		select {
-		case m.list <- all:
-		default:
+		if len(m.all) == m.place.Size {
+			m.list <- m.all
 		}
 	case kindRows:
 		var part rows
@@ -317,7 +318,7 @@ func (m *member) abandon(ctx context.Context, op string, seq uint64, err error) 
 	}
 	answer, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
-	if !m.hasGone() && m.conn.Send(answer, kindQuit, quit{seq, op, late, err.Error()}) == nil {
+	if !m.hasGone() && m.conn.Send(answer, kindQuit, quit{seq, op, late, peertext.Clean(err.Error())}) == nil {
 		select {
 		case <-m.gone:
 		case <-answer.Done():
@@ -334,6 +335,9 @@ func (m *member) abandon(ctx context.Context, op string, seq uint64, err error) 
 
 // send sends rank 0 a message.
 func (m *member) send(ctx context.Context, kind string, body any) error {
+	if m.hasGone() { // the conversation may not have ended yet
+		return m.reason()
+	}
 	err := m.conn.Send(ctx, kind, body)
 	if err == nil || ctx.Err() != nil {
 		return err

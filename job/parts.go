@@ -1,6 +1,10 @@
 package job
 
-import "ibverbx/rendezvous"
+import (
+	"slices"
+
+	"ibverbx/rendezvous"
+)
 
 // partLen is how many bytes of values a message carries; longer ones come in several messages. A
 // slow link is held up by none for long, and verdicts and signs of life pass between them.
@@ -63,6 +67,17 @@ func encodeRows(seq uint64, all [][]byte) (frames []rendezvous.Frame, err error)
 		frames = append(frames, f)
 	}
 	return frames, nil
+}
+
+// listLen is how many processes a message lists, however long the names of their hosts are.
+const listLen = 128
+
+// encodeList encodes the list of all processes.
+func encodeList(all []Process) (frames []rendezvous.Frame) {
+	for part := range slices.Chunk(all, listLen) {
+		frames = append(frames, encode(kindReady, part))
+	}
+	return frames
 }
 
 // all is the rows of a collective call that is complete.

@@ -5,8 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,6 +91,47 @@ func TestAnswersShareTheirValue(t *testing.T) {
 	if !bytes.Equal(found.data, value) {
 		t.Errorf("%d other bytes arrive", found.size)
 	}
+}
+
+// A value that is replaced takes room until the answers with it are written: a process that does not
+// read keeps no more of them alive than MaxStore.
+func TestReplacedValuesTakeRoom(t *testing.T) {
+	a, b := conversing(t, time.Minute, nil)
+	const room = entryCost + 1 + 200
+	s := &server{ctx: t.Context(), place: &Place{Size: 2}, values: newValues(room)}
+	reads := &guest{s: s, conn: a, wake: make(chan struct{}, 1), told: make(chan struct{})}
+	puts := &guest{s: s, wake: make(chan struct{}, 1)}
+	put := func(says string) {
+		t.Helper()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		puts.out = nil
+		s.values.put(puts, &request{Key: "k", Data: make([]byte, 100)}, 100, 100)
+		m := received(t, puts.out[0].frames)[0]
+		if text := string(m.Body); strings.Contains(text, "MaxStore") != (says != "") {
+			t.Errorf("%s, want %q", text, says)
+		}
+	}
+	put("")
+	put("") // nobody has read the first
+	s.values.get(reads, &request{Key: "k"})
+	put("")
+	put("") // nobody has read the third
+	s.values.get(reads, &request{Key: "k"})
+	put("no room")
+	go reads.write()
+	for range 2 {
+		if err := b.Receive(t.Context(), kindAnswer, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for left := 0; left != room-entryCost-1-100; {
+		s.mu.Lock()
+		left = s.values.room
+		s.mu.Unlock()
+		runtime.Gosched()
+	}
+	put("")
 }
 
 // A process that enters a collective call, or gives one up, before all have joined is refused: no
@@ -249,4 +293,52 @@ func TestAnswerThatHasCome(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// The list of as many processes as a job may have arrives whole, however long the names of their
+// hosts are, and no message of it is long.
+func TestListInParts(t *testing.T) {
+	all := make([]Process, maxSize)
+	for rank := range all {
+		all[rank] = Process{rank, strings.Repeat("&", maxHost), 4194304} // which JSON makes six times as long
+	}
+	m := &member{place: &Place{Size: maxSize}, list: make(chan []Process, 1)}
+	for _, msg := range received(t, encodeList(all)) {
+		if most := conversation(m.place, &m.cfg).MaxMessage; len(msg.Body) > most-100 {
+			t.Fatalf("%d bytes, want %d at most", len(msg.Body), most)
+		}
+		if err := m.handle(msg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := <-m.list; !slices.Equal(got, all) {
+		t.Errorf("%d processes arrive", len(got))
+	}
+	more := received(t, encodeList(all[:1]))[0]
+	if err := m.handle(more); !errors.Is(err, rendezvous.ErrProtocol) {
+		t.Errorf("one more than all: %v", err)
+	}
+}
+
+// A stranger that is told so, and does not hang up, holds no place. If too many are being told, the
+// next one is not.
+func TestDismissedHoldNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{ctx: t.Context(), place: &Place{Size: 2}, dismissed: make(chan struct{}, 1),
+			cfg: Config{Logger: slog.New(slog.DiscardHandler)}}
+		for _, want := range []string{"does not know the name", "has closed the conversation"} {
+			a, b := conversing(t, time.Minute, nil)
+			if err := b.Send(t.Context(), kindJoin, hello{Proof: "none"}); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			if s.greet(a, make(chan struct{})); time.Since(began) > parting {
+				t.Errorf("it has its place for %v", time.Since(began))
+			}
+			if _, err := b.Next(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("it is told %v, want %q", err, want)
+			}
+		}
+		s.all.Wait()
+	})
 }

@@ -41,7 +41,8 @@ type server struct {
 	left   *guest
 	values values
 
-	refused refused
+	refused   refused
+	dismissed chan struct{} // a place for each conversation that is being told why it ends
 }
 
 // call is a collective call that some have made.
@@ -57,7 +58,7 @@ type call struct {
 // serve begins to serve a job.
 func serve(ctx context.Context, p *Place, cfg *Config) (*server, error) {
 	s := &server{place: p, cfg: *cfg, guests: make([]*guest, p.Size), values: newValues(cfg.MaxStore),
-		came: map[int]bool{}, heard: make(chan struct{})}
+		came: map[int]bool{}, heard: make(chan struct{}), dismissed: make(chan struct{}, maxGreeted)}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.meeting, s.met = context.WithCancel(s.ctx)
 	if p.Size > 1 {
@@ -186,7 +187,7 @@ func (s *server) admit(h *hello, c *rendezvous.Conn, own bool) error {
 		for _, g := range s.guests {
 			list = append(list, g.Process)
 		}
-		s.sendAll(kindReady, list)
+		s.queueAll(message{kind: kindReady, frames: encodeList(list)})
 	}
 	return nil
 }

@@ -5,9 +5,17 @@ import "fmt"
 // values holds the values that processes have put, and the gets that wait for others. The server's
 // mu guards it.
 type values struct {
-	byKey map[string][]byte
+	byKey map[string]*stored
 	room  int // in bytes, for keys, values and entries
 	waits map[string][]waiter
+}
+
+// stored is a value. Answers in the queues of guests share it, so it takes room until they are
+// written, also where another has replaced it.
+type stored struct {
+	data     []byte
+	readers  int // answers with it that are queued or being written
+	replaced bool
 }
 
 // entryCost is what an entry takes of room beside its key and its value, in bytes: about the memory
@@ -21,15 +29,18 @@ type waiter struct {
 }
 
 func newValues(room int) values {
-	return values{byKey: map[string][]byte{}, room: room, waits: map[string][]waiter{}}
+	return values{byKey: map[string]*stored{}, room: room, waits: map[string][]waiter{}}
 }
 
 // put sets a value of some size, answers, and answers those who have waited for it.
 func (vs *values) put(g *guest, r *request, size, most int) {
 	old, there := vs.byKey[r.Key]
-	need := len(r.Data) - len(old)
-	if !there {
+	need := len(r.Data)
+	switch {
+	case !there:
 		need += len(r.Key) + entryCost
+	case old.readers == 0:
+		need -= len(old.data)
 	}
 	switch {
 	case size > most:
@@ -42,11 +53,15 @@ func (vs *values) put(g *guest, r *request, size, most int) {
 		return
 	}
 	vs.room -= need
-	vs.byKey[r.Key] = r.Data
+	if there {
+		old.replaced = true
+	}
+	value := &stored{data: r.Data}
+	vs.byKey[r.Key] = value
 	g.send(kindAnswer, answer{ID: r.ID})
 	for _, w := range vs.waits[r.Key] {
 		w.g.waiting--
-		w.g.answer(w.id, r.Data)
+		w.g.answer(w.id, value)
 	}
 	delete(vs.waits, r.Key)
 }
@@ -82,6 +97,16 @@ func (vs *values) forget(g *guest, r *request) {
 }
 
 // answer answers a get with the value. The server's mu is held.
-func (g *guest) answer(id uint64, value []byte) {
-	g.queue(message{kind: kindAnswer, id: id, value: value})
+func (g *guest) answer(id uint64, value *stored) {
+	if !g.ended {
+		value.readers++
+		g.queue(message{kind: kindAnswer, id: id, value: value})
+	}
+}
+
+// written notes that an answer with a value was written.
+func (vs *values) written(value *stored) {
+	if value.readers--; value.replaced && value.readers == 0 {
+		vs.room += len(value.data)
+	}
 }

@@ -17,7 +17,7 @@ import (
 const (
 	kindJoin   = "join"   // hello: this process has come
 	kindMet    = "met"    // Process: who rank 0 is
-	kindReady  = "ready"  // []Process: all have come
+	kindReady  = "ready"  // []Process: part of all, who have come
 	kindAlive  = "alive"  // nothing: still here
 	kindGather = "gather" // part of a contribution to a collective call
 	kindRows   = "rows"   // part of all contributions
@@ -90,7 +90,7 @@ type route struct{ local, remote net.Addr }
 // protocol is that of a job's conversations: processes of different jobs part at their greeting,
 // and those that a store has sent to another rank 0 than theirs. The greeting is said to everybody
 // who connects, so it does not contain the name.
-func protocol(p *Place) string { return "ibverbx job/2 " + p.digest("greeting") }
+func protocol(p *Place) string { return "ibverbx job/3 " + p.digest("greeting") }
 
 // digest is a text for one purpose that only those can make who know the job's name, and what a
 // launcher or a store has added to it. It says nothing about other digests; a name that is easy to
@@ -108,7 +108,7 @@ func newHello(p *Place) hello { return hello{self(p.Rank), p.Size, p.digest("joi
 func conversation(p *Place, cfg *Config) rendezvous.Config {
 	return rendezvous.Config{Protocol: protocol(p), TLS: cfg.TLS, Timeout: cfg.Patience,
 		Greeting:   min(cfg.Patience, 5*time.Second),
-		MaxMessage: partLen*2 + maxSize*64} // base64, and the list of processes
+		MaxMessage: 2 * partLen} // base64, and a little more
 }
 
 // ended puts the end of a conversation in this package's words.
