@@ -45,6 +45,18 @@ func ExampleStatus() {
 	// RNR_RETRY_EXC_ERR: receiver-not-ready retries exceeded: the peer posted no receive
 }
 
+// A completion prints as a sentence.
+func ExampleWC() {
+	fmt.Println(verbs.WC{ID: 7, QPNum: 17, Opcode: verbs.WCRDMAWrite})
+	fmt.Println(verbs.WC{ID: 8, QPNum: 17, Opcode: verbs.WCRecvRDMAWithImm, ByteLen: 64,
+		Flags: verbs.WCWithImm, Imm: 0x2a})
+	fmt.Println(verbs.WC{ID: 9, QPNum: 17, Status: verbs.StatusFatalErr})
+	// Output:
+	// qp 17: request 7 (RDMA_WRITE) succeeded
+	// qp 17: receive 8 (RECV_RDMA_WITH_IMM, 64 bytes, immediate 0x2a) succeeded
+	// qp 17: work request 9 failed: FATAL_ERR: fatal error: the NIC or its driver failed
+}
+
 // A filter chooses NICs by name, in the order in which they are to be used.
 func ExampleDeviceFilter() {
 	names := []string{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_bond_0"}

@@ -1,5 +1,7 @@
 package verbs
 
+import "fmt"
+
 // SGE is a scatter-gather element: a piece of registered local memory.
 type SGE struct {
 	Addr   uint64 // address of the first byte, as [MR.Addr] counts
@@ -58,4 +60,24 @@ type WC struct {
 	QPNum     uint32 // the local queue pair; unique on its device only
 	SrcQP     uint32
 	Flags     WCFlags
+}
+
+// String is a line for a log: "qp 17: receive 7 (RECV, 64 bytes) succeeded". Of a failure it says
+// no more than the completion does.
+func (w WC) String() string {
+	if w.Status != StatusSuccess {
+		s := fmt.Sprintf("qp %d: work request %d failed: %s", w.QPNum, w.ID, w.Status.Error())
+		if w.VendorErr != 0 {
+			s += fmt.Sprintf(" (vendor code 0x%x)", w.VendorErr)
+		}
+		return s
+	}
+	s := fmt.Sprintf("qp %d: request %d (%v", w.QPNum, w.ID, w.Opcode)
+	if w.Opcode.IsRecv() {
+		s = fmt.Sprintf("qp %d: receive %d (%v, %d bytes", w.QPNum, w.ID, w.Opcode, w.ByteLen)
+	}
+	if w.Flags&WCWithImm != 0 {
+		s += fmt.Sprintf(", immediate 0x%x", w.Imm)
+	}
+	return s + ") succeeded"
 }
