@@ -177,9 +177,11 @@ func TestLeaver(t *testing.T) {
 		end  func(*job.Job)
 		kind error
 	}{
-		"leaves":          {1, func(j *job.Job) { _ = j.Close() }, job.ErrLeft},
-		"gives up":        {1, func(j *job.Job) { j.Fail(errors.New("no disk")) }, job.ErrFailed},
-		"says much":       {1, func(j *job.Job) { j.Fail(errors.New("no disk" + strings.Repeat(".", 1<<20))) }, job.ErrFailed},
+		"leaves":   {1, func(j *job.Job) { _ = j.Close() }, job.ErrLeft},
+		"gives up": {1, func(j *job.Job) { j.Fail(errors.New("no disk")) }, job.ErrFailed},
+		"gives up at length": {1, func(j *job.Job) {
+			j.Fail(errors.New("no disk" + strings.Repeat(".", 1<<20)))
+		}, job.ErrFailed},
 		"rank 0 leaves":   {0, func(j *job.Job) { _ = j.Close() }, job.ErrLeft},
 		"rank 0 gives up": {0, func(j *job.Job) { j.Fail(errors.New("no disk")) }, job.ErrFailed},
 	} {

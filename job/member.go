@@ -318,7 +318,8 @@ func (m *member) abandon(ctx context.Context, op string, seq uint64, err error) 
 	}
 	answer, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
-	if !m.hasGone() && m.conn.Send(answer, kindQuit, quit{seq, op, late, peertext.Clean(err.Error())}) == nil {
+	q := quit{seq, op, late, peertext.Clean(err.Error())}
+	if !m.hasGone() && m.conn.Send(answer, kindQuit, q) == nil {
 		select {
 		case <-m.gone:
 		case <-answer.Done():

@@ -93,8 +93,8 @@ func TestAnswersShareTheirValue(t *testing.T) {
 	}
 }
 
-// A value that is replaced takes room until the answers with it are written: a process that does not
-// read keeps no more of them alive than MaxStore.
+// A value that is replaced takes room until the answers with it are written: a process that does
+// not read keeps no more of them alive than MaxStore.
 func TestReplacedValuesTakeRoom(t *testing.T) {
 	a, b := conversing(t, time.Minute, nil)
 	const room = entryCost + 1 + 200
