@@ -37,6 +37,12 @@ func TestAContextEndsTheWaitOnly(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
+		died := errors.New("rank 7 has died")
+		over, end := context.WithCancelCause(context.Background())
+		end(died)
+		if err := l.a.w.Wait(over, comp); !errors.Is(err, died) || err.Error() != died.Error() {
+			t.Errorf("a context with a cause: %v", err)
+		}
 		if err := idle.Flush(ctx, transport.FlushRemote); err != nil {
 			t.Errorf("an idle peer: %v", err)
 		}

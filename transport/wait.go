@@ -15,9 +15,13 @@ import (
 )
 
 // Wait makes progress until the completion has fired and returns its first error. If ctx ends
-// before, Wait returns ctx's error, with the names of the peers that have not answered; the
-// operations go on, and the NICs still own their memory. If the worker is closed before, Wait
-// returns ErrClosed; the memory is the caller's once Close has returned.
+// before, Wait returns ctx's error, with the names of the peers that have not answered unless ctx
+// was canceled for a cause; the operations go on, and the NICs still own their memory. If the
+// worker is closed before, Wait returns ErrClosed; the memory is the caller's once Close has
+// returned.
+//
+// To find those names takes a look at every endpoint. If you only want to wait for a moment again
+// and again, call Progress and Completion.Fired instead.
 func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 	if comp == nil {
 		return fmt.Errorf("transport: wait: %w: no completion", verbs.ErrInvalid)
@@ -297,8 +301,12 @@ type awaited struct {
 // late adds to the error of a wait that ctx has ended which peers have not answered. Of those that
 // it waits for, none may be left: their operations wait to start, or have just ended.
 func (w *Worker) late(ctx context.Context, err error, a awaited) error {
-	if ended := ctx.Err(); ended == nil || !errors.Is(err, ended) {
+	ended := ctx.Err()
+	if ended == nil || !errors.Is(err, ended) {
 		return err
+	}
+	if cause := context.Cause(ctx); errors.Is(ended, context.Canceled) && !errors.Is(cause, ended) {
+		return err // the cause is to blame, and these peers may wait for it as well
 	}
 	who := w.unanswered(a)
 	if who == nil {
