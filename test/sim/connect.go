@@ -8,12 +8,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// connect exchanges true cards and connects both ends.
+// connect exchanges cards and connects both ends.
 func (w *world) connect(c *conn) {
 	c.session++
 	c.failover = c.plan.failsOver()
 	c.ends[0].over, c.ends[1].over = c.failover, c.failover
-	c.Blame, c.drainOnly, c.hostile, c.falseCard = w.causeToFail(c), false, false, false
+	c.Blame, c.drainOnly, c.hostile = w.causeToFail(c), false, false
 	c.causeToTouch()
 	c.raw = c.ends[0].vq.Scheme() == ibverbx.DQPLB && !c.plan.strip && c.plan.rails > 1
 	var cards [2]ibverbx.BusinessCard
@@ -134,7 +134,7 @@ func (w *world) causeToFail(c *conn) string {
 	return ""
 }
 
-// reconnect connects two ends that are both in RESET, sometimes with a false card.
+// reconnect connects two ends that are both in RESET.
 func (w *world) reconnect(c *conn) {
 	for _, e := range c.ends {
 		if e.state != unconnected || e.vq.State() != verbs.StateReset {
@@ -142,9 +142,5 @@ func (w *world) reconnect(c *conn) {
 		}
 	}
 	w.EndFaults(&c.Conn)
-	if w.plan.Mood == lab.Hostile && w.Rng.IntN(2) == 0 {
-		w.connectFalseCard(c)
-		return
-	}
 	w.connect(c)
 }

@@ -95,7 +95,7 @@ func (e *end) look() {
 	}
 	e.checkErr()
 	for range 4 {
-		e.misuse()
+		e.callWrongly()
 	}
 }
 

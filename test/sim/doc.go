@@ -7,7 +7,7 @@
 // directly; one to three connections of one to six rails, each with scheme, fragment size, limits,
 // credits, first number and cards; and a list of events (event.go). An event posts, polls, lets the
 // fabric move, puts a fault in force (package lab), breaks the rules as a peer (hostile_peer.go),
-// makes wrong calls (bad_requests.go, misuse.go), or resets, connects, drains and closes
+// makes wrong calls (refusals.go), or resets, connects, drains and closes
 // (connect.go, reset_drain_close.go). The fabric is stepped: the landing of data, its
 // acknowledgement, and the visibility of a completion are separate actions, in random order.
 //

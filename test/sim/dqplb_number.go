@@ -48,10 +48,6 @@ func (e *end) immediateText(q *wire, wr *verbs.SendWR) string {
 
 // numberOnWire checks a numbered message.
 func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
-	if e.conn.hostile { // it follows a card that may be false
-		s.emptyOut = s.length == 0
-		return
-	}
 	if q.raw {
 		q.raw = false
 		if length != 0 || wr.Imm != s.imm {
@@ -101,7 +97,7 @@ func (e *end) firstNumber() uint32 {
 // noticed. Where completions come out of order, the order of arrival is not known here.
 func (q *wire) arrived(wc *verbs.WC) {
 	e := q.end
-	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.Scramble || !q.isData() || e.conn.falseCard ||
+	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.Scramble || !q.isData() ||
 		e.state != connected && e.state != draining {
 		return
 	}

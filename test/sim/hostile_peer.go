@@ -1,10 +1,6 @@
 package sim
 
 import (
-	"encoding/json"
-
-	"ibverbx"
-	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -67,102 +63,6 @@ func (w *world) forgedImmediate(e *end) uint32 {
 		return immediate(sent+1+uint32(w.Rng.IntN(1<<19)), flags) // one to come, or far away
 	}
 	return immediate(0, flags) | 0xffffff00 // 0xffffff, on the wire
-}
-
-// connectFalseCard connects two ends, one of them with a false card. That is refused without any
-// effect, or believed.
-func (w *world) connectFalseCard(c *conn) {
-	c.session++
-	c.Blame, c.falseCard = "", true
-	c.turnHostile("a card lied")
-	c.raw = false
-	var cards [2]ibverbx.BusinessCard
-	for i, e := range c.ends {
-		card, err := e.vq.Card()
-		if err != nil {
-			return
-		}
-		cards[i] = w.sendCard(c, e, card)
-	}
-	liar := w.Rng.IntN(2)
-	if !w.falsify(&cards[liar]) {
-		return // its text is refused
-	}
-	c.failover = false
-	for i, e := range c.ends {
-		peer := &cards[1-i]
-		e.over = c.plan.failover[i] && c.plan.rails > 1 && peer.Failover && len(peer.Rails) != 0
-		c.failover = c.failover || e.over
-	}
-	c.causeToTouch()
-	for i, e := range c.ends {
-		before := e.vq.State()
-		err := e.vq.Connect(cards[1-i])
-		w.Logf("  %v connects to %+v: %v", e, cards[1-i], err)
-		switch {
-		case err == nil:
-			e.begin(c.session, &cards[1-i])
-		case i == liar:
-			w.Broken(lab.Isolation, "%v: connect: %v", e, err)
-		case e.vq.State() != before:
-			w.Broken(lab.Refusal, "%v: a card was refused (%v) and left it in %v", e, err, e.vq.State())
-		}
-	}
-}
-
-// falsify changes a card by way of its text. It reports false when the text is refused.
-func (w *world) falsify(card *ibverbx.BusinessCard) bool {
-	text, err := json.Marshal(*card)
-	w.Must("marshal card", err)
-	keys := map[string]any{}
-	w.Must("card", json.Unmarshal(text, &keys))
-	lies := []func(){
-		func() { keys["credits"] = w.Pick(0, 1, 1<<30, -1) },
-		func() { keys["mtu"] = w.Pick(0, 256, 4096, 999) },
-		func() { keys["rdAtomic"] = w.Pick(0, 1, 255, 256) },
-		func() { keys["rawImm"] = !card.RawImm },
-		func() { keys["scheme"] = []string{"spray", "dqplb", "other", ""}[w.Rng.IntN(4)] },
-		func() { keys["firstNum"] = w.Pick(0, 1, 1<<24-2, 1<<24-1) },
-		func() { keys["notifyQpNum"] = []string{"0000000000", "0000000017", "16777216", "x"}[w.Rng.IntN(4)] },
-		func() { keys["qpNums"] = keys["qpNums"].([]any)[1:] },
-		func() { keys["qpNums"].([]any)[0] = []string{"0000000018", "0", "99999999999"}[w.Rng.IntN(3)] },
-		func() { delete(keys, "rails") },
-		func() { keys["rails"] = keys["rails"].([]any)[1:] },
-		func() { w.rail(keys)["device"] = w.Pick(0, 1, 2, 3, 63, 64) },
-		func() { w.rail(keys)["psn"] = w.falsePSN() },
-		func() { w.rail(keys)["gid"] = []string{"::", "::ffff:10.77.0.1", "fe80::1", "?"}[w.Rng.IntN(4)] },
-	}
-	if card.Failover || len(card.SpareQPNums) != 0 {
-		lies = append(lies,
-			func() { keys["failover"] = !card.Failover },
-			func() { keys["spareQpNums"] = [][]int{nil, {17}, {0}, {1 << 24}}[w.Rng.IntN(4)] })
-	}
-	lies[w.Rng.IntN(len(lies))]()
-	text, err = json.Marshal(keys)
-	w.Must("marshal card", err)
-	var got ibverbx.BusinessCard
-	if err := json.Unmarshal(text, &got); err != nil {
-		w.Logf("  a card is refused: %v", err)
-		return false
-	}
-	*card = got
-	return true
-}
-
-// falsePSN is a false packet sequence number. On a network it is one that is refused: what is sent
-// may lie before it, which makes repeats of packets that were never carried out, and are
-// acknowledged. No end can tell.
-func (w *world) falsePSN() int {
-	psn := w.Pick(0, 1<<24-1, 1<<24)
-	if w.plan.net != nil {
-		psn = 1 << 24
-	}
-	return psn
-}
-
-func (w *world) rail(keys map[string]any) map[string]any {
-	rails := keys["rails"].([]any)
-	return rails[w.Rng.IntN(len(rails))].(map[string]any)
 }
 
 // replay has completions appear that belong to no request: of an earlier session, of a queue pair

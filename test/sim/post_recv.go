@@ -17,7 +17,7 @@ func (e *end) postRecvs(n int) {
 		wrs = append(wrs, wr)
 	}
 	if e.w.Rng.IntN(20) == 0 {
-		e.postBadRecv(wrs)
+		e.postSpoiltRecv(wrs)
 		return
 	}
 	if len(wrs) != 0 {

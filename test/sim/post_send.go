@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"errors"
 	"slices"
 
 	"ibverbx"
@@ -22,7 +21,7 @@ func (e *end) postSends(n int) {
 		wrs = append(wrs, wr)
 	}
 	if e.w.Rng.IntN(20) == 0 {
-		e.postBadSend(wrs, first)
+		e.postSpoiltSend(wrs, first)
 		return
 	}
 	if len(wrs) != 0 {
@@ -95,25 +94,6 @@ func (e *end) refusal() error {
 		return ibverbx.ErrNotConnected
 	}
 	return nil
-}
-
-// checkRefusal checks a post that was not accepted whole. A single queue pair returns its NIC's own
-// errors.
-func (e *end) checkRefusal(what string, n, all int, err, want error, full func() bool) {
-	var refused *ibverbx.PostError
-	switch {
-	case want != nil && n == 0 && errors.Is(err, want) && errors.As(err, &refused):
-		e.checkReadable(refused)
-	case n == all && err == nil && want == nil:
-	case want != nil:
-		e.w.Broken(lab.Refusal, "%v: a %s in state %v: %d of %d accepted, error %v: want %v", e, what,
-			e.state, n, all, err, want)
-	case e.single && errors.Is(err, verbs.ErrQueueFull) && full():
-	case e.conn.hostile && errors.Is(err, ibverbx.ErrNoKey): // for a device that the peer does not have
-	case e.single && (lab.Injected(err) || e.conn.Blame != ""):
-	default:
-		e.w.Broken(lab.Refusal, "%v: %s %d of %d refused: %v", e, what, n, all, err)
-	}
 }
 
 // keepSends forgets the requests from index n on, which were refused. No NIC may have been given

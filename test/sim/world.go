@@ -39,7 +39,6 @@ type conn struct {
 	plan      *connPlan
 	ends      [2]*end
 	hostile   bool  // an end breaks the rules: what arrives is not compared with what was sent
-	falseCard bool  // a card was false: the model does not know what it said
 	drainOnly bool  // that an end was drained is the only reason why it may fail
 	raw       bool  // the user's immediate travels in DQPLB
 	failover  bool  // it goes on when a rail dies
