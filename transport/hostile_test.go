@@ -266,3 +266,40 @@ func TestRangesOfAHeader(t *testing.T) {
 		}
 	}
 }
+
+// What no peer sends fails the endpoint once, and says why; nothing behind it is handled.
+func TestViolationsOfAPeer(t *testing.T) {
+	good := message(1, 1, 0, 0, "good")
+	for _, c := range []struct {
+		says string
+		msgs [][]byte
+		most int // messages that may be handled
+	}{
+		{"reserved bytes are not zero", [][]byte{{1, 1, 0, 0, 0, 0, 0, 1}}, 0},
+		{"active message 9, which has no handler", [][]byte{message(1, 9, 0, 0, "")}, 0},
+		{"5 credits for 4 buffers", [][]byte{message(1, 1, 0, 1, "")}, 0},
+		{"65539 credits for 4 buffers", [][]byte{message(2, 0, 0, 65535, "")}, 0},
+		{"active message 1 without a credit", [][]byte{good, good, good, good}, 3},
+	} {
+		eachShape(t, func(t *testing.T, s setup) {
+			s.cfg.AMBuffers, s.cfg.MaxEndpoints, s.cfg.QP.Linger = 3, 4, -1
+			h := newHostile(t, s)
+			var wrs []ibverbx.SendWR
+			for i, msg := range append(c.msgs, good) {
+				at := uint64(32768 + 64*i)
+				copy(h.mr.Bytes()[at:], msg)
+				wrs = append(wrs, ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+					Relaxed: true, Local: h.mr.Slice(at, uint64(len(msg)))})
+			}
+			only(h.raw.PostSend(wrs...))
+			h.quiet()
+			err := h.victim.Err()
+			if !errors.Is(err, transport.ErrProtocol) || !strings.Contains(err.Error(), c.says) ||
+				len(h.reported) != 1 || len(h.handled) > c.most {
+				t.Errorf("%d reports, %d messages handled, %v, want %s", len(h.reported), len(h.handled),
+					err, c.says)
+			}
+			h.works()
+		})
+	}
+}

@@ -11,8 +11,7 @@
 // blocking calls are as reproducible as all others.
 //
 //	TestTransport   endpoints: every operation from programs, handlers, completions and pending
-//	                requests; flush, fence, purge, abort, close; wrong arguments; peers that send
-//	                what no endpoint sends
+//	                requests; flush, fence, purge, abort, close; wrong arguments
 //	TestTagged      messages: eager and long, synchronous, cancelled, probed, with wildcards,
 //	                truncated; programs that wait
 //	TestShmem       PEs that run the same program of phases: puts and gets, signals, fences,

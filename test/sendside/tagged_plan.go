@@ -50,9 +50,6 @@ func newTaggedPlan(seed uint64) *taggedPlan {
 	rng := rand.New(rand.NewPCG(seed, 0x746167))
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	p := &taggedPlan{bedPlan: newBedPlan(rng, seed)}
-	if p.Mood == lab.Hostile {
-		p.Mood = lab.Faulty
-	}
 	qp := p.qpConfig(rng)
 	for i := range 1 + pick(0, 0, 1, 2, 3) {
 		pair := [2]int{rng.IntN(len(p.Hosts)), rng.IntN(len(p.Hosts))}

@@ -14,7 +14,7 @@ type end struct {
 	w         *transportWorld
 	site      *site
 	pair      *pair
-	peer      *end // nil when the peer is an intruder
+	peer      *end
 	name      string
 	ep        *transport.Endpoint
 	wires     []*wire
@@ -83,8 +83,6 @@ type life struct {
 }
 
 func (e *end) String() string { return e.name }
-
-func (e *end) intruder() *intruder { return e.pair.intruder }
 
 // newEnd makes an endpoint.
 func (w *transportWorld) newEnd(c *pair, s *site, letter rune) *end {
@@ -279,9 +277,6 @@ func (e *end) checkCredits(o *op, before, after gauge) {
 	if after.Credits != before.Credits-1 {
 		e.w.Broken(ruleCredits, "%v: %d credits before, %d after", o, before.Credits, after.Credits)
 	}
-	if e.peer == nil {
-		return
-	}
 	if n, most := len(e.sent)-e.peer.givenBack, e.peer.site.cfg.AMBuffers; n > most {
 		e.w.Broken(ruleCredits, "%v: %d messages are with a peer that has %d buffers", o, n, most)
 	}
@@ -387,9 +382,9 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 		w.Broken(ruleNoticed, "%v: OnError: %v", e, err)
 	case e.mayFail() == "":
 		w.Broken(lab.Isolation, "%v: %v", e, err)
-	case errors.Is(err, transport.ErrProtocol) && e.intruder() == nil:
+	case errors.Is(err, transport.ErrProtocol):
 		w.Broken(lab.Isolation, "%v: %v, and the peer keeps the rules", e, err)
-	case errors.Is(err, transport.ErrPeerClosed) && e.peer != nil:
+	case errors.Is(err, transport.ErrPeerClosed):
 		if !e.peer.closing {
 			w.Broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
 		}

@@ -45,9 +45,6 @@ func (w *transportWorld) settle() {
 		for _, s := range w.sites {
 			moved += s.progress()
 		}
-		for _, in := range w.intruders {
-			in.poll()
-		}
 		return moved
 	}, w.turn, w.countAll)
 }
@@ -84,7 +81,7 @@ func (w *transportWorld) abortWhatWaits() {
 // and none that needs no credit at all.
 func (e *end) checkStarved() {
 	p := e.peer
-	if p == nil || len(e.queue) == 0 || e.mayFail() != "" || p.mayFail() != "" {
+	if len(e.queue) == 0 || e.mayFail() != "" || p.mayFail() != "" {
 		return
 	}
 	if want := e.queue[0].want; want != nil && (!want.kind.am() ||
@@ -124,9 +121,6 @@ func (e *end) checkEnd() {
 	if e.aborted && e.soundAtAbort && e.errors != 0 && !e.released {
 		w.Broken(ruleNoticed, "%v: OnError ran after an abort", e)
 	}
-	if e.peer == nil {
-		return
-	}
 	if p := e.peer; e.closedWell && e.pair.Blame == "" && !p.closing && !p.closed && p.ep.Err() == nil {
 		w.Broken(ruleNoticed, "%v has closed without an error, and %v does not know", e, p)
 	}
@@ -158,17 +152,13 @@ func (w *transportWorld) checkBalance() {
 	}
 	for _, s := range w.sites {
 		st := s.worker.Stats()
-		open, sent, handled, failures, violations := 0, 0, 0, 0, 0
+		open, sent, handled, failures := 0, 0, 0, 0
 		for _, e := range w.ends {
 			if e.site == s {
 				sent, handled, failures = sent+len(e.sent), handled+e.handled, failures+e.errors
 				if !e.released {
 					open++
 				}
-				if e.errors != 0 && errors.Is(e.ep.Err(), transport.ErrProtocol) {
-					violations++
-				}
-				e.checkBytes()
 				if g := e.ep.Stats(); g.Outstanding == 0 && g.OwnBuffers != 2 {
 					w.Broken(ruleBalance, "%v has %d of its 2 bounce buffers when all is over", e,
 						g.OwnBuffers)
@@ -187,19 +177,15 @@ func (w *transportWorld) checkBalance() {
 				st.AMSent, st.AMReceived, sent, handled)
 		case st.Endpoints != open:
 			w.Broken(ruleBalance, "%s counts %d endpoints, and %d are open", s.Name, st.Endpoints, open)
-		case int(st.Failures) != failures:
-			w.Broken(ruleBalance, "%s counts %d failures, and reported %d", s.Name, st.Failures, failures)
-		case int(st.Violations) != violations:
-			w.Broken(ruleBalance, "%s counts %d violations, and it was %d", s.Name, st.Violations, violations)
+		case int(st.Failures) != failures || st.Violations != 0:
+			w.Broken(ruleBalance, "%s counts %d failures and %d violations, and reported %d", s.Name,
+				st.Failures, st.Violations, failures)
 		}
 	}
 }
 
-// closeWorkers closes workers and intruders.
+// closeWorkers closes the workers.
 func (w *transportWorld) closeWorkers() {
-	for _, in := range w.intruders {
-		in.close()
-	}
 	for _, s := range w.sites {
 		w.inside, w.round = s, false
 		err := s.worker.Close()
@@ -210,35 +196,5 @@ func (w *transportWorld) closeWorkers() {
 		if err := s.worker.Close(); !errors.Is(err, transport.ErrClosed) {
 			w.Broken(lab.Refusal, "%s: closed again: %v", s.Name, err)
 		}
-	}
-}
-
-// checkBytes compares what an endpoint has counted with what it was asked for, and was sent.
-func (e *end) checkBytes() {
-	sent, received := 0, 0
-	for _, o := range e.ops {
-		switch {
-		case o.kind.am():
-			sent += o.hdr + o.n
-		case o.kind.put():
-			sent += o.n
-		case o.kind.atomic():
-			sent, received = sent+8, received+8
-		case !o.kind.flush():
-			received += o.n
-		}
-	}
-	g := e.ep.Stats()
-	switch {
-	case e.peer != nil:
-		for _, o := range e.peer.sent[:e.handled] {
-			received += o.hdr + o.n
-		}
-	default:
-		received = int(g.ReceivedBytes) // nobody counts what an intruder has sent
-	}
-	if int(g.SentBytes) != sent || int(g.ReceivedBytes) != received {
-		e.w.Broken(ruleBalance, "%v counts %d bytes sent and %d received: it was %d and %d", e, g.SentBytes,
-			g.ReceivedBytes, sent, received)
 	}
 }

@@ -12,7 +12,7 @@ import (
 // waitFlush starts a program that waits in Flush.
 func (e *end) waitFlush() {
 	w := e.w
-	if !e.connected || len(w.waiting()) >= 4 || e.intruder() != nil {
+	if !e.connected || len(w.waiting()) >= 4 {
 		return
 	}
 	ctx := w.context()
@@ -92,9 +92,7 @@ func (e *end) abort() {
 	}
 	e.soundAtAbort = e.ep.Err() == nil
 	e.aborted, e.closed = true, true
-	if e.peer != nil {
-		e.peer.because("its peer has aborted")
-	}
+	e.peer.because("its peer has aborted")
 	g := &group{w: w, wants: 1}
 	g.comp.Init(1, g.fire)
 	g.then = func() {
@@ -133,9 +131,7 @@ func (e *end) close() {
 		}
 		e.closing, e.ctx = true, ctx
 		works := e.ep.Err() == nil
-		if e.peer != nil {
-			e.peer.because("its peer closes")
-		}
+		e.peer.because("its peer closes")
 		err := e.ep.Close(ctx)
 		w.Logf("  %v: close: %v", e, err)
 		e.closed, e.released = true, true
@@ -153,7 +149,7 @@ func (e *end) close() {
 			o.end(errPerhaps)
 		}
 		e.advance()
-		if e.peer != nil && err != nil {
+		if err != nil {
 			e.peer.because("its peer was aborted")
 		}
 	})

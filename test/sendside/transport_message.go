@@ -25,11 +25,7 @@ func (s *site) handle(m *transport.Message) {
 	w.enter(s, sprintf("message %d for %v: id %d, %d and %d bytes", e.handled, e, m.ID(), len(m.Header()),
 		len(m.Data())))
 	w.delivered = true
-	if e.intruder() != nil {
-		e.intruder().handled(m)
-	} else {
-		e.arrived(m)
-	}
+	e.arrived(m)
 	e.handled++
 	if w.OneIn(4) && !w.finishing {
 		m.Keep()

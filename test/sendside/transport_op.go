@@ -102,9 +102,6 @@ func (o *op) String() string { return sprintf("%v: %v %d (%d bytes)", o.e, o.kin
 func (e *end) newOp() (*op, bool) {
 	w := e.w
 	k := opKind(w.Rng.IntN(int(flushLocal)))
-	if e.intruder() != nil {
-		k = amShort + opKind(w.Rng.IntN(3)) // its memory is unknown
-	}
 	o := &op{e: e, kind: k}
 	limits := e.ep.Limits()
 	limit := [...]int{limits.AMShort, limits.AMBcopy, limits.AMZcopy, limits.PutShort, limits.PutBcopy, 700,

@@ -300,7 +300,7 @@ func (r *request) giveUp() {
 // newFlush makes a flush.
 func (e *end) newFlush() *op {
 	w := e.w
-	if !e.connected || e.intruder() != nil {
+	if !e.connected {
 		return nil
 	}
 	return &op{e: e, kind: flushLocal + opKind(w.Rng.IntN(2)), group: w.newGroup()}
@@ -314,7 +314,7 @@ func (e *end) look() {
 	if s.BounceFree < 0 || s.BounceFree > s.BounceTotal || g.Outstanding < 0 || g.Credits < 0 {
 		w.Broken(ruleBalance, "%v: %+v, %+v", e, s, g)
 	}
-	if e.peer != nil && g.Credits > e.peer.site.cfg.AMBuffers {
+	if g.Credits > e.peer.site.cfg.AMBuffers {
 		w.Broken(ruleCredits, "%v: %d credits for %d buffers", e, g.Credits, e.peer.site.cfg.AMBuffers)
 	}
 	if err := e.ep.Err(); err != nil && !e.closed && !e.closing && e.mayFail() == "" {

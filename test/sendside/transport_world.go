@@ -16,7 +16,6 @@ type transportWorld struct {
 	sites     []*site
 	ends      []*end // all that were ever made
 	pairs     []*pair
-	intruders []*intruder
 	groups    []*group // completions that have not fired
 	kept      []*keptMessage
 	finishing bool
@@ -38,12 +37,11 @@ type site struct {
 	chains [swapsSlots]*chain // words that are compared and swapped
 }
 
-// pair is a connection: two endpoints, or an endpoint and a peer that breaks the rules.
+// pair is a connection.
 type pair struct {
 	*link
-	ends     [2]*end
-	intruder *intruder
-	renewed  bool
+	ends    [2]*end
+	renewed bool
 }
 
 func (p *transportPlan) run(log func(string)) *hunt.Violation {
@@ -76,8 +74,8 @@ func (w *transportWorld) open() {
 		}
 		w.sites = append(w.sites, s)
 	}
-	for i, hosts := range w.plan.pairs {
-		w.connect(hosts, w.plan.raw[i])
+	for _, hosts := range w.plan.pairs {
+		w.connect(hosts)
 	}
 }
 
@@ -85,14 +83,10 @@ func (w *transportWorld) open() {
 const amIDs = 3
 
 // connect makes a connection between two hosts.
-func (w *transportWorld) connect(hosts [2]int, raw bool) {
+func (w *transportWorld) connect(hosts [2]int) {
 	c := &pair{link: w.link(sprintf("connection %d", len(w.pairs)), w.Hosts[hosts[0]], w.Hosts[hosts[1]])}
 	w.pairs = append(w.pairs, c)
 	c.ends[0] = w.newEnd(c, w.sites[hosts[0]], 'a')
-	if raw {
-		c.intrude(w, w.sites[hosts[1]])
-		return
-	}
 	c.ends[1] = w.newEnd(c, w.sites[hosts[1]], 'b')
 	c.ends[0].peer, c.ends[1].peer = c.ends[1], c.ends[0]
 	for i, e := range c.ends {
@@ -182,7 +176,7 @@ func (w *transportWorld) leave() { w.callback = false }
 // free again. No fault may have struck the hosts.
 func (w *transportWorld) renew(c *pair) {
 	for _, e := range c.ends {
-		if e != nil && !e.released {
+		if !e.released {
 			return
 		}
 	}
@@ -190,7 +184,7 @@ func (w *transportWorld) renew(c *pair) {
 		return
 	}
 	c.renewed = true
-	w.connect([2]int{c.hosts[0].Index, c.hosts[1].Index}, false)
+	w.connect([2]int{c.hosts[0].Index, c.hosts[1].Index})
 }
 
 // moved checks, after every action of the fabric, that fences hold.
