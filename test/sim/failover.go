@@ -220,8 +220,8 @@ func (w *world) strikeRails(e *end) {
 	for again := true; again; again = w.OneIn(4) {
 		if e.conn.plan.late && w.OneIn(4) {
 			q := e.wires[w.Rng.IntN(e.conn.plan.rails)]
-			w.Logf("  %s: what %v writes", lab.PlaceLate, q)
-			w.DelayPlacement(&q.QP, &e.conn.Conn)
+			w.Logf("  %s: what %v writes", lab.PlaceLate.Name, q)
+			w.Strike(&q.QP, &e.conn.Conn, &lab.PlaceLate, nil)
 			continue
 		}
 		if w.OneIn(10) { // what a request fails of by itself takes no rail out

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"ibverbx/verbs"
-	"ibverbx/verbs/soft"
 )
 
 // Peers that break the rules. Their own connection may fail. The other end must still keep its
@@ -26,16 +25,7 @@ func (w *world) breakRules(e *end) {
 			flip = 1 << w.Rng.IntN(16)
 			match = func(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpSendWithImm && wr.Bytes() == 0 }
 		}
-		if w.plan.net != nil {
-			w.Alter("alter", &e.conn.Conn, &q.QP, w.Rng.IntN(3), w.Pick(1, 3),
-				func(wr *verbs.SendWR) { wr.Imm ^= flip })
-			return
-		}
-		w.Inject("alter", &e.conn.Conn, &q.QP, soft.Fault{
-			Kind: soft.Rewrite, Count: w.Pick(1, 3), Skip: w.Rng.IntN(3),
-			Match:   match,
-			Rewrite: func(wr *verbs.SendWR) { wr.Imm ^= flip },
-		})
+		w.Alter(&e.conn.Conn, &q.QP, match, flip)
 		return
 	}
 	for range w.Pick(1, 1, 2, 10, 40) {

@@ -54,7 +54,6 @@ func (p *plan) onNetwork(seed uint64) *plan {
 		nics += n
 	}
 	p.net = lab.DrawNetwork(rng, seed, nics)
-	p.net.Liars = p.Mood == lab.Hostile
 	p.Scramble = false
 	for i := range p.conns {
 		c := &p.conns[i]

@@ -60,7 +60,7 @@ func (n *network) inspect(x *networkNIC) {
 func (x *networkNIC) wrong() error {
 	n, c := x.net, &x.counts
 	if p := n.plan; p.Corrupt == 0 && c.BadICRC+c.Malformed != 0 ||
-		p.Corrupt+p.Forge == 0 && !p.Liars && c.Strangers != 0 {
+		p.Corrupt+p.Forge == 0 && c.Strangers != 0 {
 		return fmt.Errorf("%s: %d packets with a wrong ICRC, %d malformed, %d of strangers: nobody has sent "+
 			"such", x.Name(), c.BadICRC, c.Malformed, c.Strangers)
 	}
@@ -94,7 +94,7 @@ func (q *QP) wrong(n *network) error {
 	if err := q.engine.Check(); err != nil {
 		return err
 	}
-	if s := q.engine.Stats(); s.Broken != 0 && !n.plan.Liars {
+	if s := q.engine.Stats(); s.Broken != 0 {
 		return fmt.Errorf("%d packets against the protocol, and all ends keep it", s.Broken)
 	}
 	at := q.engine.Deadline()

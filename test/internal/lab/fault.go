@@ -26,13 +26,27 @@ type Fault struct {
 	Gentle bool // it may delay, and must not fail anything
 	Scope  Scope
 
+	in     lists
 	atPost bool // act has posts to come refused
 
-	// make draws what is injected at a request to come; nil when act does it all.
+	// make draws what is injected at a request to come, on NICs of package soft; nil when act does
+	// it all.
 	make func(t *Testbed) soft.Fault
 	// act does something at once. It returns how that ends; nil when it does not last.
 	act func(t *Testbed, q *QP) (undo func())
 }
+
+// lists says in which lists a fault is.
+type lists uint8
+
+const (
+	onSoft lists = 1 << iota
+	onNetwork
+	ofRails        // of a rail of package soft
+	ofNetworkRails // of a rail on a network
+
+	everyRail = ofRails | ofNetworkRails
+)
 
 // Wide says whether a fault is more than something that happens at a request of one queue pair.
 func (f *Fault) Wide() bool { return f.Scope != OneQP || f.act != nil && !f.atPost }
@@ -45,34 +59,107 @@ const (
 	LinkFlaps      = "link flaps"
 )
 
-// Faults is everything that goes wrong with NICs of package soft. Peers that break the rules are
-// another matter.
-var Faults = []Fault{
-	{Name: "stall", Gentle: true, make: inject(soft.StallQP)},
-	{Name: "delay", Gentle: true, make: func(*Testbed) soft.Fault {
+// What goes wrong with NICs of package soft, and with those on a network. Peers that break the
+// rules are another matter. Rail faults take rails out and say nothing of the requests that met
+// them: a connection with failover survives them while a rail of each kind is left.
+var (
+	Faults            = listed(onSoft)
+	NetworkFaults     = listed(onNetwork)
+	RailFaults        = listed(ofRails)
+	NetworkRailFaults = listed(ofNetworkRails)
+)
+
+func listed(in lists) (list []Fault) {
+	for _, f := range table {
+		if f.in&in != 0 {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// table is all faults.
+var table = []Fault{
+	{Name: "stall", in: onSoft, Gentle: true, make: inject(soft.StallQP)},
+	{Name: "delay", in: onSoft, Gentle: true, make: func(*Testbed) soft.Fault {
 		return soft.Fault{Kind: soft.Delay, Delay: time.Microsecond}
 	}},
-	{Name: RefuseSends, Gentle: true, make: refuseForNow(soft.RefuseSend)},
-	{Name: RefuseReceives, Gentle: true, make: refuseForNow(soft.RefuseRecv)},
-	{Name: "fail a send", make: injectStatus(soft.FailSend)},
-	{Name: "fail after the data", make: injectStatus(soft.FailAfterData)},
-	{Name: "fail a receive", make: injectStatus(soft.FailRecv)},
-	{Name: "refuse sends permanently", make: refusePermanently(soft.RefuseSend)},
-	{Name: "refuse receives permanently", make: refusePermanently(soft.RefuseRecv)},
-	{Name: "queue pair dies at a request", make: inject(soft.FailQP)},
-	{Name: "link cut at a request", Scope: OneLink, make: inject(soft.CutLink)},
-	{Name: "NIC dies at a request", Scope: OneNIC, make: inject(soft.KillNIC)},
-	{Name: "completion queue overruns", Scope: OneCQ, make: inject(soft.OverrunCQ)},
-	{Name: QPDies, act: killQP},
-	{Name: "link down", Scope: OneLink, act: cutLink},
-	{Name: LinkFlaps, Scope: OneLink, act: flapLink},
-	{Name: "NIC dies", Scope: OneNIC, act: killNIC},
+	{Name: "packets held", in: onNetwork, Gentle: true, act: func(t *Testbed, q *QP) func() {
+		q.network().Hold(t.someTime(4 * moment))
+		return nil
+	}},
+	{Name: "all packets lost for a moment", in: onNetwork, Gentle: true, act: func(t *Testbed, q *QP) func() {
+		q.network().Lose(true, true, t.someTime(moment))
+		return nil
+	}},
+	{Name: "packets of one direction lost for a moment", in: onNetwork, Gentle: true,
+		act: func(t *Testbed, q *QP) func() {
+			in := t.OneIn(2)
+			q.network().Lose(in, !in, t.someTime(moment))
+			return nil
+		}},
+	{Name: "send buffer full", in: onNetwork, Gentle: true, act: func(t *Testbed, q *QP) func() {
+		q.network().Clog(t.Pick(1, 2, 5))
+		return nil
+	}},
+	{Name: RefuseSends, in: onSoft | onNetwork, Gentle: true, atPost: true, act: refuse(forNow, 1, 2, 5)},
+	{Name: RefuseReceives, in: onSoft | onNetwork, Gentle: true, atPost: true,
+		act: refuseRecv(forNow, 1, 2, 5)},
+	{Name: "refuse sends permanently", in: onSoft | onNetwork, atPost: true, act: refuse(permanently, 1)},
+	{Name: "refuse receives permanently", in: onSoft | onNetwork, atPost: true,
+		act: refuseRecv(permanently, 1)},
+	{Name: "sends are refused in ERR", in: everyRail, atPost: true, act: refuse([]error{verbs.ErrState}, 1)},
+	{Name: "sends are refused by a NIC that is gone", in: everyRail, atPost: true,
+		act: refuse([]error{verbs.ErrDeviceGone}, 1)},
+	{Name: "receives are refused in ERR", in: everyRail, atPost: true,
+		act: refuseRecv([]error{verbs.ErrState}, 1)},
+	{Name: "receives are refused by a NIC that is gone", in: ofRails, atPost: true,
+		act: refuseRecv([]error{verbs.ErrDeviceGone}, 1)},
+	{Name: "fail a send", in: onSoft, make: injectStatus(soft.FailSend)},
+	{Name: "fail after the data", in: onSoft, make: injectStatus(soft.FailAfterData)},
+	{Name: "fail a receive", in: onSoft, make: injectStatus(soft.FailRecv)},
+	{Name: "retries used up before the arrival", in: ofRails, make: inject(soft.FailSend)},
+	{Name: "retries used up after the arrival", in: ofRails, make: inject(soft.FailAfterData)},
+	{Name: "retries used up, and it arrives late", in: ofRails, make: func(t *Testbed) soft.Fault {
+		f := soft.Fault{Kind: soft.ArriveLate}
+		if t.OneIn(3) { // nothing behind a message arrives
+			f.Match = func(wr *verbs.SendWR) bool { return !wr.Opcode.HasImm() }
+		}
+		return f
+	}},
+	{Name: "a request meets a fatal error", in: ofRails, make: func(*Testbed) soft.Fault {
+		return soft.Fault{Kind: soft.FailSend, Status: verbs.StatusFatalErr}
+	}},
+	{Name: "queue pair dies at a request", in: onSoft | ofRails, make: inject(soft.FailQP)},
+	{Name: "link cut at a request", in: onSoft | ofRails, Scope: OneLink, make: inject(soft.CutLink)},
+	{Name: "NIC dies at a request", in: onSoft | ofRails, Scope: OneNIC, make: inject(soft.KillNIC)},
+	{Name: "completion queue overruns", in: onSoft | ofRails, Scope: OneCQ, make: inject(soft.OverrunCQ)},
+	{Name: "completion queue overruns after some requests", in: ofRails, Scope: OneCQ,
+		make: func(t *Testbed) soft.Fault {
+			return soft.Fault{Kind: soft.OverrunCQ, Match: skip(t.Rng.IntN(8))}
+		}},
+	{Name: QPDies, in: onSoft | onNetwork | everyRail, act: killQP},
+	{Name: "link down", in: onSoft | onNetwork | everyRail, Scope: OneLink, act: cutLink},
+	{Name: LinkFlaps, in: onSoft | onNetwork | ofRails, Scope: OneLink, act: flapLink},
+	{Name: "NIC dies", in: onSoft | ofRails, Scope: OneNIC, act: killNIC},
+	{Name: "all packets lost", in: onNetwork | ofNetworkRails, Scope: OneLink,
+		act: func(_ *Testbed, q *QP) func() { return q.network().Lose(true, true, 0) }},
+	{Name: "packets of one direction lost", in: onNetwork | ofNetworkRails, Scope: OneLink,
+		act: func(t *Testbed, q *QP) func() {
+			in := t.OneIn(2)
+			return q.network().Lose(in, !in, 0)
+		}},
 }
+
+// PlaceLate is a fault after which acknowledged data is in memory late. It harms no rail.
+var PlaceLate = Fault{Name: "data is in memory late", make: func(t *Testbed) soft.Fault {
+	return soft.Fault{Kind: soft.PlaceLate, Count: t.Pick(1, 2, 5, 50)}
+}}
 
 // What posts are refused with, for now and permanently.
 var (
-	transientErrors = []error{verbs.ErrNoMemory, verbs.ErrQueueFull}
-	permanentErrors = []error{verbs.ErrNotSupported, verbs.ErrInvalid, verbs.ErrState, verbs.ErrDeviceGone}
+	forNow      = []error{verbs.ErrNoMemory, verbs.ErrQueueFull}
+	permanently = []error{verbs.ErrNotSupported, verbs.ErrInvalid, verbs.ErrState, verbs.ErrDeviceGone}
 )
 
 func inject(kind soft.FaultKind) func(*Testbed) soft.Fault {
@@ -83,17 +170,13 @@ func injectStatus(kind soft.FaultKind) func(*Testbed) soft.Fault {
 	return func(t *Testbed) soft.Fault { return soft.Fault{Kind: kind, Status: t.DrawStatus()} }
 }
 
-func refuseForNow(kind soft.FaultKind) func(*Testbed) soft.Fault {
-	return func(t *Testbed) soft.Fault {
-		return soft.Fault{Kind: kind, Err: transientErrors[t.Rng.IntN(len(transientErrors))],
-			Count: t.Pick(1, 2, 5)}
-	}
+// skip lets n requests pass.
+func skip(n int) func(*verbs.SendWR) bool {
+	return func(*verbs.SendWR) bool { n--; return n < 0 }
 }
 
-func refusePermanently(kind soft.FaultKind) func(*Testbed) soft.Fault {
-	return func(t *Testbed) soft.Fault {
-		return soft.Fault{Kind: kind, Err: permanentErrors[t.Rng.IntN(len(permanentErrors))]}
-	}
+func (t *Testbed) someTime(most time.Duration) time.Duration {
+	return time.Duration(1 + t.Rng.Int64N(int64(most)))
 }
 
 // DrawStatus draws any status but success.
@@ -165,13 +248,6 @@ func (t *Testbed) Strike(q *QP, c *Conn, f *Fault, refine func(*soft.Fault)) {
 	}
 	s.count(1)
 	t.Strikes = append(t.Strikes, s)
-}
-
-// Inject puts in force what is no row of the table, on NICs of package soft.
-func (t *Testbed) Inject(name string, c *Conn, q *QP, f soft.Fault) {
-	f.Device, f.QPNum = q.NIC.softDevice(), q.Num()
-	t.Strikes = append(t.Strikes, &Strike{Fault: &Fault{Name: name}, Conn: c, nic: q.NIC,
-		injection: t.Fabric.(*softFabric).Inject(f)})
 }
 
 // count notes on the NIC what lasts.

@@ -61,10 +61,7 @@ func (p *pd) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.nic.psns != nil {
-		qp = &networkQP{QP: qp, psns: p.nic.psns}
-	}
-	return p.nic.hooks.QP(QP{qp, p.nic}), nil
+	return p.nic.hooks.QP(QP{&frailQP{QP: qp, psns: p.nic.psns}, p.nic}), nil
 }
 
 // tapped is a completion queue of a hook's making: it embeds [CQ].
