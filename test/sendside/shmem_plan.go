@@ -92,16 +92,3 @@ func newShmemPlan(seed uint64) *shmemPlan {
 
 // heapSize is the symmetric heap of each PE.
 const heapSize = 32 << 10
-
-// String describes the world in a few lines.
-func (p *shmemPlan) String() string {
-	t := &p.config.Transport
-	s := sprintf("seed %d, %v: %d PEs with %d NICs each, %d rails, %v, fragments of %d bytes, registers "+
-		"from %d; %d bounce buffers of %d bytes, %d outstanding, %d inline",
-		p.Seed, p.Mood, p.config.Size, p.Hosts[0], p.rails, t.QP.Scheme, t.QP.FragmentSize,
-		p.config.RegisterFrom, t.BounceBuffers, t.BufferSize, t.MaxOutstanding, t.QP.MaxInline)
-	for i, ph := range p.Events {
-		s += sprintf("\nphase %d: %v", i, ph.name)
-	}
-	return s
-}

@@ -78,16 +78,3 @@ func newTaggedPlan(seed uint64) *taggedPlan {
 	p.Events = lab.DrawEvents(rng, taggedEvents, int(p.Mood), 60, 150, 400)
 	return p
 }
-
-// String describes the world in a few lines.
-func (p *taggedPlan) String() string {
-	s := sprintf("seed %d, %v: hosts of %v NICs, %d rails, pairs %v", p.Seed, p.Mood, p.Hosts, p.rails,
-		p.pairs)
-	for i, c := range p.configs {
-		s += sprintf("\nhost %d: eager to %d bytes, chunks of %d, window %d, %d unexpected; %d receive "+
-			"buffers, %d bounce buffers of %d bytes, %d outstanding", i,
-			c.EagerLimit, c.Chunk, c.Window, c.MaxUnexpected, c.Transport.AMBuffers,
-			c.Transport.BounceBuffers, c.Transport.BufferSize, c.Transport.MaxOutstanding)
-	}
-	return s
-}

@@ -66,10 +66,12 @@ func (p *taggedPlan) run(log func(string)) *hunt.Violation {
 
 func (w *tagWorld) open() {
 	w.SeedEvent(w.plan.Seed)
-	w.Logf("%v", w.plan)
+	w.LogPlan("the world", w.plan.bedPlan)
+	w.Logf("connections between hosts %v", w.plan.pairs)
 	w.Build()
 	for i, h := range w.Hosts {
 		cfg := w.plan.configs[i]
+		w.LogPlan(h.Name, cfg)
 		cfg.Transport.Idle = w.idle
 		o := &tagSite{Host: h, w: w}
 		var err error

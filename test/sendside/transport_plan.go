@@ -97,20 +97,3 @@ func (p *bedPlan) workerConfig(rng *rand.Rand, qp ibverbx.Config, host int) tran
 	}
 	return cfg
 }
-
-// String describes the world in a few lines.
-func (p *transportPlan) String() string {
-	s := sprintf("seed %d, %v: hosts of %v NICs, %d rails, %v, fragments of %d bytes", p.Seed, p.Mood,
-		p.Hosts, p.rails, p.configs[0].QP.Scheme, p.configs[0].QP.FragmentSize)
-	if p.Scramble {
-		s += ", completions out of order"
-	}
-	for i, c := range p.configs {
-		s += sprintf("\nhost %d: %d receive buffers, %d bounce buffers of %d bytes, %d outstanding, %d "+
-			"inline", i, c.AMBuffers, c.BounceBuffers, c.BufferSize, c.MaxOutstanding, c.QP.MaxInline)
-	}
-	for i, pair := range p.pairs {
-		s += sprintf("\nconnection %d: hosts %v", i, pair)
-	}
-	return s
-}

@@ -60,10 +60,12 @@ func (p *transportPlan) run(log func(string)) *hunt.Violation {
 // open builds the world.
 func (w *transportWorld) open() {
 	w.SeedEvent(w.plan.Seed)
-	w.Logf("%v", w.plan)
+	w.LogPlan("the world", w.plan.bedPlan)
+	w.Logf("connections between hosts %v", w.plan.pairs)
 	w.Build()
 	for i, h := range w.Hosts {
 		cfg := w.plan.configs[i]
+		w.LogPlan(h.Name, cfg)
 		cfg.Idle = w.idle
 		s := &site{Host: h, w: w, cfg: cfg, chains: newChains()}
 		var err error

@@ -151,43 +151,6 @@ func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 	}
 }
 
-// String describes the world in a few lines.
-func (p *plan) String() string {
-	s := fmt.Sprintf("seed %d, %v: hosts of %v NICs, virtual CQs on hosts %v", p.Seed, p.Mood, p.Hosts,
-		p.cqs)
-	if p.Scramble {
-		s += ", completions out of order"
-	}
-	if p.net != nil {
-		s += "\n" + p.net.String()
-	}
-	for i, c := range p.conns {
-		cfg := c.cfg[0]
-		s += fmt.Sprintf("\nconnection %d on virtual CQs %v: %d rails, %v, fragments of %d bytes, limits "+
-			"%d and %d, credits %d and %d, banks %d and %d",
-			i, c.cqs, c.rails, cfg.Scheme, cfg.FragmentSize, cfg.MaxMsgCntPerQP, c.cfg[1].MaxMsgCntPerQP,
-			cfg.Credits, c.cfg[1].Credits, cfg.MaxBanked, c.cfg[1].MaxBanked)
-		if c.oneID {
-			s += ", one ID"
-		}
-		if cfg.NoNotifyQP {
-			s += ", no notify QP"
-		}
-		if cfg.Testing.FirstNumber != 0 {
-			s += fmt.Sprintf(", numbers from %d", cfg.Testing.FirstNumber)
-		}
-		if c.strip {
-			s += ", plain cards"
-		}
-		for end, rails := range c.byHand {
-			if rails != nil {
-				s += fmt.Sprintf(", rails of end %c on NICs %v of its host", 'a'+end, rails)
-			}
-		}
-	}
-	return s
-}
-
 // Game is the simulation as something that is searched, shrunk and played again from a seed.
 var Game = lab.Game("TestSimulation", "./test/sim", newPlan, (*plan).run)
 

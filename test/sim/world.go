@@ -96,7 +96,15 @@ func (w *world) build() {
 	for i, h := range p.cqs {
 		w.buildCQ(w.Hosts[h], p.direct[i])
 	}
-	w.Logf("%v", p)
+	w.LogPlan("the world", p.Plan)
+	w.LogPlan("its network", p.net)
+	w.Logf("virtual CQs on hosts %v, polled directly %v", p.cqs, p.direct)
+	for i := range p.conns {
+		c := &p.conns[i]
+		w.LogPlan(sprintf("connection %d", i), *c)
+		w.LogPlan("  its first end", c.cfg[0])
+		w.LogPlan("  its second end", c.cfg[1])
+	}
 	for i := range p.conns {
 		w.buildConn(i, &p.conns[i])
 	}

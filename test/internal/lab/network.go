@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -41,17 +40,6 @@ func DrawNetwork(rng *rand.Rand, seed uint64, nics int) *NetworkPlan {
 	}
 	p.OddPorts = p.OddPorts && !p.IPv6
 	return p
-}
-
-// String describes the network.
-func (p *NetworkPlan) String() string {
-	s := fmt.Sprintf("a network of %v, which loses %.1f %%, repeats %.1f %%, delays %.1f %%, "+
-		"changes %.1f %% and forges %.1f %% of all packets",
-		p.Latency, 100*p.Lose, 100*p.Repeat, 100*p.Delay, 100*p.Corrupt, 100*p.Forge)
-	if p.Foreign {
-		s += ", foreign peers"
-	}
-	return s
 }
 
 // The timers of queue pairs on a network. What a fault does to packets for a moment is over long

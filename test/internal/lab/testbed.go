@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"runtime/debug"
 
 	"ibverbx"
@@ -89,6 +90,16 @@ func (t *Testbed) Play(run func()) (v *hunt.Violation) {
 func (t *Testbed) Logf(format string, args ...any) {
 	if t.Log != nil {
 		t.Log(fmt.Sprintf(format, args...))
+	}
+}
+
+// unset matches a field of a plan that says nothing.
+var unset = regexp.MustCompile(`\w+:(0s?|false|<nil>|\[\]|\[\[\] \[\]\]) ?`)
+
+// LogPlan says what a part of a world is made of.
+func (t *Testbed) LogPlan(name string, plan any) {
+	if t.Log != nil {
+		t.Log(name + ": " + unset.ReplaceAllString(fmt.Sprintf("%+v", plan), ""))
 	}
 }
 
