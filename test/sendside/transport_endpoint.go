@@ -66,7 +66,7 @@ type pendingQueue struct {
 	// by other endpoint: how often that was served while the first request waited for a bounce
 	// buffer
 	skipped    map[*end]int
-	turnedAway bool // a NIC has refused the last operation, which may be queued though the NIC is well again
+	turnedAway bool // a NIC has refused an operation: requests may be queued until the next progress
 }
 
 // life is how far an endpoint is from its end.
@@ -241,7 +241,6 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 		o.drop()
 		return
 	}
-	e.turnedAway = e.turnedAway && o.kind.flush()
 	if !o.kind.flush() && after.Outstanding != before.Outstanding+1 {
 		w.Broken(ruleBalance, "%v: %d outstanding before, and %d after", o, before.Outstanding,
 			after.Outstanding)

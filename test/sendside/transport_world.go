@@ -123,6 +123,9 @@ func (w *transportWorld) connect(hosts [2]int) {
 func (s *site) progress() int {
 	w := s.w
 	w.inside, w.round, w.delivered = s, true, false
+	for _, e := range w.ends {
+		e.turnedAway = e.turnedAway && e.site != s
+	}
 	n := s.worker.Progress()
 	w.inside, w.round = nil, false
 	if w.delivered && n == 0 {
