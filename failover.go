@@ -39,6 +39,8 @@ type recovery struct {
 }
 
 // messageRoles are the roles of rails that carry no data.
+//
+//nolint:gochecknoglobals // a constant list
 var messageRoles = [...]failover.Role{failover.Sends, failover.Notifications}
 
 // begin begins a connection with failover in force.

@@ -362,7 +362,8 @@ func TestOverdueWithoutARail(t *testing.T) {
 		}
 		p.Want(Sends, true)
 		now, err := start, error(nil)
-		for rail := 0; err == nil; now = now.Add(time.Second) {
+		for ; err == nil; now = now.Add(time.Second) {
+			var rail int
 			rail, err = p.Overdue(now)
 			if late := now.Sub(start) > 2*p.config.Timeout; late || err != nil && (rail != lost.index ||
 				!strings.Contains(err.Error(), "none that could take over has come back")) {
