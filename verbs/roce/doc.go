@@ -28,6 +28,15 @@
 // connected (the kernel answers EINVAL in RTR). It exists only for IPv4: over IPv6 give all ends
 // the same [Config].Port.
 //
+// # Path MTU
+//
+// Packets are never fragmented: every link between two NICs must carry the path MTU of the queue
+// pair and up to 80 bytes of headers. A queue pair connects if the interface and the route of this
+// host do; give the route an MTU (ip route ... mtu 1500) where a link further away is smaller.
+// Nothing finds that out by itself. ICMP messages that say so ("fragmentation needed", "packet too
+// big") have no effect, because anybody could end connections by them: the packets are lost, and
+// requests that are longer than the link carries end in verbs.StatusRetryExcErr.
+//
 // # Foreign peers
 //
 // Two ends of this package recognise each other. Until the first answer comes, a requester marks

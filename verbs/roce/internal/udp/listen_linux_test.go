@@ -57,8 +57,8 @@ func TestOptions(t *testing.T) {
 		})
 	})
 	for family, want := range map[string]string{
-		"IPv4": "IP_MTU_DISCOVER=2 IP_TOS=104 ",
-		"IPv6": "IPV6_V6ONLY=1 IPV6_MTU_DISCOVER=2 IPV6_TCLASS=104 UDP_NO_CHECK6_RX=1 ",
+		"IPv4": "IP_MTU_DISCOVER=3 IP_TOS=104 ",
+		"IPv6": "IPV6_V6ONLY=1 IPV6_MTU_DISCOVER=3 IPV6_TCLASS=104 UDP_NO_CHECK6_RX=1 ",
 	} {
 		got := ""
 		for _, option := range required(Config{Local: loopbacks()[family], TrafficClass: 0x68}) {

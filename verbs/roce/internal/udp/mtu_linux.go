@@ -1,36 +1,26 @@
 package udp
 
 import (
+	"encoding/binary"
 	"errors"
 	"net/netip"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// MTU asks the kernel what fits the way from the local address to another: the MTU of the route's
-// link, or less if the network has said so. It sends nothing.
+// MTU returns what fits the way from the local address to another: the MTU of the interface that
+// packets leave by, or less if the route has an MTU of its own. It sends nothing to the network.
+//
+// It does not ask for what the network has said of the way (IP_MTU of a connected socket): the
+// kernel takes that from any ICMP message with the right addresses and ports in it.
 func (c *Conn) MTU(to netip.AddrPort) (PathMTU, error) {
 	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
 	scope, err := c.check("path mtu", to)
 	if err != nil {
 		return PathMTU{}, err
 	}
-	// Only a connected socket knows its route; this one's must stay unconnected.
-	v4 := to.Addr().Is4()
-	fd, err := unix.Socket(domain(to.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err == nil {
-		defer func() { _ = unix.Close(fd) }()
-		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(c.local.Addr(), 0), c.scope))
-	}
-	if err == nil {
-		err = unix.Connect(fd, sockaddr(to, scope))
-	}
-	var ip int
-	if err == nil && v4 {
-		ip, err = unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU)
-	} else if err == nil {
-		ip, err = unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU)
-	}
+	ip, err := wayMTU(c.local.Addr(), to.Addr(), scope)
 	if err != nil {
 		e := &Error{Op: "path mtu", Local: c.local, Remote: to, Errno: err}
 		if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
@@ -38,5 +28,125 @@ func (c *Conn) MTU(to netip.AddrPort) (PathMTU, error) {
 		}
 		return PathMTU{}, e
 	}
-	return pathMTU(ip, !v4), nil
+	return pathMTU(ip, !to.Addr().Is4()), nil
+}
+
+// wayMTU asks the kernel for the way between two addresses (rtnetlink(7)).
+func wayMTU(from, to netip.Addr, scope uint32) (int, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	way, err := ask(fd, unix.RTM_GETROUTE, routeRequest(from, to, scope, 0))
+	if err != nil {
+		return 0, err
+	}
+	link, err := ask(fd, unix.RTM_GETLINK, linkRequest(way.number(unix.RTA_OIF)))
+	if err != nil {
+		return 0, err
+	}
+	mtu := link.number(unix.IFLA_MTU)
+	// The way has the MTU that the network has said, if it has. The entry of the routing table that
+	// it comes from has the one that an administrator has set.
+	entry, err := ask(fd, unix.RTM_GETROUTE, routeRequest(from, to, scope, unix.RTM_F_FIB_MATCH))
+	if own := entry.metric(unix.RTAX_MTU); err == nil && own != 0 {
+		mtu = min(mtu, own)
+	}
+	return int(mtu), nil
+}
+
+// routeRequest is a struct rtmsg of linux/rtnetlink.h and its attributes.
+func routeRequest(from, to netip.Addr, scope, flags uint32) []byte {
+	family := byte(unix.AF_INET)
+	if !to.Is4() {
+		family = unix.AF_INET6
+	}
+	bits := byte(to.BitLen())
+	b := append([]byte{family, bits, bits, 0, 0, 0, 0, 0}, binary.NativeEndian.AppendUint32(nil, flags)...)
+	b = appendAttribute(b, unix.RTA_DST, to.AsSlice())
+	b = appendAttribute(b, unix.RTA_SRC, from.AsSlice())
+	if scope != 0 {
+		b = appendAttribute(b, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, scope))
+	}
+	return b
+}
+
+// linkRequest is a struct ifinfomsg of an interface.
+func linkRequest(index uint32) []byte {
+	b := make([]byte, unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(b[4:], index)
+	return b
+}
+
+// appendAttribute appends an attribute whose value has a multiple of four bytes.
+func appendAttribute(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofRtAttr+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	return append(b, value...)
+}
+
+// attributes are those of an answer of rtnetlink.
+type attributes []syscall.NetlinkRouteAttr
+
+// ask asks rtnetlink a question that has one message as its answer, which is there at once.
+func ask(fd int, kind uint16, request []byte) (attributes, error) {
+	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(request)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST)
+	b = append(b, make([]byte, 8)...) // number and sender: the socket has one question at a time
+	kernel := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	if err := unix.Sendto(fd, append(b, request...), 0, kernel); err != nil {
+		return nil, err
+	}
+	answer := make([]byte, 1<<15)
+	n, _, err := unix.Recvfrom(fd, answer, 0)
+	if err != nil {
+		return nil, err
+	}
+	messages, err := syscall.ParseNetlinkMessage(answer[:n])
+	switch {
+	case err != nil:
+		return nil, err
+	case len(messages) == 0:
+		return nil, unix.EBADMSG
+	case messages[0].Header.Type == unix.NLMSG_ERROR:
+		return nil, refusal(messages[0].Data)
+	}
+	return syscall.ParseNetlinkRouteAttr(&messages[0])
+}
+
+// refusal is the error of an NLMSG_ERROR, which begins with the negative errno.
+func refusal(data []byte) error {
+	if len(data) < 4 {
+		return unix.EBADMSG
+	}
+	return unix.Errno(-int32(binary.NativeEndian.Uint32(data)))
+}
+
+// number is the value of an attribute; 0 if there is none.
+func (a attributes) number(kind uint16) uint32 {
+	for i := range a {
+		if a[i].Attr.Type == kind && len(a[i].Value) >= 4 {
+			return binary.NativeEndian.Uint32(a[i].Value)
+		}
+	}
+	return 0
+}
+
+// metric is a metric of a route; 0 if it has none.
+func (a attributes) metric(kind uint16) uint32 {
+	for i := range a {
+		if a[i].Attr.Type != unix.RTA_METRICS {
+			continue
+		}
+		for v := a[i].Value; len(v) >= unix.SizeofRtAttr+4; {
+			length := int(binary.NativeEndian.Uint16(v))
+			if binary.NativeEndian.Uint16(v[2:]) == kind {
+				return binary.NativeEndian.Uint32(v[unix.SizeofRtAttr:])
+			}
+			v = v[min(max((length+3)&^3, unix.SizeofRtAttr), len(v)):]
+		}
+	}
+	return 0
 }

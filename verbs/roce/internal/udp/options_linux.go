@@ -41,14 +41,15 @@ type sockopt struct {
 func required(cfg Config) []sockopt {
 	if cfg.Local.Addr().Is4() {
 		return []sockopt{
-			// Not connected and with this option, Linux sends identification 0 and DF.
-			{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, "IP_MTU_DISCOVER"},
+			// Not connected and with this option, Linux sends identification 0 and DF. It does not
+			// obey "fragmentation needed", which anybody can send, as IP_PMTUDISC_DO would.
+			{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, "IP_MTU_DISCOVER"},
 			{unix.IPPROTO_IP, unix.IP_TOS, int(cfg.TrafficClass), "IP_TOS"},
 		}
 	}
 	return []sockopt{
 		{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1, "IPV6_V6ONLY"},
-		{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO, "IPV6_MTU_DISCOVER"},
+		{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE, "IPV6_MTU_DISCOVER"},
 		{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int(cfg.TrafficClass), "IPV6_TCLASS"},
 		{unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX, 1, "UDP_NO_CHECK6_RX"},
 	}
