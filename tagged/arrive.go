@@ -7,16 +7,16 @@ import (
 	"ibverbx/transport"
 )
 
-// assembly is the message of several fragments that is arriving on an endpoint. There is one at a
+// assembly is a message of several fragments that is arriving on an endpoint. There is one at a
 // time: a sender sends the fragments of a message in a row, with nothing but notices and grants of
 // window between them.
 //
-// Invariant: 0 < got < length, or all is zero; at most one of req and in is set. Without either the
-// bytes are dropped: the receive was too short, or has ended.
+// Invariant: 0 < got < length, or all fields are zero; at most one of req and in is set. If neither
+// is, the bytes are dropped: the receive was too short or has ended.
 type assembly struct {
-	length int      // of the message, bytes; 0 for none
+	length int      // bytes in the message; 0 when none is arriving
 	got    int      // bytes that have arrived
-	req    *Request // the receive that matched, into whose buffers they go
+	req    *Request // the matching receive; the bytes go into its buffers
 	in     *inbound // the message kept until a receive matches
 }
 
@@ -42,8 +42,8 @@ func (w *Worker) arrived(m *transport.Message) {
 	w.unlockAndReport()
 }
 
-// unexpectedSender aborts an endpoint that the program has made for itself, see Worker.Transport,
-// because its peer has sent a message of this package.
+// unexpectedSender aborts an endpoint that the program made through Worker.Transport: its peer has
+// sent a message of this package.
 func (w *Worker) unexpectedSender(tep *transport.Endpoint) {
 	w.mu.Lock()
 	w.stats.violations++
@@ -92,7 +92,8 @@ func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 
 func beyondWindow(kind transport.AMID) error { return fmt.Errorf("message %d beyond the window", kind) }
 
-// match binds a message to the first receive that takes it, and returns that; nil if there is none.
+// match binds a message to the first receive that takes it and returns the receive, or nil if there
+// is none.
 func (e *Endpoint) match(h *header) *Request {
 	queue := &e.w.matching.posted
 	first := queue.find(h.tag)
@@ -110,12 +111,12 @@ func (e *Endpoint) match(h *header) *Request {
 	return r
 }
 
-// bind makes a receive the receive of a message.
+// bind assigns a message to the receive.
 func (r *Request) bind(info Info) { r.stage, r.info = requestActive, info }
 
 // queueNotice notifies the sender of a message that it was matched. The message's place goes back
-// with the notice, and not before: a peer that lets no notices through runs out of places, so there
-// are never more notices waiting than messages kept.
+// with the notice and not earlier: a peer that accepts no notices runs out of places, so no more
+// notices wait than messages are kept.
 func (e *Endpoint) queueNotice(id uint32) { e.notices.Push(id) }
 
 // matchedOnArrival records that an eager message, or its first fragment, needs no memory because a
@@ -143,7 +144,7 @@ func (e *Endpoint) arrivedEager(h *header, data []byte) {
 	r.take(data)
 }
 
-// take completes a receive with its message, which has arrived whole.
+// take completes a receive with its message, all of which has arrived.
 func (r *Request) take(data []byte) {
 	if err := r.cannotCopy(len(data)); err != nil {
 		r.complete(err)
@@ -235,7 +236,7 @@ func (e *Endpoint) arrivedDone(id uint32) error {
 		e.traffic.sent++
 		e.traffic.sentBytes += uint64(r.data.length)
 	}
-	if !r.inQueue.Listed() { // otherwise fragments of it have to go out: see sendGone
+	if !r.inQueue.Listed() { // otherwise it still has fragments to send: see sendGone
 		r.complete(nil)
 	}
 	return nil
@@ -250,7 +251,7 @@ type inbound struct {
 	length    int       // of the message, bytes
 	id        uint32    // the sender's number for the message, if it waits for the notice of the match
 	notify    bool      // an eager message whose sender waits for that notice
-	announced bool      // the message lies at the sender
+	announced bool      // the data is still in the sender's memory
 	count     int       // pieces of memory of an announced message
 	got       int       // bytes of an eager message that have arrived
 	fragments int       // fragments of an eager message that have arrived; each holds a place
@@ -282,11 +283,11 @@ func (in *inbound) keep(p *blockPool, data []byte) {
 // inboundPool keeps inbounds for use again.
 type inboundPool struct {
 	free  *inbound
-	count int // free ones
+	count int // inbounds that are free
 	most  int // the most that are kept: Config.MaxUnexpected
 }
 
-// get is an inbound that is not used, or a new one.
+// get returns a free inbound, or a new one.
 func (p *inboundPool) get() *inbound {
 	in := p.free
 	if in == nil {
@@ -297,7 +298,8 @@ func (p *inboundPool) get() *inbound {
 	return in
 }
 
-// newInbound is a message that no receive has matched; its bytes are the caller's to keep.
+// newInbound returns an inbound for a message that no receive has matched. The caller stores the
+// bytes.
 func (e *Endpoint) newInbound(tag uint64, length int) *inbound {
 	w := e.w
 	in := w.spares.inbounds.get()
@@ -310,7 +312,7 @@ func (e *Endpoint) newInbound(tag uint64, length int) *inbound {
 	return in
 }
 
-// drop removes a message from those that wait, and frees its memory.
+// drop removes a waiting message and frees its memory.
 func (w *Worker) drop(in *inbound) {
 	e := in.ep
 	w.matching.unexpected.remove(&in.match)

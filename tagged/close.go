@@ -16,13 +16,13 @@ import (
 // cancelling makes no progress that Close would notice.
 const closeInterval = time.Millisecond
 
-// Close ends the endpoint in order: it takes no new send, waits until those that exist, and
-// messages that are being received, have completed, and says goodbye to the peer, whose requests
-// complete with ErrPeerClosed from then on. Agree with the peer on the moment if it may have
-// something to send. When ctx ends before, or the peer fails, Close aborts the rest and returns the
-// error. An endpoint that has failed before is only released. Messages that have arrived whole can
-// be received after Close, until closed endpoints have left more than Config.MaxLeftover. Receives
-// for this peer alone that nothing has matched complete with ErrClosed.
+// Close ends the endpoint in order: it refuses new sends, waits until all sends, and all messages
+// that are being received, have completed, and says goodbye to the peer, whose requests then
+// complete with ErrPeerClosed. Agree with the peer on when to close if it may have something to
+// send. If ctx ends earlier, or the peer fails, Close aborts the rest and returns the error. An
+// endpoint that has failed already is only released. Messages that have arrived whole can be
+// received after Close, until closed endpoints have left more than Config.MaxLeftover. Receives for
+// this peer alone that nothing has matched complete with ErrClosed.
 func (e *Endpoint) Close(ctx context.Context) error {
 	if ctx == nil {
 		return e.refuse("close", verbs.ErrInvalid, "no context")
@@ -74,7 +74,7 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	return err
 }
 
-// idle reports whether nothing of an endpoint is outstanding, or it has failed.
+// idle reports whether the endpoint has nothing outstanding or has failed.
 func (e *Endpoint) idle() bool {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
@@ -82,10 +82,10 @@ func (e *Endpoint) idle() bool {
 	return e.err != nil || sent && e.active == 0 && e.partial.req == nil
 }
 
-// Abort closes the endpoint at once: its requests complete with ErrCanceled, those that read into
-// memory in later progress. Messages of the peer that nobody has received are dropped. If the
-// endpoint has failed before, Abort only releases it. The worker waits while the peer is told, a
-// millisecond at most: see [transport.Endpoint.Abort].
+// Abort closes the endpoint at once: its requests complete with ErrCanceled; requests whose memory
+// is being read into complete in later progress. Unreceived messages of the peer are dropped. If
+// the endpoint has failed already, Abort only releases it. Abort spends at most a millisecond on
+// notifying the peer: see [transport.Endpoint.Abort].
 func (e *Endpoint) Abort() error {
 	w := e.w
 	w.mu.Lock()
@@ -95,7 +95,7 @@ func (e *Endpoint) Abort() error {
 	}
 	err := e.end(e.refuse("abort", ErrCanceled, ""))
 	if e.stage == stageParting {
-		// Close says goodbye at this moment, and ends with this abort. It may have ended already.
+		// Close is saying goodbye and ends with this abort, or has ended already.
 		if err = e.tep.Abort(&e.transportEnd); errors.Is(err, ErrClosed) {
 			err = nil
 		}
@@ -129,8 +129,7 @@ func (e *Endpoint) forget(keepWhole bool) {
 	w.endpoints.remove(e)
 }
 
-// trimLeftovers drops the oldest messages of endpoints that were closed, as far as there are too
-// many.
+// trimLeftovers drops the oldest messages of closed endpoints while there are too many.
 func (w *Worker) trimLeftovers() {
 	for in := w.leftovers.excess(); in != nil; in = w.leftovers.excess() {
 		w.stats.dropped++
@@ -138,7 +137,7 @@ func (w *Worker) trimLeftovers() {
 	}
 }
 
-// peerFailed is the transport's OnError: the endpoint beneath has failed.
+// peerFailed is the transport's OnError: the transport endpoint has failed.
 func (e *Endpoint) peerFailed(_ *transport.Endpoint, err error) {
 	e.w.mu.Lock()
 	e.fail(err)
@@ -148,8 +147,8 @@ func (e *Endpoint) peerFailed(_ *transport.Endpoint, err error) {
 	e.w.unlockAndReport()
 }
 
-// fail ends an endpoint's service. Only the first cause counts; OnError is called with it, unless
-// the program is closing the endpoint and has nothing outstanding.
+// fail takes an endpoint out of service. Only the first cause counts. OnError is called with it,
+// unless the program is closing the endpoint and has nothing outstanding.
 func (e *Endpoint) fail(cause error) {
 	if e.err != nil {
 		return
@@ -177,8 +176,8 @@ func (e *Endpoint) violated(why error) {
 }
 
 // end completes every request of the endpoint with an error. It closes the queue pair first: after
-// that no NIC of this end serves a read of the peer's, so the buffers of sends are free. Reads of
-// this end that are under way end with their completions.
+// that no NIC of this end answers the peer's reads, so the buffers of sends are free. Reads that
+// this end has posted end with their completions.
 func (e *Endpoint) end(err error) (aborting error) {
 	if e.err != nil {
 		return nil
@@ -208,7 +207,7 @@ func (e *Endpoint) end(err error) (aborting error) {
 		w.endAwaited(err)
 	}
 	for rd := e.readQueue.PopFront(); rd != nil; rd = e.readQueue.PopFront() {
-		if rd.under == 0 {
+		if rd.inFlight == 0 {
 			rd.end()
 		}
 	}
@@ -223,7 +222,7 @@ func (p *posted) endAll(err error) {
 	}
 }
 
-// endAwaited completes the receives of RecvWait when no endpoint is left; err is why the last one
+// endAwaited completes the receives of RecvWait when no endpoint is left; err says why the last one
 // ended.
 func (w *Worker) endAwaited(err error) {
 	p := &w.matching.posted
@@ -235,8 +234,8 @@ func (w *Worker) endAwaited(err error) {
 	}
 }
 
-// transportEnded runs in progress once nothing of an aborted transport endpoint is outstanding. It
-// reports failures that were noticed outside of progress.
+// transportEnded runs in progress once an aborted transport endpoint has nothing outstanding. It
+// reports failures that were noticed outside progress.
 func (e *Endpoint) transportEnded(*transport.Completion) {
 	e.w.mu.Lock()
 	e.w.unlockAndReport()

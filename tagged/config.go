@@ -20,33 +20,31 @@ const FirstAMID transport.AMID = 56
 
 // Config configures a [Worker]. The zero value works.
 type Config struct {
-	// Transport configures the transport worker beneath.
+	// Transport configures the underlying transport worker.
 	Transport transport.Config
-	// EagerLimit is the length in bytes of the longest message that is copied; longer ones are read
-	// by the receiver from the sender's memory. 0 means DefaultEagerLimit, [ibverbx.None] only
-	// messages of no bytes.
+	// EagerLimit is the length in bytes of the longest message that is copied; the receiver reads
+	// longer ones from the sender's memory. 0 means DefaultEagerLimit; with [ibverbx.None] only
+	// empty messages are copied.
 	EagerLimit int
-	// Chunk is how many bytes of a long message one read fetches; 0 means DefaultChunk. It is at
-	// most what the NICs' ports carry in one message.
+	// Chunk is how many bytes of a long message one read fetches; 0 means DefaultChunk. The largest
+	// message that the NICs' ports carry limits it.
 	Chunk int
-	// Window is how many reads each endpoint has in flight at most, for all its long messages
+	// Window is the most reads that each endpoint has in flight, for all its long messages
 	// together, which take turns; 0 means 8. The limit keeps the queues short for short messages.
 	Window int
 	// MaxUnexpected is how many eager fragments and announcements of long messages this end keeps
-	// for each peer while no receive has matched them; 0 means 1024, at most 65535. Each takes the
-	// memory of a transport buffer at most. When the number is reached the peer's sends wait.
+	// for each peer while no receive has matched them; 0 means 1024, at most 65535. Each takes at
+	// most the memory of a transport buffer. At the limit the peer's sends wait.
 	MaxUnexpected int
 	// MaxLeftover is how many eager fragments this end keeps, for all closed endpoints together, of
-	// messages that have arrived whole and that nobody has received. If there are more, the oldest
-	// messages are dropped. 0 means as many as MaxUnexpected, [ibverbx.None] none.
+	// complete messages that have not been received. If there are more, the oldest messages are
+	// dropped. 0 means as many as MaxUnexpected, [ibverbx.None] none.
 	MaxLeftover int
 	// RelaxedOrdering registers the memory of long messages with verbs.AccessRelaxedOrdering, if
-	// the NICs have it. Some hosts are then much faster. The promises of this package depend on
-	// completions and hold; a program that polls memory that it has registered here must not set
-	// it.
+	// the NICs have it. Some hosts are then much faster. This package relies on completions, so its
+	// promises still hold; a program that polls memory that it has registered here must not set it.
 	RelaxedOrdering bool
-	// MaxRequests is how many requests are kept for use again after Free; 0 means 4096. It is
-	// at most 1<<30.
+	// MaxRequests is how many freed requests are kept for reuse; 0 means 4096. It is at most 1<<30.
 	MaxRequests int
 }
 
@@ -54,11 +52,11 @@ type Config struct {
 type EndpointConfig struct {
 	// Name identifies the peer in errors; "" means "endpoint 3", by the endpoint's number.
 	Name string
-	// Value is the program's; [Endpoint.Value] returns it.
+	// Value is for the program's use; [Endpoint.Value] returns it.
 	Value any
 	// OnError is called once, inside progress and with no lock held, when the peer fails or closes.
-	// Its sends have completed with the same error then; a receive whose message was arriving may
-	// complete a little later.
+	// By then its sends have completed with the same error; a receive whose message was arriving
+	// may complete a little later.
 	OnError func(ep *Endpoint, err error)
 }
 
@@ -87,8 +85,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate returns an error if a configuration with its defaults filled in is wrong. The
-// transport's defaults are not filled in yet.
+// validate checks a configuration whose defaults are filled in, except the transport's.
 func (c *Config) validate() error {
 	for _, f := range [...]struct {
 		name           string

@@ -16,9 +16,9 @@ func (w *Worker) RegisterDMABuf(use Use, fd int, offset, length, iova uint64) (*
 	return w.addRegion(&Region{w: w, use: use, mr: mr, remote: mr.Remote()})
 }
 
-// SendRegion sends n bytes of a region, from offset off, as one message; what it returns is what
-// Send returns. From a region that has bytes it is Send. From device memory no message is copied,
-// however short: the peer reads it.
+// SendRegion sends n bytes of a region, from offset off, as one message; it returns what Send
+// returns. For a region that has bytes it does what Send does. From device memory no message is
+// copied, however short: the peer reads it.
 func (e *Endpoint) SendRegion(tag uint64, r *Region, off, n int) (*Request, error) {
 	const op = "send region"
 	w := e.w
@@ -76,7 +76,7 @@ func (w *Worker) recvRegion(from *Endpoint, tag, mask uint64, r *Region, off, n 
 	return w.post(req, from, false, mask)
 }
 
-// refuses says why a request of a worker cannot use part of the region; nil where it can.
+// refuses returns why a request of a worker cannot use part of the region; nil if it can.
 func (r *Region) refuses(op string, w *Worker, use Use, off, n int) error {
 	switch {
 	case r == nil || r.w != w:
@@ -89,7 +89,7 @@ func (r *Region) refuses(op string, w *Worker, use Use, off, n int) error {
 	return nil
 }
 
-// pieces is part of a region that has bytes.
+// pieces returns part of the region as buffers; the region must have bytes.
 func (r *Region) pieces(off, n int) [][]byte {
 	if n == 0 {
 		return nil
@@ -97,7 +97,7 @@ func (r *Region) pieces(off, n int) [][]byte {
 	return [][]byte{r.buf[off : off+n]}
 }
 
-// cannotCopy says why a receive cannot take a message that is copied into it; nil where it can.
+// cannotCopy returns why a message cannot be copied into the receive; nil if it can.
 func (r *Request) cannotCopy(n int) error {
 	switch {
 	case n > r.data.length:

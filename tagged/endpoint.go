@@ -16,10 +16,10 @@ import (
 type Endpoint struct {
 	// Worker.mu guards all of it.
 	//
-	// Invariant: reads is the sum of under over the messages that are being read, which are active;
-	// one of them is in readQueue if and only if some of it has not been asked for. Once err is
-	// set, queue, waiting, readQueue, posted and partial.req are empty: only reads under way are
-	// left, and end with their completions.
+	// Invariant: reads is the sum of inFlight over the messages being read, which are active; a
+	// message is in readQueue if and only if reads for part of it are still to be posted. Once err
+	// is set, queue, waiting, readQueue, posted and partial.req are empty: only the reads in flight
+	// are left, and they end with their completions.
 	_ guard.NoCopy
 
 	w       *Worker
@@ -29,19 +29,19 @@ type Endpoint struct {
 	onError func(*Endpoint, error)
 
 	stage        stage
-	err          error // why the endpoint serves no more
+	err          error // why the endpoint is out of service; nil while it is in service
 	limits       transport.Limits
 	transportEnd transport.Completion // fires once nothing of an aborted transport endpoint is outstanding
 
-	// The send direction. What has to go out waits in three queues, because each waits for
-	// something else: see push.
+	// The send direction. There are three queues, because each waits for something else: see push.
 	queue     list.List[Request] // sends that have not gone out completely
-	notices   ring.FIFO[uint32]  // numbers of messages whose match the peer waits for: see queueNotice
-	readQueue list.List[reading] // messages with bytes that no read has asked for, the next in turn first
-	reads     int                // chunks under way, Config.Window at most
+	notices   ring.FIFO[uint32]  // ids of matched messages to notify the peer of: see queueNotice
+	readQueue list.List[reading] // messages for which reads are still to be posted, the next in turn first
+	reads     int                // chunks in flight, at most Config.Window
 	active    int                // messages that are being read
 	waiting   sendTable          // sends that wait for the notice of their match
-	// Whether pending is in the transport's queue: then resume pushes, once resources are back.
+	// scheduled is set while pending is in the transport's queue: resume pushes when resources are
+	// back.
 	scheduled bool
 	pending   transport.Pending
 
@@ -49,13 +49,13 @@ type Endpoint struct {
 	traffic traffic
 	partial assembly   // the message that is arriving in fragments
 	posted  posted     // receives that wait for a message of this peer
-	kept    unexpected // messages of this peer that wait for a receive; they are in matching.unexpected, too
+	kept    unexpected // messages of this peer that wait for a receive; matching.unexpected has them, too
 
 	inDeparted list.Link[Endpoint] // of leftovers.departed
 }
 
-// stage is the state of an endpoint's life. It only moves forward. A failure is kept apart: see
-// Endpoint.err.
+// stage is how far an endpoint's life has come. It only moves forward. A failure is recorded
+// separately: see Endpoint.err.
 type stage uint8
 
 const (
@@ -63,7 +63,7 @@ const (
 	stageOpen                 // connected
 	stageClosing              // Close was called: no new sends
 	stageParting              // every request has ended, and the transport says goodbye
-	stageEnded                // Close or Abort has come to its end
+	stageEnded                // Close or Abort has finished
 )
 
 // NewEndpoint makes an endpoint. Exchange [Endpoint.Card] with the peer and call
@@ -90,17 +90,17 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	return e, nil
 }
 
-// Name is EndpointConfig.Name, or the default that was made for it.
+// Name returns EndpointConfig.Name, or its default.
 func (e *Endpoint) Name() string { return e.name }
 
-// Value is EndpointConfig.Value.
+// Value returns EndpointConfig.Value.
 func (e *Endpoint) Value() any { return e.value }
 
-// Transport is the transport endpoint beneath, for puts, gets, atomics and the program's own active
-// messages. The tagged endpoint closes it: the program must not.
+// Transport returns the underlying transport endpoint, for puts, gets, atomics and the program's
+// own active messages. The tagged endpoint closes it: the program must not.
 func (e *Endpoint) Transport() *transport.Endpoint { return e.tep }
 
-// Worker is the worker of the endpoint.
+// Worker returns the endpoint's worker.
 func (e *Endpoint) Worker() *Worker { return e.w }
 
 // Err returns why the endpoint has ended; nil while it has not.
@@ -110,7 +110,7 @@ func (e *Endpoint) Err() error {
 	return e.err
 }
 
-// admit says why a send may not start; nil if it may.
+// admit returns why a send may not start; nil if it may.
 func (e *Endpoint) admit(op string) error {
 	switch {
 	case e.err != nil:
@@ -131,7 +131,7 @@ func (e *Endpoint) check() {
 	}
 }
 
-// broken says which invariant does not hold; nil if all do.
+// broken returns which invariant does not hold; nil if all do.
 func (e *Endpoint) broken() error {
 	if err := e.ledger.Check(); err != nil {
 		return err
@@ -139,7 +139,7 @@ func (e *Endpoint) broken() error {
 	a := &e.partial
 	switch {
 	case e.reads < 0 || e.reads > e.w.cfg.Window:
-		return fmt.Errorf("%d reads under way: the window is %d", e.reads, e.w.cfg.Window)
+		return fmt.Errorf("%d reads in flight: the window is %d", e.reads, e.w.cfg.Window)
 	case e.active < e.readQueue.Len():
 		return fmt.Errorf("%d messages are being read, and %d in the queue", e.active, e.readQueue.Len())
 	case e.notices.Len() > e.w.cfg.MaxUnexpected:
@@ -157,7 +157,7 @@ func (e *Endpoint) broken() error {
 	return nil
 }
 
-// refuse is the error of a call on an endpoint that had no effect.
+// refuse returns the error of a call on an endpoint that had no effect.
 func (e *Endpoint) refuse(op string, err error, detail string) error {
 	if detail != "" {
 		return &errwrap.Error{Err: fmt.Errorf("tagged: %s: %s: %w: %s", op, e.name, err, detail)}

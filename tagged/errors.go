@@ -9,14 +9,15 @@ import (
 	"ibverbx/transport"
 )
 
-// The errors of this package, for errors.Is. Those that concern connections are transport's.
+// The errors of this package, for errors.Is. Connection errors are those of package transport.
 var (
 	// ErrTruncated: the message was longer than the receive. None of it was written; [Info] has its
 	// length.
 	ErrTruncated = errors.New("tagged: message longer than its receive")
-	// ErrDeviceMemory: the message was copied by its sender, and its receive is device memory,
-	// which only NICs write to. None of it was written. What is to go there is sent with SendRegion
-	// from device memory, or is longer than the sender's Config.EagerLimit, which may be none.
+	// ErrDeviceMemory: the sender copied the message, and its receive is device memory, which only
+	// NICs write to. None of it was written. To reach device memory, send with SendRegion from
+	// device memory, or send a message longer than the sender's Config.EagerLimit, which may be
+	// none.
 	ErrDeviceMemory = errors.New("tagged: message copied by its sender, and its receive is device memory")
 	// ErrCanceled: [Request.Cancel] succeeded, or the endpoint was aborted.
 	ErrCanceled = transport.ErrCanceled
@@ -28,7 +29,7 @@ var (
 	ErrPeerClosed = transport.ErrPeerClosed
 	// ErrProtocol: the peer sent what no endpoint sends. Its endpoint fails, others do not.
 	ErrProtocol = transport.ErrProtocol
-	// ErrNoPeer: RecvWait of a worker has waited for a message of any peer, and all endpoints have
+	// ErrNoPeer: RecvWait of a worker waits for a message of any peer, and all endpoints have
 	// failed or ended. The error also wraps why the last one did.
 	ErrNoPeer = errors.New("no endpoint is left that could send")
 	// ErrClosed: the endpoint or worker was closed. It is also os.ErrClosed.
@@ -38,7 +39,7 @@ var (
 // errCanceled is made once: programs that poll with deadlines cancel often.
 var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
 
-// noPeer says that no endpoint is left that could send; err is why the last one ended.
+// noPeer returns ErrNoPeer with err, which says why the last endpoint ended.
 func noPeer(err error) error {
 	return &errwrap.Error{Err: fmt.Errorf("tagged: recv: %w: %w", ErrNoPeer, within{err})}
 }
@@ -47,7 +48,7 @@ func noPeer(err error) error {
 // buffers until it is done. Keep Req, and wait for it again.
 type InterruptedError struct {
 	Req *Request
-	Err error // the context's, with the peer that has not done its part
+	Err error // the context's error, with the peer that has not answered
 }
 
 // Error reads "tagged: context deadline exceeded: the request goes on, and keeps its buffers until
@@ -59,7 +60,7 @@ func (e *InterruptedError) Error() string {
 // Unwrap returns the context's error.
 func (e *InterruptedError) Unwrap() error { return e.Err }
 
-// refuse is the error of a call on the worker that had no effect.
+// refuse returns the error of a call on the worker that had no effect.
 func refuse(op string, err error, format string, args ...any) error {
 	if format == "" {
 		return &errwrap.Error{Err: fmt.Errorf("tagged: %s: %w", op, err)}
@@ -67,13 +68,13 @@ func refuse(op string, err error, format string, args ...any) error {
 	return &errwrap.Error{Err: fmt.Errorf("tagged: %s: %w: "+format, append([]any{op, err}, args...)...)}
 }
 
-// within is an error of this package within another, which names the package already.
+// within drops the package's name from an error that stands inside another one of this package.
 type within struct{ err error }
 
-// Error is the text without the package's name.
+// Error returns the text without the package's name.
 func (e within) Error() string { return strings.TrimPrefix(e.err.Error(), "tagged: ") }
 
-// Unwrap returns the error, or what is wrapped in it where it has no form of its own.
+// Unwrap returns the error; for an errwrap.Error, which only adds text, what it wraps.
 func (e within) Unwrap() error {
 	if d, ok := e.err.(*errwrap.Error); ok { //nolint:errorlint // the outermost
 		return d.Err

@@ -5,9 +5,9 @@ import "ibverbx/internal/list"
 // entry is the part of a waiting receive, or of a waiting message, that matching uses.
 type entry struct {
 	tag, mask uint64 // the mask of a message is Exact
-	seq       uint64 // receives: the order in which they were posted
+	seq       uint64 // of a receive: its place in the order of posting
 
-	bucket   *list.List[entry] // of hashTable, while the entry is in one
+	bucket   *list.List[entry] // the bucket of a hashTable that the entry is in; nil outside
 	inBucket list.Link[entry]
 	inList   list.Link[entry] // of posted.wild or unexpected.all
 
@@ -18,8 +18,7 @@ type entry struct {
 // takes reports whether the receive e takes messages with a tag.
 func (e *entry) takes(tag uint64) bool { return (tag^e.tag)&e.mask == 0 }
 
-// hashTable finds the first entry with a tag. Entries of a bucket stand in the order in which they
-// came.
+// hashTable finds the first entry with a tag. The entries of a bucket are in the order of arrival.
 //
 // Invariant: len(buckets) is 1<<(64-shift), and at least half of count; factor is odd.
 type hashTable struct {
@@ -29,10 +28,11 @@ type hashTable struct {
 	count   int // entries
 }
 
-// bucket spreads tags by the upper bits of their product with a factor that no peer knows. For a
-// factor drawn at random, two tags share one of n buckets with a probability of 2/n at most,
-// whichever tags a peer chooses (Dietzfelbinger et al., J. Algorithms 25, 1997). Which entry is
-// found does not depend on the factor, so runs with different ones do the same.
+// bucket returns a tag's bucket. It spreads tags by the upper bits of their product with a factor
+// that no peer knows. For a factor drawn at random, two tags share one of n buckets with a
+// probability of 2/n at most, whichever tags a peer chooses (Dietzfelbinger et al., J. Algorithms
+// 25, 1997). Which entry is found does not depend on the factor, so runs with different ones do the
+// same.
 func (t *hashTable) bucket(tag uint64) *list.List[entry] {
 	return &t.buckets[tag*t.factor>>t.shift]
 }
@@ -41,7 +41,7 @@ func (t *hashTable) init(factor uint64) {
 	t.buckets, t.factor, t.shift = make([]list.List[entry], 64), factor|1, 64-6
 }
 
-// find is the first entry with a tag, or nil.
+// find returns the first entry with a tag, or nil.
 func (t *hashTable) find(tag uint64) *entry {
 	for l := t.bucket(tag).Front(); l != nil; l = l.Next() {
 		if e := l.Owner(); e.tag == tag {
@@ -76,8 +76,8 @@ func (t *hashTable) grow() {
 	}
 }
 
-// posted are receives that wait, for any peer or for one: those for one tag hashed, the others in a
-// list. Sequence numbers say which of two came first.
+// posted holds waiting receives, for any peer or for one. Those for a single tag are hashed, the
+// others are in a list. Sequence numbers tell which of two was posted first.
 //
 // Invariant: count is the number of entries of exact and wild together; wild is in the order of
 // seq.
@@ -87,7 +87,7 @@ type posted struct {
 	wild  list.List[entry]
 }
 
-// push adds a receive with a number that is larger than those before.
+// push adds a receive. Its number is larger than all earlier ones.
 func (p *posted) push(e *entry, seq uint64) {
 	p.count++
 	if e.seq = seq; e.mask == Exact {
@@ -106,7 +106,7 @@ func (p *posted) remove(e *entry) {
 	}
 }
 
-// find is the first receive that takes a tag, or nil.
+// find returns the first receive that takes a tag, or nil.
 func (p *posted) find(tag uint64) *entry {
 	var first *entry
 	if p.exact.count != 0 {
@@ -124,7 +124,7 @@ func (p *posted) find(tag uint64) *entry {
 	return first
 }
 
-// all lists the receives in any order: a program cannot tell which of two that end together was
+// all returns the receives in any order: when they all end at once, a program cannot tell which was
 // first.
 func (p *posted) all() []*entry {
 	all := make([]*entry, 0, p.count)
@@ -139,14 +139,14 @@ func (p *posted) all() []*entry {
 	return all
 }
 
-// matching pairs the receives for any peer with the messages of all peers. Each endpoint has the
-// receives for it alone apart, and its own messages in Endpoint.kept, too; numbers and factor are
-// the same for all. Worker.mu guards it.
+// matching pairs the receives for any peer with the messages of all peers. Each endpoint holds the
+// receives for that peer alone, and has its messages in Endpoint.kept, too; all share the sequence
+// numbers and the factor. Worker.mu guards it.
 //
 // Invariant: no receive that waits takes a message that waits.
 type matching struct {
 	posted     posted
-	receives   uint64 // posted so far: their sequence numbers
+	receives   uint64 // receives posted so far, which number them
 	unexpected unexpected
 	factor     uint64 // of all hash tables
 }
@@ -164,8 +164,8 @@ func (m *matching) number() uint64 {
 	return m.receives
 }
 
-// unexpected are messages that wait, of all peers or of one: in a list for receives of several
-// tags, and hashed by tag for receives of one, unless the table has not been made.
+// unexpected holds waiting messages, of all peers or of one: in a list, for receives of several
+// tags, and hashed by tag, for receives of one tag, once the table has been made.
 //
 // Invariant: both hold the same messages, in the order in which they arrived.
 type unexpected struct {

@@ -3,13 +3,13 @@ package tagged
 // pieces are the buffers of a message, and a position in them.
 type pieces struct {
 	bufs   [][]byte          // none is empty
-	spare  [maxPieces][]byte // where bufs lies while it is short
-	length int               // of all of them, bytes
+	spare  [maxPieces][]byte // backs bufs while it is short
+	length int               // bytes in all of them together
 	piece  int               // the next byte to copy is bufs[piece][offset]
 	offset int
 }
 
-// size is the length of all the pieces together; false when that is more than an int holds.
+// size returns the length of all the pieces together, and false if it overflows an int.
 func size(bufs [][]byte) (n int, ok bool) {
 	for _, b := range bufs {
 		if n += len(b); n < 0 {
@@ -19,8 +19,8 @@ func size(bufs [][]byte) (n int, ok bool) {
 	return n, true
 }
 
-// set sets the buffers of cleared pieces, less those that are empty. It copies the slice itself,
-// which may lie on the caller's stack.
+// set sets the buffers of cleared pieces and leaves out empty ones. It copies the slice itself,
+// which may be on the caller's stack.
 func (p *pieces) set(bufs [][]byte, length int) {
 	if p.bufs == nil {
 		p.bufs = p.spare[:0]
@@ -40,7 +40,7 @@ func (p *pieces) clear() {
 	p.length, p.piece, p.offset = 0, 0, 0
 }
 
-// gather copies the next bytes into dst, as many as there are and fit, and returns how many.
+// gather copies into dst as many of the next bytes as fit, and returns their number.
 func (p *pieces) gather(dst []byte) int {
 	n := 0
 	for n < len(dst) && p.piece < len(p.bufs) {

@@ -6,25 +6,25 @@ import "ibverbx"
 //
 // Invariant: exactly one of region and mr is set.
 type pin struct {
-	region *Region     // the program's, which the piece lies in
+	region *Region     // the program's region that contains the piece
 	mr     *ibverbx.MR // registered for this one message
 	remote ibverbx.RemoteMR
-	offset uint64 // of the piece in the registered memory, bytes
-	length uint64 // of the piece, bytes
+	offset uint64 // where the piece begins in the registered memory, in bytes
+	length uint64 // of the piece, in bytes
 }
 
 // pinList is the registered memory of a long message.
 type pinList struct {
 	pins   [maxPieces]pin
 	count  int    // of pins
-	staged []byte // the buffer that stands for the pieces, where there are more than maxPieces
+	staged []byte // replaces the pieces if there are more than maxPieces
 }
 
-// pin registers the pieces, unless they lie in regions. Where there are too many, the message, of n
-// bytes, goes through memory made for it.
+// pin registers the pieces, unless they are in regions. If there are too many, the message of n
+// bytes goes through a buffer made for it.
 //
-// Registering takes long: a GiB of pages has to be pinned. So the worker's lock is released
-// meanwhile, and the caller has to check again what it knew of the worker and of the endpoint.
+// Registering takes long, since it pins the pages. So pin releases the worker's lock meanwhile, and
+// the caller must check again what it knew about the worker and the endpoint.
 func (l *pinList) pin(w *Worker, p *pieces, n int, use Use) error {
 	if len(p.bufs) > maxPieces {
 		return l.stage(w, p, n, use)
@@ -77,7 +77,7 @@ func (l *pinList) stage(w *Worker, p *pieces, n int, use Use) error {
 	return l.add(w, staged, use)
 }
 
-// release undoes the registrations. No NIC uses the memory any more.
+// release undoes the registrations. Call it when no NIC uses the memory any more.
 func (l *pinList) release(w *Worker) {
 	for i := range l.count {
 		p := &l.pins[i]
@@ -91,7 +91,7 @@ func (l *pinList) release(w *Worker) {
 	l.count, l.staged = 0, nil
 }
 
-// segment is n bytes of a piece, for a read into them.
+// segment returns n bytes of a piece, for a read into them.
 func (p *pin) segment(off, n uint64) ibverbx.Segment {
 	mr := p.mr
 	if p.region != nil {

@@ -10,7 +10,7 @@ import (
 	"ibverbx/transport"
 )
 
-// kick sends what can go out, and queues the endpoint with the transport where resources lack.
+// kick sends what it can, and queues the endpoint with the transport if resources are lacking.
 func (e *Endpoint) kick() {
 	if e.scheduled && e.err == nil { // the queue waits for a resource that reads may not need
 		if err := e.pushReads(); err != nil && !errors.Is(err, transport.ErrNoResource) {
@@ -43,12 +43,11 @@ func (e *Endpoint) resume(_ *transport.Pending, headView *transport.Endpoint) tr
 	return outcome
 }
 
-// push sends what can go out and reports whether something is left that lacks nothing but resources
-// of the transport. view is the transport endpoint, or what a pending function was given in its
-// place.
+// push sends what it can, and reports whether anything is left that lacks only resources of the
+// transport. view is the transport endpoint, or the one that a pending function was given.
 //
-// What needs no place of the peer goes first and never waits behind sends that need one: by this
-// the window cannot deadlock, see package flow.
+// Messages that need no place of the peer go first and never wait behind sends that need one, so
+// the window cannot deadlock: see package flow.
 func (e *Endpoint) push(view *transport.Endpoint) (stuck bool) {
 	err := e.pushNotices(view)
 	if readErr := e.pushReads(); err == nil || readErr != nil &&
@@ -80,7 +79,7 @@ func (e *Endpoint) push(view *transport.Endpoint) (stuck bool) {
 	return false
 }
 
-// canPush reports whether kick would find something to do: a cheap test for hot paths.
+// canPush is a cheap test of whether kick would find something to do, for hot paths.
 func (e *Endpoint) canPush() bool {
 	return !e.queue.Empty() && e.ledger.Room() != 0 || e.notices.Len() != 0 || e.ledger.MustGrant() ||
 		!e.readQueue.Empty()
@@ -96,9 +95,9 @@ func (e *Endpoint) sendGone(r *Request) {
 	}
 }
 
-// sendFailed handles the transport's refusal of a send. If the transport endpoint has failed, it
-// calls peerFailed in progress, and if it closes, it sends no more: in both cases there is nothing
-// to do.
+// sendFailed handles the transport's refusal of a send. There is nothing to do if the transport
+// endpoint has failed, since it calls peerFailed in progress, nor if it is closing, since it then
+// sends nothing.
 func (e *Endpoint) sendFailed(err error) {
 	var failed *transport.EndpointError
 	if errors.As(err, &failed) || errors.Is(err, ErrClosed) {
@@ -112,7 +111,7 @@ func (e *Endpoint) sendFailed(err error) {
 	e.fail(err)
 }
 
-// pushNotices sends the notices of matches, and gives the places of their messages back with them.
+// pushNotices sends the notices of matches, and returns the places of their messages with them.
 func (e *Endpoint) pushNotices(view *transport.Endpoint) error {
 	for e.notices.Len() != 0 {
 		h := header{id: *e.notices.Front()}
@@ -125,7 +124,7 @@ func (e *Endpoint) pushNotices(view *transport.Endpoint) error {
 }
 
 // sendControl sends a message that takes no place of the peer. frees is how many places of this end
-// become free with it.
+// become free when it is sent.
 func (e *Endpoint) sendControl(view *transport.Endpoint, kind transport.AMID, h *header, frees int) error {
 	h.window = e.ledger.Grant(frees)
 	err := view.AMShort(kind, h.put(&e.w.outgoing.hdr, kind), nil)
@@ -136,17 +135,17 @@ func (e *Endpoint) sendControl(view *transport.Endpoint, kind transport.AMID, h 
 	return err
 }
 
-// batch is several short sends that wait in a row, and go out as one active message. A sender that
-// is faster than its resources often has such rows; in a batch each message costs a fraction.
+// batch packs consecutive short sends that wait into one active message. A sender that is faster
+// than its resources often has many; in a batch each message costs a fraction.
 type batch struct {
 	first *list.Link[Request] // in Endpoint.queue
-	most  int                 // messages that may go into it: what the window has room for
-	count int                 // messages that fill has put into it
+	most  int                 // messages that the window has room for
+	count int                 // messages that fill has packed
 	pack  func([]byte) int    // fill: made once, so that no send makes a closure
 }
 
-// batchLongest is the longest message that goes into a batch: with longer ones there is little to
-// save.
+// batchLongest is the longest message that goes into a batch, in bytes: longer ones would gain
+// little.
 const batchLongest = 512
 
 // batchable reports whether a send may go into a batch.
@@ -154,7 +153,7 @@ func (r *Request) batchable() bool {
 	return r.stage == requestQueued && r.kind == sendEager && r.data.length <= batchLongest
 }
 
-// batches reports whether the first send of the queue, r, goes out together with others.
+// batches reports whether r, the first send of the queue, goes out in a batch with others.
 func (e *Endpoint) batches(r *Request) bool {
 	if e.ledger.Room() < 2 || !r.batchable() {
 		return false
@@ -168,7 +167,7 @@ func (e *Endpoint) batches(r *Request) bool {
 		2*batchEntry+r.data.length+second.data.length <= e.limits.AMBcopy-maxHeader
 }
 
-// fill writes the messages that fit, and is the pack function of a batch.
+// fill is the pack function of a batch: it writes the messages that fit.
 func (b *batch) fill(dst []byte) int {
 	n := 0
 	b.count = 0

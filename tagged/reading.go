@@ -22,15 +22,15 @@ type reading struct {
 
 // readCursor is the position of a reading.
 //
-// Invariant: done <= issued <= length; while no read has failed, under is the number of chunks
+// Invariant: done <= issued <= length; while no read has failed, inFlight is the number of chunks
 // between done and issued.
 type readCursor struct {
-	length uint64 // of the message, bytes
-	issued uint64 // bytes that reads were posted for
-	done   uint64 // bytes that were read
-	under  int    // reads under way
+	length   uint64 // of the message, bytes
+	issued   uint64 // bytes for which reads were posted
+	done     uint64 // bytes that were read
+	inFlight int    // reads
 
-	// Where the next chunk is read from and to.
+	// The source and the destination of the next chunk.
 	from       int    // index of the sender's piece
 	fromOffset uint64 // in that piece, bytes
 	to         int    // index of the pin
@@ -46,7 +46,7 @@ type chunk struct {
 	next *chunk // in spares.chunks
 }
 
-// newReading is a reading that is not used, or a new one.
+// newReading returns a free reading, or a new one.
 func (w *Worker) newReading() *reading {
 	if rd := w.spares.readings.PopFront(); rd != nil {
 		return rd
@@ -60,7 +60,7 @@ func (rd *reading) put(w *Worker) {
 	w.spares.readings.PushFront(&rd.inList, rd)
 }
 
-// newChunk is a chunk that is not used, or a new one.
+// newChunk returns a free chunk, or a new one.
 func (w *Worker) newChunk() *chunk {
 	c := w.spares.chunks
 	if c == nil {
@@ -77,9 +77,9 @@ func (c *chunk) put(w *Worker) {
 	c.rd, c.next, w.spares.chunks = nil, w.spares.chunks, c
 }
 
-// startReading begins to read a message into its receive; kick goes on with it. It releases the
-// lock while it registers memory: the receive is matched, so that it cannot be cancelled meanwhile,
-// but the endpoint may end.
+// startReading begins to read a message into its receive; kick continues. It releases the lock
+// while it registers memory. Meanwhile the receive cannot be cancelled, since it is matched, but
+// the endpoint may end.
 func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 	w := e.w
 	rd.e, rd.req, rd.id, rd.length = e, r, id, uint64(r.info.Length)
@@ -89,7 +89,7 @@ func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 	}
 	e.active++
 	var err error
-	if r.pins.count != 0 { // a receive into device memory, which it holds
+	if r.pins.count != 0 { // a receive into device memory, which it has pinned already
 		rd.pins, r.pins = r.pins, pinList{}
 	} else if err = rd.pins.pin(w, &r.data, r.info.Length, ForReceives); err != nil {
 		err = refuse("recv", err, "the memory to receive into cannot be registered")
@@ -105,8 +105,8 @@ func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 	e.readQueue.PushBack(&rd.inList, rd)
 }
 
-// pushReads posts reads, one of each message in turn. They bypass the transport's queue, where
-// active messages may wait for credits that the peer's program withholds: reads need none.
+// pushReads posts reads, one for each message in turn. They bypass the transport's queue, where
+// active messages may wait for credits that the peer's program withholds: reads need no credit.
 func (e *Endpoint) pushReads() error {
 	w, view := e.w, e.tep.BypassQueue()
 	for e.reads < w.cfg.Window && !e.readQueue.Empty() {
@@ -123,7 +123,7 @@ func (e *Endpoint) pushReads() error {
 			return err
 		}
 		e.reads++
-		rd.under++
+		rd.inFlight++
 		rd.advance(n)
 		if e.readQueue.Remove(&rd.inList); rd.issued < rd.length {
 			e.readQueue.PushBack(&rd.inList, rd)
@@ -151,17 +151,17 @@ func (w *Worker) chunkRead(c *chunk) {
 	err := c.comp.Err()
 	if err != nil {
 		// OnError of the transport endpoint reports the same, perhaps later. Failing the endpoint
-		// ends the readings without a read under way: rd still counts this one, and ends below.
+		// ends the readings that have no read in flight: rd still counts this one, and ends below.
 		e.fail(err)
 	}
 	e.reads--
-	rd.under--
+	rd.inFlight--
 	if err == nil {
 		rd.done += c.n
 		e.traffic.receivedBytes += c.n
 	}
 	c.put(w)
-	if rd.under == 0 && (e.err != nil || rd.done == rd.length) {
+	if rd.inFlight == 0 && (e.err != nil || rd.done == rd.length) {
 		rd.end()
 	}
 	if e.err == nil {
@@ -173,7 +173,7 @@ func (w *Worker) chunkRead(c *chunk) {
 	w.unlockAndReport()
 }
 
-// end ends a reading that has no read under way.
+// end ends a reading that has no read in flight.
 func (rd *reading) end() {
 	rd.e.active--
 	var err error
@@ -183,7 +183,7 @@ func (rd *reading) end() {
 	rd.finish(err)
 }
 
-// finish completes the receive, and has the sender notified.
+// finish completes the receive and queues the notice for the sender.
 func (rd *reading) finish(err error) {
 	e, r, w := rd.e, rd.req, rd.e.w
 	if err == nil && rd.pins.staged != nil {

@@ -8,23 +8,22 @@ import (
 
 // Recv receives the first message whose tag equals tag in the bits of mask, from any peer of the
 // worker, into the pieces, one after the other. The request is done when the message is in memory,
-// which may be so already when Recv returns; until then the buffers must not be touched.
-// [Request.Info] describes the message.
+// perhaps already when Recv returns; do not touch the buffers until then. [Request.Info] describes
+// the message.
 //
 // The request goes on when peers fail: see [Endpoint.Recv] for a receive that ends with its peer. A
-// message that is longer than the pieces together completes the request with ErrTruncated. The call
-// itself fails with ErrClosed only, or with verbs.ErrInvalid for pieces that are together
-// longer than an int holds.
+// message that is longer than all the pieces together completes the request with ErrTruncated. The
+// call itself fails only with ErrClosed, or with verbs.ErrInvalid if the total length of the pieces
+// overflows an int.
 func (w *Worker) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
 	return w.recv(nil, false, tag, mask, bufs)
 }
 
 // RecvWait is Recv that waits. When ctx ends before a message has matched, RecvWait cancels the
 // receive and returns ctx's error; if one has matched already, and is still arriving, the error is
-// an [*InterruptedError]. When the worker's last endpoint has failed, or was closed or aborted,
-// nothing can come any more, and RecvWait fails with ErrNoPeer; a worker that has had no endpoint
-// yet waits for the first one. A program that waits for peers still to come calls Recv, and
-// [Request.Wait].
+// an [*InterruptedError]. When the worker's last endpoint has failed, or was closed or aborted, no
+// message can arrive, and RecvWait fails with ErrNoPeer; a worker that has had no endpoint yet
+// waits for its first one. To wait for peers that will connect later, call Recv and [Request.Wait].
 func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte) (Info, error) {
 	r, err := w.recv(nil, true, tag, mask, bufs)
 	if err != nil {
@@ -34,14 +33,14 @@ func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte)
 }
 
 // Recv is [Worker.Recv] for messages of this peer alone. When the peer fails, or the endpoint ends,
-// the request completes with the error, unless a message has matched that has arrived whole. It can
-// be called before Connect; on an endpoint that serves no more it receives what had arrived whole,
-// and otherwise returns the error at once.
+// the request completes with the error, unless it has matched a message that has arrived
+// completely. You may call it before Connect. On an endpoint that is out of service it receives
+// messages that arrived completely, and otherwise returns the error at once.
 func (e *Endpoint) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
 	return e.w.recv(e, false, tag, mask, bufs)
 }
 
-// RecvWait is Recv that waits; what happens when ctx ends is said at [Worker.RecvWait].
+// RecvWait is Recv that waits; [Worker.RecvWait] says what happens when ctx ends.
 func (e *Endpoint) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte) (Info, error) {
 	r, err := e.w.recv(e, false, tag, mask, bufs)
 	if err != nil {

@@ -46,8 +46,7 @@ func (w *Worker) access(use Use) (a verbs.AccessFlags) {
 	return a
 }
 
-// Region is memory that was registered for long messages: they go from and into it without
-// registration.
+// Region is memory that is registered for long messages, which need no further registration.
 type Region struct {
 	_      guard.NoCopy
 	w      *Worker
@@ -55,20 +54,20 @@ type Region struct {
 	buf    []byte  // nil for device memory
 	start  uintptr // address of buf
 	mr     *ibverbx.MR
-	remote ibverbx.RemoteMR // made once: describing a region for each message would allocate
-	users  int              // pieces of requests that lie in it: it cannot be closed
+	remote ibverbx.RemoteMR // made once, because making it allocates
+	users  int              // pieces of requests in the region; while there are any it cannot be closed
 	closed bool
 }
 
-// Register registers memory with the NICs for long messages: buffers of sends and receives that lie
-// inside it need no registration of their own. The memory must not be freed until [Region.Close],
-// or [Worker.Close], has returned; it may be used for anything meanwhile. Regions must not overlap.
+// Register registers memory with the NICs for long messages: buffers of sends and receives inside
+// it need no registration of their own. Do not free the memory until [Region.Close], or
+// [Worker.Close], has returned; until then you may use it for anything. Regions must not overlap.
 func (w *Worker) Register(buf []byte) (*Region, error) {
 	return w.RegisterFor(ForSends|ForReceives, buf)
 }
 
-// RegisterFor is Register for sends only, or for receives only. A message that uses the memory
-// otherwise takes a registration of its own.
+// RegisterFor is Register for sends only, or for receives only. A message that uses the memory for
+// the other purpose registers it once more.
 func (w *Worker) RegisterFor(use Use, buf []byte) (*Region, error) {
 	if len(buf) == 0 {
 		return nil, refuse("register", verbs.ErrInvalid, "no bytes")
@@ -83,7 +82,7 @@ func (w *Worker) RegisterFor(use Use, buf []byte) (*Region, error) {
 	return w.addRegion(&Region{w: w, use: use, buf: buf, start: address(buf), mr: mr, remote: mr.Remote()})
 }
 
-// addRegion makes a region known to the worker, or deregisters it.
+// addRegion adds a region to the worker's table; if it cannot, it deregisters the memory.
 func (w *Worker) addRegion(r *Region) (*Region, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,14 +96,15 @@ func (w *Worker) addRegion(r *Region) (*Region, error) {
 	return r, nil
 }
 
-// MR is the memory region, for operations of the transport beneath.
+// MR returns the memory region, for operations of the underlying transport.
 func (r *Region) MR() *ibverbx.MR { return r.mr }
 
-// Bytes is the memory; nil for device memory.
+// Bytes returns the memory; nil for device memory.
 func (r *Region) Bytes() []byte { return r.buf }
 
-// Close deregisters the memory. It is refused with verbs.ErrBusy while requests use it. After any
-// other error the region is closed, too, and a NIC may still know the memory.
+// Close deregisters the memory. It fails with verbs.ErrBusy while requests use the memory, and the
+// region stays open. After any other error the region is closed, but a NIC may still have access to
+// the memory.
 func (r *Region) Close() error {
 	w := r.w
 	w.mu.Lock()
@@ -117,7 +117,7 @@ func (r *Region) Close() error {
 	}
 	err := r.mr.Close()
 	if err != nil && r.mr.Remote() != (ibverbx.RemoteMR{}) {
-		return err // operations of the transport beneath use it: it is open as before
+		return err // operations of the transport use it: it stays open
 	}
 	r.closed = true
 	w.regions.remove(r)
@@ -125,18 +125,18 @@ func (r *Region) Close() error {
 }
 
 // address returns the address of a buffer. It only serves to find the region that contains the
-// buffer: memory is reached through slices.
+// buffer: memory is accessed through slices.
 func address(buf []byte) uintptr { return reflect.ValueOf(&buf[0]).Pointer() }
 
-// regionTable holds regions, those that have bytes by address.
+// regionTable holds the regions. Those that have bytes are sorted by address.
 //
 // Invariant: sorted is in the order of start, and no two overlap.
 type regionTable struct {
 	sorted []*Region
-	device []*Region // without bytes, in the order of registration
+	device []*Region // regions without bytes, in the order of registration
 }
 
-// after is the index of the first region that starts behind an address.
+// after returns the index of the first region that starts behind an address.
 func (t *regionTable) after(addr uintptr) int {
 	lo, hi := 0, len(t.sorted)
 	for lo < hi {
@@ -176,7 +176,8 @@ func (t *regionTable) remove(r *Region) {
 	}
 }
 
-// find returns the region for a use that all of buf lies in, and where; nil if there is none.
+// find returns the region for a use that contains all of buf, and the offset of buf in it; nil if
+// there is none.
 func (t *regionTable) find(buf []byte, use Use) (*Region, uint64) {
 	addr := address(buf)
 	i := t.after(addr)
@@ -223,21 +224,21 @@ func (s *spares) init(c *Config) {
 // block holds a copy of a fragment.
 type block struct {
 	data  []byte
-	class uint8  // says its capacity: see blockPool.size
+	class uint8  // determines its capacity: see blockPool.size
 	next  *block // of the same message, or in blockPool
 }
 
 // leastBlock is the size of the smallest class; each has twice the bytes of the one before.
 const leastBlock = 64
 
-// blockPool keeps blocks for use again, by size, up to a number of bytes.
+// blockPool keeps blocks for reuse, by size, up to a number of bytes.
 //
 // Invariant: bytes is the size of all free blocks, at most most.
 type blockPool struct {
 	free  [32]*block // by class
 	bytes int        // of free blocks
-	used  int        // bytes of blocks that hold fragments
-	most  int        // bytes of free blocks that are kept
+	used  int        // bytes in blocks that hold fragments
+	most  int        // limit of bytes
 	// largest is the length of the longest fragment, bytes: no block is larger.
 	largest int
 }

@@ -14,17 +14,17 @@ import (
 // Info describes a message.
 type Info struct {
 	Tag    uint64
-	Length int       // bytes that the sender has sent, also where the receive was too short for them
+	Length int       // bytes that the sender sent, even if the receive was too short
 	Source *Endpoint // the sender; nil for sends, and for receives that nothing has matched
 }
 
 // Request is a send or a receive in progress. It is safe for concurrent use, except Free. It must
 // not be copied.
 type Request struct {
-	// Invariant: a receive that is requestQueued is in matching.posted of its Worker or, if it is
-	// for one peer, in Endpoint.posted, a send in Endpoint.queue. A send that is requestActive
-	// stays first in Endpoint.queue while bytes of it have to go out, and a sendSync or sendLong is
-	// in Endpoint.waiting from its first attempt to the peer's notice.
+	// Invariant: a receive in stage requestQueued is in matching.posted of its Worker or, if it is
+	// for one peer, in Endpoint.posted; a send is in Endpoint.queue. A send in stage requestActive
+	// stays first in Endpoint.queue until all its bytes have gone out. A sendSync or sendLong is in
+	// Endpoint.waiting from the first attempt to send it until the peer's notice.
 	_ guard.NoCopy
 
 	w     *Worker
@@ -36,14 +36,14 @@ type Request struct {
 
 	match   entry // of receives
 	inQueue list.Link[Request]
-	pins    pinList // of sendLong: the memory that the peer reads; of a receive into device memory: it
+	pins    pinList // the memory that the peer reads (sendLong), or the device memory of a receive
 	sendState
 
 	from    *Endpoint // the peer that a receive is for; nil for any, and for sends
-	awaited bool      // a receive of Worker.RecvWait: it ends with the last endpoint
+	awaited bool      // for Worker.RecvWait: the receive ends with the last endpoint
 }
 
-// sendState is the part of a request that is only used by sends. It is zero for receives.
+// sendState is the part of a request that only sends use.
 type sendState struct {
 	ep      *Endpoint
 	kind    sendKind
@@ -57,12 +57,12 @@ type requestStage uint8
 
 const (
 	requestFree   requestStage = iota // in the pool
-	requestQueued                     // nothing has happened: it can be cancelled
+	requestQueued                     // neither matched nor partly sent, so it can be cancelled
 	requestActive                     // a receive that is matched; a send that has partly gone out
-	requestDone                       // ended, well or not; the program may still hold it
+	requestDone                       // ended, with or without an error; the program may still hold it
 )
 
-// sendKind is the way in which a send goes out, and decides when it is done.
+// sendKind is how a send goes out, which decides when it is done.
 type sendKind uint8
 
 const (
@@ -71,7 +71,7 @@ const (
 	sendLong                  // announced; done when the peer has read its memory
 )
 
-// requestPool keeps requests for use again.
+// requestPool keeps requests for reuse.
 //
 // Invariant: len(free) <= most.
 type requestPool struct {
@@ -81,7 +81,7 @@ type requestPool struct {
 	made uint64 // requests that were allocated
 }
 
-// newRequest is a request from the pool, or a new one, that is queued.
+// newRequest returns a request in stage requestQueued, from the pool if it has one.
 func (w *Worker) newRequest(tag uint64, bufs [][]byte, n int) *Request {
 	p := &w.spares.requests
 	var r *Request
@@ -132,12 +132,12 @@ func (r *Request) complete(err error) {
 	}
 }
 
-// Done reports whether the request has ended, well or not: the program owns its buffers again. A
-// program that polls calls Progress until it does. A nil request, which Send returns where there is
-// nothing to wait for, has ended well; all methods accept it.
+// Done reports whether the request has ended, with or without an error, so that the program owns
+// its buffers again. A program that polls calls Progress until then. A nil request, which Send
+// returns if there is nothing to wait for, has ended without an error; all methods accept it.
 func (r *Request) Done() bool { return r == nil || r.comp.Fired() }
 
-// Err is nil while the request goes on, and when it ended well.
+// Err returns the error with which the request ended; nil while it goes on, and after success.
 func (r *Request) Err() error {
 	if r == nil || !r.comp.Fired() {
 		return nil
@@ -145,8 +145,8 @@ func (r *Request) Err() error {
 	return r.comp.Err()
 }
 
-// Info describes the message once the request is done: for a receive its tag, its length and where
-// it came from, for a send what the caller asked for.
+// Info describes the message once the request is done: for a receive its tag, length and source,
+// for a send what the caller passed.
 func (r *Request) Info() Info {
 	if r == nil || !r.comp.Fired() {
 		return Info{}
@@ -170,8 +170,8 @@ func (r *Request) Wait(ctx context.Context) error {
 	return &InterruptedError{Req: r, Err: r.late(ctx, err)}
 }
 
-// late adds to the error of a wait that ctx has ended which peer it waits for. If that may be any,
-// err names those that have not answered.
+// late adds the peer that a wait was for to the error of its ended ctx. If any peer would do, err
+// names those that have not answered.
 func (r *Request) late(ctx context.Context, err error) error {
 	if ended := ctx.Err(); ended == nil || !errors.Is(err, ended) {
 		return err
@@ -191,8 +191,8 @@ func (r *Request) late(ctx context.Context, err error) error {
 	return err
 }
 
-// waitAndFree is Wait for the calls that block, which alone know the request. If ctx ends it
-// cancels the request where that is possible.
+// waitAndFree is Wait for the blocking calls, whose requests the program never sees. If ctx ends,
+// it cancels the request if it still can.
 func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
 	var err error
 	if !r.comp.Fired() {
@@ -214,9 +214,9 @@ func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
 }
 
 // Cancel cancels a receive that no message has matched, or a send of which nothing has gone out:
-// the request is done then, with ErrCanceled. Otherwise Cancel returns false and has no effect: the
-// request has completed, or will. When a receive is cancelled while its message arrives, either may
-// take effect.
+// the request is then done, with ErrCanceled. Otherwise Cancel returns false and has no effect: the
+// request has completed, or will. If a receive is cancelled while its message arrives, either may
+// win.
 func (r *Request) Cancel() bool {
 	if r == nil {
 		return false
@@ -240,9 +240,9 @@ func (r *Request) Cancel() bool {
 	return true
 }
 
-// Free gives the request back to its worker, for another call; it must not be used any more. A
-// request that is not done is given back when it is, and owns its buffers until then all the same.
-// Calling Free is optional; a second call panics.
+// Free returns the request to its worker for reuse; do not use it afterwards. A request that is not
+// done yet is returned when it is, and owns its buffers until then. Calling Free is optional; a
+// second call panics.
 func (r *Request) Free() {
 	if r == nil {
 		return

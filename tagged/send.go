@@ -11,10 +11,10 @@ import (
 )
 
 // Send sends the pieces, one after the other, as one message. A nil request means that the send is
-// done and the buffers are free; otherwise they must not be written to until the request is done.
-// Either way the message goes out behind what was sent before.
+// done and the buffers are free; otherwise do not write to them until the request is done. Either
+// way the message goes out after everything sent earlier.
 //
-// Errors: ErrNotConnected, ErrClosed, and the reason why the endpoint serves no more. After an
+// Errors: ErrNotConnected, ErrClosed, or the reason why the endpoint is out of service. After an
 // error nothing was sent.
 func (e *Endpoint) Send(tag uint64, bufs ...[]byte) (*Request, error) {
 	return e.send("send", tag, bufs, false)
@@ -25,9 +25,9 @@ func (e *Endpoint) SendSync(tag uint64, bufs ...[]byte) (*Request, error) {
 	return e.send("send sync", tag, bufs, true)
 }
 
-// SendWait sends and waits until the buffers are free; with a ctx that has ended already it sends
-// nothing. When ctx ends during the wait, SendWait cancels the send and returns ctx's error; if
-// something of the message has gone out already the error is an [*InterruptedError].
+// SendWait sends and waits until the buffers are free. If ctx has ended already it sends nothing.
+// If ctx ends during the wait, SendWait cancels the send and returns ctx's error; if part of the
+// message has gone out already, the error is an [*InterruptedError].
 func (e *Endpoint) SendWait(ctx context.Context, tag uint64, bufs ...[]byte) error {
 	if err := e.mayWait(ctx, "send"); err != nil {
 		return err
@@ -53,8 +53,7 @@ func (e *Endpoint) SendSyncWait(ctx context.Context, tag uint64, bufs ...[]byte)
 	return err
 }
 
-// mayWait refuses a call that waits, before it has an effect: without a context, or with one that
-// has ended.
+// mayWait refuses a waiting call whose context is nil or has ended, before it has any effect.
 func (e *Endpoint) mayWait(ctx context.Context, op string) error {
 	if ctx == nil {
 		return e.refuse(op, verbs.ErrInvalid, "no context")
@@ -93,7 +92,7 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 		r.kind = sendSync
 	}
 	if long {
-		r.kind = sendLong // done after the match anyway
+		r.kind = sendLong // a long send is done only after the match
 		if err := e.pinSource(r, op); err != nil {
 			r.discard()
 			w.mu.Unlock()
@@ -121,8 +120,8 @@ func (e *Endpoint) enqueue(r *Request) (*Request, error) {
 	return r, nil
 }
 
-// pinSource registers the memory of a long send with the NICs, unless it lies in regions. It
-// releases the lock while it registers.
+// pinSource registers the memory of a long send with the NICs, unless it is in regions. It releases
+// the lock while it registers.
 func (e *Endpoint) pinSource(r *Request, op string) error {
 	w := e.w
 	if err := r.pins.pin(w, &r.data, r.data.length, ForSends); err != nil {
@@ -142,12 +141,12 @@ func (e *Endpoint) pinSource(r *Request, op string) error {
 	return nil
 }
 
-// pushSend sends of the first send of the queue what window and resources allow. It reports whether
-// all of it has gone out.
+// pushSend sends as much of the first send of the queue as window and resources allow. It reports
+// whether all of it has gone out.
 func (e *Endpoint) pushSend(view *transport.Endpoint, r *Request) (gone bool, err error) {
 	h := header{tag: r.info.Tag, length: uint64(r.data.length)}
 	if r.stage == requestQueued && r.kind != sendEager {
-		e.waiting.add(r) // it may have its number from an attempt before
+		e.waiting.add(r) // no effect if an earlier attempt added it
 		h.id = r.id
 	}
 	if r.kind == sendLong {
@@ -190,7 +189,7 @@ func (e *Endpoint) pushSend(view *transport.Endpoint, r *Request) (gone bool, er
 }
 
 // sendFragment sends the next n bytes of the pieces as an active message that takes a place of the
-// window. It grants the peer what is due.
+// window. It carries the grant that is due to the peer.
 func (e *Endpoint) sendFragment(view *transport.Endpoint, kind transport.AMID, h *header, p *pieces,
 	n int) error {
 	o := &e.w.outgoing
@@ -206,8 +205,8 @@ func (e *Endpoint) sendFragment(view *transport.Endpoint, kind transport.AMID, h
 	return err
 }
 
-// sendTable holds the sends of an endpoint that wait for a notice of the peer, by their number. A
-// number is a slot's index plus one; zero stands for none.
+// sendTable holds the sends of an endpoint that wait for a notice of the peer, by number. A number
+// is a slot's index plus one; zero means none.
 //
 // Invariant: slots[i] is nil if and only if i is in free; otherwise slots[i].id is i+1.
 type sendTable struct {
@@ -218,7 +217,7 @@ type sendTable struct {
 // count returns the number of sends that wait.
 func (t *sendTable) count() int { return len(t.slots) - len(t.free) }
 
-// add gives a send a number; one that has a number keeps it.
+// add gives a send a number, unless it has one.
 func (t *sendTable) add(r *Request) {
 	if r.id != 0 {
 		return
@@ -233,7 +232,7 @@ func (t *sendTable) add(r *Request) {
 	r.id = uint32(len(t.slots))
 }
 
-// get is the send with a number; nil if there is none.
+// get returns the send with a number; nil if there is none.
 func (t *sendTable) get(id uint32) *Request {
 	if id == 0 || id > uint32(len(t.slots)) {
 		return nil
@@ -241,7 +240,7 @@ func (t *sendTable) get(id uint32) *Request {
 	return t.slots[id-1]
 }
 
-// remove takes the number of a send back, if it has one.
+// remove frees the number of a send, if it has one.
 func (t *sendTable) remove(r *Request) {
 	if r.id == 0 {
 		return
@@ -264,21 +263,21 @@ type outgoing struct {
 	from    *pieces         // what pack copies from
 	left    int             // bytes that pack copies
 	batch   batch
-	// pack is gather: made once, so that no send makes a closure.
+	// pack is the method value gather, made once so that no send makes a closure.
 	pack func(dst []byte) int
 }
 
-// init prepares the memory, for announcements of a size at most.
+// init allocates the memory; size is that of the longest announcement in bytes.
 func (o *outgoing) init(size int) {
 	o.scratch = make([]byte, 0, size)
 	o.pack, o.batch.pack = o.gather, o.batch.fill
 }
 
-// gather copies a fragment, and is the pack function of one.
+// gather is the pack function of a fragment.
 func (o *outgoing) gather(dst []byte) int { return o.from.gather(dst[:o.left]) }
 
-// post sends the next n bytes of the pieces as an active message with a header. inline is what both
-// together may have to go inline, bytes.
+// post sends the next n bytes of the pieces as an active message with a header. inline is the most
+// bytes that header and data together may have to go inline.
 func (o *outgoing) post(view *transport.Endpoint, kind transport.AMID, hdr []byte, p *pieces,
 	n, inline int) error {
 	if len(hdr)+n <= inline && n <= len(o.short) {

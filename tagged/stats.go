@@ -17,18 +17,18 @@ type Stats struct {
 	Posted          int `json:"posted"`           // receives that wait for a message
 	Unexpected      int `json:"unexpected"`       // messages that wait for a receive
 	UnexpectedBytes int `json:"unexpected_bytes"` // memory that they take
-	Leftover        int `json:"leftover"`         // fragments, of these, of endpoints that were closed
-	SpareBytes      int `json:"spare_bytes"`      // memory that is kept for such messages
+	Leftover        int `json:"leftover"`         // of these, fragments from closed endpoints
+	SpareBytes      int `json:"spare_bytes"`      // free memory kept for such messages
 	Requests        int `json:"requests"`         // requests that are not done
 	SpareRequests   int `json:"spare_requests"`   // requests kept for reuse
-	// RequestsMade is how many requests were allocated: none any more once the pool is warm, where
-	// requests are freed.
+	// RequestsMade is how many requests were allocated. It stops growing once the pool is warm, if
+	// the program frees its requests.
 	RequestsMade   uint64 `json:"requests_made"`
 	Announced      uint64 `json:"announced"`       // long messages sent
 	Batches        uint64 `json:"batches"`         // active messages that carried several short sends
 	CameUnexpected uint64 `json:"came_unexpected"` // messages that arrived before their receive
-	// Dropped is how many messages had arrived whole, and were dropped because their endpoint was
-	// aborted, or because closed endpoints had left more than Config.MaxLeftover.
+	// Dropped is how many complete messages were dropped because their endpoint was aborted, or
+	// because closed endpoints had left more than Config.MaxLeftover.
 	Dropped uint64 `json:"dropped"`
 	// Registered is how many registrations were made for one message, outside of every Region.
 	Registered uint64 `json:"registered"`
@@ -63,14 +63,14 @@ type traffic struct{ sent, sentBytes, received, receivedBytes uint64 }
 
 // EndpointStats is a snapshot of an endpoint.
 type EndpointStats struct {
-	// Messages, and bytes of messages, since the endpoint was made: copied ones as they go out and
-	// arrive, long ones as they are read; their sender counts them when it learns of that.
+	// Messages and their bytes, since the endpoint was made. Copied ones count as they go out and
+	// arrive. Long ones count as they are read, and at the sender when it learns of that.
 	Sent          uint64 `json:"sent"`
 	SentBytes     uint64 `json:"sent_bytes"`
 	Received      uint64 `json:"received"`
 	ReceivedBytes uint64 `json:"received_bytes"`
 
-	Queued    int `json:"queued"`    // sends that have not gone out, or not wholly
+	Queued    int `json:"queued"`    // sends that have not gone out completely
 	Unmatched int `json:"unmatched"` // sends that wait for the notice that they were matched, or read
 	Reading   int `json:"reading"`   // messages that are being read from the peer
 	Window    int `json:"window"`    // eager fragments and announcements that the peer has room for

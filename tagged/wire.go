@@ -11,7 +11,7 @@ import (
 
 // The active messages of this package. Their headers begin alike, little-endian:
 //
-//	byte 0, 1   places of the window that are granted to the receiver of this message
+//	byte 0, 1   places of the window granted to the receiver of this message
 //	byte 2      announcement: how many pieces of memory the payload describes;
 //	            eager messages: 1 if the sender waits for the notice of the match
 //	byte 3      zero
@@ -49,8 +49,8 @@ const maxWindow = math.MaxUint16
 
 const maxHeader = 24
 
-// maxPieces is the most pieces of memory that an announcement describes, and that a long message is
-// read into. A message of more pieces goes through one buffer made for it.
+// maxPieces is the most pieces of memory that an announcement describes, and the most that a long
+// message is read into. A message of more pieces goes through a buffer made for it.
 const maxPieces = 4
 
 // header is the decoded form.
@@ -74,7 +74,7 @@ func (h *header) put(b *[maxHeader]byte, kind transport.AMID) []byte {
 	return b[:headerSize(kind)]
 }
 
-// parse reads an active message, and returns an error for what no sender writes.
+// parse reads the header of an active message, and returns an error if no sender would write it.
 func (h *header) parse(kind transport.AMID, b, payload []byte) error {
 	if size := headerSize(kind); len(b) != size {
 		return fmt.Errorf("message %d: a header of %d bytes: it has %d", kind, len(b), size)
@@ -148,8 +148,8 @@ type memory struct {
 	count  int
 }
 
-// parse reads the payload of an announcement of so many pieces and bytes. The result must not be
-// copied: its pieces point into it.
+// parse reads the payload of an announcement of count pieces and length bytes. The result must not
+// be copied: its pieces point into it.
 func (m *memory) parse(count int, length uint64, payload []byte) error {
 	m.count = 0
 	var total uint64

@@ -27,7 +27,7 @@ type Worker struct {
 	endpoints endpointList
 	matching  matching
 	leftovers leftovers
-	failed    []*Endpoint // whose OnError has to be called: see unlockAndReport
+	failed    []*Endpoint // endpoints whose OnError is to be called: see unlockAndReport
 	regions   regionTable
 	stats     counters
 	spares    spares
@@ -35,7 +35,7 @@ type Worker struct {
 }
 
 // NewWorker makes a worker, with a transport worker of its own, over the NICs of a domain. The
-// domain stays the caller's, who closes it after the worker; several workers may share one.
+// caller keeps the domain and closes it after the worker; several workers may share one.
 func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -46,7 +46,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 		return nil, err
 	}
 	cfg.Transport = tw.Config()
-	cfg.Chunk = min(cfg.Chunk, tw.MaxMessage()) // a single queue pair fragments nothing
+	cfg.Chunk = min(cfg.Chunk, tw.MaxMessage()) // a single queue pair does not fragment
 	w := &Worker{cfg: cfg, dom: dom, tw: tw, leftovers: leftovers{most: cfg.MaxLeftover}}
 	w.matching.init(rand.Uint64())
 	w.spares.init(&cfg)
@@ -59,17 +59,18 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// Transport is the transport worker beneath. The program may set handlers for other active messages
-// there, with ids below FirstAMID, before it asks for the first endpoint's card. It may also make
-// endpoints there for itself; one whose peer sends messages of this package is aborted.
+// Transport returns the underlying transport worker. The program may set handlers for other active
+// messages there, with ids below FirstAMID, before it asks for the first endpoint's card. It may
+// also make endpoints of its own there; if a peer of one sends messages of this package, that
+// endpoint is aborted.
 func (w *Worker) Transport() *transport.Worker { return w.tw }
 
-// Config is the configuration in force.
+// Config returns the configuration in force, with its defaults filled in.
 func (w *Worker) Config() Config { return w.cfg }
 
 // Progress handles what has completed and arrived, and sends what can go out. It never blocks. It
-// returns how much it did; 0 means that nothing had happened, or that another goroutine was making
-// progress.
+// returns how many events it handled; 0 means that there were none, or that another goroutine is
+// making progress.
 func (w *Worker) Progress() int { return w.tw.Progress() }
 
 // Start has a goroutine make progress until Close. It polls for a while and then sleeps until the
@@ -93,15 +94,15 @@ func (w *Worker) unlockAndReport() {
 	w.mu.Unlock()
 }
 
-// Close closes the worker and its regions. It aborts endpoints that are open, and completes every
-// request that is not done with ErrClosed. To end in order, close each endpoint before. Like
-// [Endpoint.Abort] it spends a millisecond at most for each endpoint that is open. If a callback
-// leaves Close by a panic or runtime.Goexit, call it again: see [transport.Worker.Close].
+// Close closes the worker and its regions. It aborts open endpoints, and completes every request
+// that is not done with ErrClosed. To end in order, close each endpoint first. Like
+// [Endpoint.Abort], it spends at most a millisecond on each open endpoint. If a callback leaves
+// Close by a panic or runtime.Goexit, call it again: see [transport.Worker.Close].
 func (w *Worker) Close() error {
 	w.mu.Lock()
 	if w.closed {
 		w.mu.Unlock()
-		if err := w.tw.Close(); errors.Is(err, transport.ErrWorkerDead) { // it had left an earlier Close
+		if err := w.tw.Close(); errors.Is(err, transport.ErrWorkerDead) { // an earlier Close was left
 			return errors.Join(err, w.free())
 		}
 		return refuse("close worker", ErrClosed, "")
@@ -118,7 +119,7 @@ func (w *Worker) Close() error {
 	return errors.Join(append(errs, w.tw.Close(), w.free())...)
 }
 
-// free releases what the worker holds beside its transport worker, which is closed.
+// free releases what the worker holds itself, once its transport worker is closed.
 func (w *Worker) free() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -128,10 +129,10 @@ func (w *Worker) free() error {
 	return w.regions.close()
 }
 
-// endpointList is the endpoints that the program has not closed or aborted. Worker.mu guards it.
+// endpointList holds the endpoints that the program has not closed or aborted. Worker.mu guards it.
 //
-// Invariant: alive counts the endpoints that serve, whose err is not set. made counts those made so
-// far, which number their default names. last is why the one that ended last did; nil before.
+// Invariant: alive counts the endpoints in service, whose err is nil. made counts those made so far
+// and numbers their default names. last is why the most recent one ended; nil before.
 type endpointList struct {
 	list  []*Endpoint
 	alive int
@@ -139,14 +140,14 @@ type endpointList struct {
 	last  error
 }
 
-// add adds an endpoint that was made.
+// add adds a new endpoint.
 func (l *endpointList) add(e *Endpoint) {
 	l.made++
 	l.alive++
 	l.list = append(l.list, e)
 }
 
-// ended counts an endpoint that serves no more, for err.
+// ended counts an endpoint out of service, because of err.
 func (l *endpointList) ended(err error) {
 	l.alive--
 	l.last = err
@@ -162,16 +163,16 @@ func (l *endpointList) remove(e *Endpoint) {
 	}
 }
 
-// allEnded reports whether there were endpoints, and none serves any more.
+// allEnded reports whether there were endpoints and none is in service.
 func (l *endpointList) allEnded() bool { return l.alive == 0 && l.made != 0 }
 
-// leftovers are messages that arrived whole from endpoints that are closed, and wait for a receive.
-// Worker.mu guards it.
+// leftovers are complete messages from closed endpoints that wait for a receive. Worker.mu guards
+// it.
 //
 // Invariant: an endpoint is in departed if and only if it is closed and its list kept is not empty;
-// fragments is the sum over the messages of them all, at most most between calls.
+// fragments counts the fragments of all their messages, at most most between calls.
 type leftovers struct {
-	departed  list.List[Endpoint] // the one closed first in front
+	departed  list.List[Endpoint] // in the order in which they were closed
 	fragments int
 	most      int // Config.MaxLeftover
 }
@@ -193,7 +194,7 @@ func (l *leftovers) removed(e *Endpoint, in *inbound) {
 	}
 }
 
-// excess returns the oldest message while there are too many; nil otherwise.
+// excess returns the oldest message if there are too many; nil otherwise.
 func (l *leftovers) excess() *inbound {
 	if l.fragments <= l.most {
 		return nil
