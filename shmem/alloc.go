@@ -8,9 +8,9 @@ import (
 )
 
 // Alloc allocates a zeroed block for n elements on every PE, at the same place of its heap, aligned
-// to 64 bytes. It is collective and ends in a barrier. When PEs ask for different sizes all get the
-// same error, [ErrMismatch], which says who asked for what; when there is no room all get
-// [ErrNoMemory]. These errors have no effect, and the PEs go on.
+// to 64 bytes. It is collective and ends in a barrier. If PEs ask for different sizes, all get the
+// same [ErrMismatch], which says what each asked for. If there is no room, all get [ErrNoMemory].
+// Neither error has an effect, and the PEs can go on.
 func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
 	const op = "alloc"
 	if err := pe.enter(op); err != nil {
@@ -24,9 +24,9 @@ func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
 	return Sym[T]{off: off, n: n}, nil
 }
 
-// Free frees a block of [Alloc] on all PEs. It is collective, and completes what the PEs have
-// called before it. PEs that free different blocks all get ErrMismatch; memory that is no block, or
-// only part of one, is verbs.ErrInvalid.
+// Free frees a block of [Alloc] on all PEs. It is collective, and completes all earlier calls of
+// the PEs. PEs that free different blocks all get ErrMismatch; anything but a whole block is
+// verbs.ErrInvalid.
 func Free[T Element](ctx context.Context, pe *PE, s Sym[T]) error {
 	const op = "free"
 	if err := pe.enter(op); err != nil {
@@ -60,7 +60,7 @@ func parseRequest(b []byte) request {
 	}
 }
 
-// bytes returns the size of a block; r.n is not negative, and not beyond the size of the heap.
+// bytes returns the size of the block; r.n must be between 0 and the size of the heap.
 func (r request) bytes() uint64 { return uint64(r.n) * uint64(r.size) }
 
 func (r request) String() string {
@@ -131,7 +131,7 @@ func (p *PE) agree(ctx context.Context, op string, kind kind, r request) error {
 	return opError(op, fmt.Errorf("%w: %s", ErrMismatch, whoAsked(asked)))
 }
 
-// whoAsked lists which PEs asked for what, in the order of the PEs; a long list is cut.
+// whoAsked lists what each PE asked for, in the order of the PEs; it cuts a long list.
 func whoAsked(asked []request) string {
 	const most = 8
 	var groups []string

@@ -8,8 +8,8 @@ import (
 	"ibverbx/transport"
 )
 
-// FetchAdd adds v to the first word of dst on PE to and returns the value before. The package's
-// section on atomics says what all of them have in common.
+// FetchAdd adds v to the first word of dst on PE to and returns the value before. See the section
+// on atomics in the package comment.
 func FetchAdd[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) (T, error) {
 	return fetching(ctx, pe, "fetch add", changeAdd, dst, v, 0, to)
 }
@@ -87,19 +87,19 @@ func FetchXor[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) (
 	return fetching(ctx, pe, "fetch xor", changeXor, dst, mask, 0, to)
 }
 
-// And keeps the bits that are in mask. It waits until the change is done, as Or and Xor do.
+// And keeps the bits that are in mask. It waits until the change is done.
 func And[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) error {
 	_, err := fetching(ctx, pe, "and", changeAnd, dst, mask, 0, to)
 	return err
 }
 
-// Or sets the bits that are in mask.
+// Or sets the bits that are in mask; see [And].
 func Or[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) error {
 	_, err := fetching(ctx, pe, "or", changeOr, dst, mask, 0, to)
 	return err
 }
 
-// Xor inverts the bits that are in mask.
+// Xor inverts the bits that are in mask; see [And].
 func Xor[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) error {
 	_, err := fetching(ctx, pe, "xor", changeXor, dst, mask, 0, to)
 	return err
@@ -169,14 +169,14 @@ func fetching[T Word](
 	return T(old), nil
 }
 
-// word is a number of four or eight bytes, within the eight bytes that a NIC changes.
+// word locates a number of four or eight bytes in the eight bytes that a NIC changes.
 type word struct {
 	off   uint64 // of the eight bytes in the heap
-	shift uint   // of the number in them, bits
+	shift uint   // position of the number in them, in bits
 	mask  uint64 // as many bits as the number has, not shifted
 }
 
-// place is the word of a number that is size bytes long.
+// place returns the word of a number of size bytes.
 func place(off uint64, size int) word {
 	if size == 8 {
 		return word{off: off, mask: ^uint64(0)}
@@ -190,14 +190,14 @@ func place(off uint64, size int) word {
 
 func littleEndian() bool { return binary.NativeEndian.Uint16([]byte{1, 0}) == 1 }
 
-// get is the number in the eight bytes.
+// get returns the number in the eight bytes.
 func (w word) get(all uint64) uint64 { return all >> w.shift & w.mask }
 
-// with is the eight bytes with the number v in them.
+// with returns the eight bytes with the number replaced by v.
 func (w word) with(all, v uint64) uint64 { return all&^(w.mask<<w.shift) | (v&w.mask)<<w.shift }
 
 // update makes a change by compare-and-swap and returns the value before. Its first guess is zero;
-// where that is wrong, the NIC returns the right value.
+// if that is wrong, the NIC returns the right value.
 func (t *peer) update(ctx context.Context, w word, c change, v, compare uint64) (uint64, error) {
 	compare &= w.mask
 	for all := uint64(0); ; {
@@ -230,7 +230,7 @@ func (t *peer) fetchAdd(ctx context.Context, off, v uint64) (uint64, error) {
 	return t.pe.fetched(ctx, c, t.startAdd(ctx, &c.comp, &c.old, off, v))
 }
 
-// startAdd starts an addition to eight bytes. The value before goes to old, unless that is nil.
+// startAdd starts an addition to eight bytes, and stores the value before in old unless it is nil.
 func (t *peer) startAdd(ctx context.Context, comp *transport.Completion, old *uint64, off, v uint64) error {
 	if err := t.behindFence(ctx); err != nil {
 		return err
@@ -241,7 +241,7 @@ func (t *peer) startAdd(ctx context.Context, comp *transport.Completion, old *ui
 	})
 }
 
-// compareSwap changes eight bytes to swap if they are compare, and returns them as they were.
+// compareSwap sets eight bytes to swap if they are compare, and returns the value before.
 func (t *peer) compareSwap(ctx context.Context, off, compare, swap uint64) (uint64, error) {
 	c := t.pe.getCall()
 	c.comp.Init(1, nil)

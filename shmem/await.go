@@ -12,8 +12,8 @@ import (
 // isNoResource reports whether an operation could not start because it lacks resources.
 func isNoResource(err error) bool { return err != nil && errors.Is(err, transport.ErrNoResource) }
 
-// begin starts an operation; while that lacks resources it makes progress and tries again. The
-// function stays on its caller's stack.
+// begin starts an operation; while resources are lacking it makes progress and tries again. try
+// does not escape, so it stays on its caller's stack.
 func (p *PE) begin(ctx context.Context, try func() error) error {
 	err := try()
 	if !isNoResource(err) {
@@ -30,22 +30,22 @@ func (p *PE) begin(ctx context.Context, try func() error) error {
 	return err
 }
 
-// await makes progress until done, which looks at what other PEs write into this heap. It gives up
-// when a PE has failed or closed.
+// await makes progress until done returns true; done looks at what other PEs write into this heap.
+// It gives up when a PE has failed or closed.
 func (p *PE) await(ctx context.Context, op string, done func() bool) error {
 	v := watcher{p: p, ctx: ctx, op: op, step: p.cfg.Step}
 	return v.watch(done)
 }
 
 // awaitCollective is await for collective calls, in which the writer is known: from, or, if that is
-// nil, all PEs that are not done with the exchange. When it takes long, the PE checks that all are
-// in the same call, asks to be woken, and sleeps.
+// nil, all PEs whose exchange is not finished. In a long wait the PE checks that all are in the
+// same call, asks to be woken, and sleeps.
 func (p *PE) awaitCollective(ctx context.Context, op string, from *peer, done func() bool) error {
 	v := watcher{p: p, ctx: ctx, op: op, from: from, collective: true, step: p.cfg.Step}
 	return v.watch(done)
 }
 
-// watcher is a PE that waits for others.
+// watcher is the state of one wait of a PE for others.
 type watcher struct {
 	p          *PE
 	ctx        context.Context // of the call that waits
@@ -55,28 +55,28 @@ type watcher struct {
 	step       time.Duration // how long p sleeps between looks at its heap
 	checks     int           // looks around so far
 	looks      int           // calls of over so far
-	next       time.Time     // when to look around, and to sleep longer at a time
-	err        error         // why p must stop waiting
+	next       time.Time     // when to look around, and to begin longer sleeps
+	err        error         // why the wait must end
 	met        bool          // what p waits for has happened
 }
 
 const (
-	// maxStep bounds how long a PE sleeps between looks at its heap if no peer wakes it.
+	// maxStep is the longest a PE sleeps between looks at its heap if no peer wakes it.
 	maxStep = time.Millisecond
-	// defaultSleepStep is the time a PE sleeps between looks when others are to wake it. A lost
-	// wake-up costs that much at most, see askToWake.
+	// defaultSleepStep is how long a PE sleeps between looks when others are to wake it: the most
+	// that a lost wake-up costs, see askToWake.
 	defaultSleepStep = 20 * time.Millisecond
-	// asleepAfter is the number of times a PE looks around before it sleeps for long. At the first
-	// it asks to be woken. A write that its peer made before it received that request wakes nobody,
-	// but has arrived by the second.
+	// asleepAfter is the number of times a PE looks around before it sleeps for long. The first
+	// time it asks to be woken. A write that its peer made before it received that request wakes
+	// nobody, but has arrived by the second time.
 	asleepAfter = 2
 	// lookRounds is the number of looks at the heap between two looks around if no clock may be
 	// used.
 	lookRounds = 1000
 )
 
-// watch makes progress until done, which is not called again once it has said yes: the word that it
-// looked at may have changed again.
+// watch makes progress until done returns true, and does not call it again after that: the word may
+// have changed once more.
 func (v *watcher) watch(done func() bool) error {
 	if v.collective {
 		defer v.stopWaking()
@@ -90,7 +90,7 @@ func (v *watcher) watch(done func() bool) error {
 			return v.met || v.over()
 		})
 		switch {
-		case v.met || done(): // also if the writer has failed or closed right afterwards
+		case v.met || done(): // even if the writer has failed or closed right afterwards
 			return nil
 		case err != nil && v.collective:
 			return opError(v.op, v.late(err))
@@ -102,7 +102,7 @@ func (v *watcher) watch(done func() bool) error {
 	}
 }
 
-// over reports whether to stop waiting for now: because err is set, or to wait in longer steps.
+// over reports whether to stop this wait, because err is set or because longer steps are due.
 func (v *watcher) over() bool {
 	p := v.p
 	gone := p.gone.Load()
@@ -143,7 +143,7 @@ func (v *watcher) over() bool {
 // due reports whether it is time to look around. Reading the time costs as much as a few looks.
 func (v *watcher) due() bool {
 	if v.p.cfg.Transport.Idle != nil {
-		return v.looks%lookRounds == 0 // a program with a scheduler of its own has its own time
+		return v.looks%lookRounds == 0 // a program with its own scheduler has its own clock
 	}
 	asleep := v.collective && v.checks >= asleepAfter
 	if !asleep && v.looks%16 != 1 {
@@ -160,8 +160,8 @@ func (v *watcher) due() bool {
 	return !first
 }
 
-// stopWaking takes back what askToWake has asked of others, in this call or in one before that
-// could not take it back. Close need not: the peers may be gone.
+// stopWaking withdraws the requests of askToWake, also those that an earlier call could not
+// withdraw. Close does not need it: the peers may be gone.
 func (v *watcher) stopWaking() {
 	if v.p.wakers == 0 || v.p.closing.Load() {
 		return
@@ -171,7 +171,7 @@ func (v *watcher) stopWaking() {
 	}
 }
 
-// lookAround compares the PEs' calls, and asks those that this one waits for to wake it.
+// lookAround compares the PEs' calls, and asks the PEs that this one waits for to wake it.
 func (v *watcher) lookAround() error {
 	p := v.p
 	if !p.closing.Load() {
@@ -187,31 +187,31 @@ func (v *watcher) lookAround() error {
 	return nil
 }
 
-// A PE that waits in a collective call for long sleeps. Writes by others raise no event, so it asks
-// for one: it sets its sleep word in the heap of each PE that it waits for, and clears it when the
-// wait is over. A PE that puts a word of the package's own for another looks at that one's sleep
-// word afterwards, and if it is set sends an active message, behind a fence.
+// A PE that waits long in a collective call sleeps. Writes by others raise no event, so it asks for
+// one: it sets its sleep word in the heap of each PE that it waits for, and clears it after the
+// wait. A PE that puts one of the package's own words for another PE then looks at that PE's sleep
+// word, and if it is set sends an active message, behind a fence.
 //
-// A wake-up cannot be missed, except for writes on their way: either the word was put before the
-// sleep word came, or the active message follows. A word that was put before is there when the PE
-// has waited a little longer (asleepAfter). Where that is not enough, or the message finds no
-// credit, the PE looks again after sleepStep: a wake-up that is lost costs time only.
+// A wake-up cannot be missed, except for writes in flight: either the word was put before the sleep
+// word arrived, or the active message follows. A word that was put earlier has arrived when the PE
+// has waited a little longer (asleepAfter). If that is not long enough, or the message has no
+// credit, the PE looks again after sleepStep, so a lost wake-up only costs time.
 
 // wakeID is the id of the active message that wakes a PE.
 const wakeID transport.AMID = 0
 
-// askToWake asks the peer to wake this PE with each word that it puts. If that is not possible the
-// PE sleeps nevertheless; its endpoint reports a peer that has failed.
+// askToWake asks the peer to wake this PE after each word that it puts. If it cannot ask, the PE
+// sleeps anyway; its endpoint reports a peer that has failed.
 func (t *peer) askToWake(ctx context.Context) {
-	if !t.wakes && t.order(ctx) == nil { // the word that was put last must not land later
+	if !t.wakes && t.order(ctx) == nil { // the last word that was put must not land after this one
 		t.wakes = true
 		t.pe.wakers++
 		_ = t.putSleepWord(ctx, 1)
 	}
 }
 
-// stopWaking withdraws that. Where there is no room for it before ctx ends, the peer continues to
-// wake this PE, and the next collective call withdraws it.
+// stopWaking withdraws that request. If ctx ends before there is room to send it, the peer
+// continues to wake this PE, and the next collective call withdraws the request.
 func (t *peer) stopWaking(ctx context.Context) {
 	if !t.wakes || t.order(ctx) != nil { // the two words must not pass each other
 		return
@@ -230,7 +230,7 @@ func (t *peer) putSleepWord(ctx context.Context, v uint64) error {
 	return err
 }
 
-// wake wakes the peer if it has asked for that, so that it sees the word that was put last.
+// wake wakes the peer, if it has asked for that, so that it sees the last word that was put.
 func (t *peer) wake(ctx context.Context) {
 	if atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.sleeps(t.id))) == 0 || t.order(ctx) != nil {
 		return

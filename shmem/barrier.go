@@ -8,7 +8,7 @@ import (
 	"ibverbx/transport"
 )
 
-// Barrier is Quiet and then waits until every PE has called it: what any PE did before it is
+// Barrier calls Quiet and then waits until every PE has called it: what any PE did before it is
 // visible to all PEs after it. It is collective.
 func (p *PE) Barrier(ctx context.Context) error {
 	const op = "barrier"
@@ -19,7 +19,8 @@ func (p *PE) Barrier(ctx context.Context) error {
 	return p.barrier(ctx, op)
 }
 
-// Sync waits until every PE has called it, and completes nothing. It is collective.
+// Sync waits until every PE has called it. Unlike Barrier it completes no operation. It is
+// collective.
 func (p *PE) Sync(ctx context.Context) error {
 	const op = "sync"
 	if err := p.enter(op); err != nil {
@@ -58,10 +59,11 @@ func (p *PE) sync(ctx context.Context, op string) error {
 }
 
 // disseminate sends a mark to all PEs and waits until all have reached it: in round r each PE
-// writes to the one 2^r further on, and so passes on whatever it has received. The words only grow,
-// so that of a PE that is ahead serves as well. A PE that receives the mark of other calls than its
-// own passes nothing on. Each PE receives from all others on some path, and every path between two
-// that differ has a PE that detects it: if PEs are out of step, none completes the barrier.
+// writes to the PE that is 2^r further on, and so passes on all that it has received. The words
+// only grow, so the word of a PE that is ahead serves as well. A PE that receives a mark of calls
+// other than its own passes nothing on. Each PE receives from every other on some path, and on a
+// path between two PEs whose calls differ some PE detects it: if PEs are out of step, none
+// completes the barrier.
 func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) error {
 	n := len(p.peers)
 	for d := 1; d < n; d *= 2 {
@@ -83,7 +85,7 @@ func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) err
 	return p.flushLocal(ctx, op)
 }
 
-// flushLocal waits until what this PE has put is certainly on its way: PEs that wait for it must
+// flushLocal waits until everything that this PE has put has been sent: PEs that wait for it must
 // not depend on this PE's next call.
 func (p *PE) flushLocal(ctx context.Context, op string) error {
 	err := p.worker.Flush(ctx, transport.FlushLocal)

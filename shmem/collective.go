@@ -2,9 +2,9 @@ package shmem
 
 import "context"
 
-// Broadcast copies the buf of PE root to that of every PE. buf may be any memory. It is collective;
+// Broadcast copies PE root's buf to the buf of every PE. buf may be any memory. It is collective;
 // all PEs pass the same length and root. It returns when this PE has the data, whether or not all
-// others have it. A root that is no PE is verbs.ErrInvalid, and ends the call of all other PEs with
+// others have it. An invalid root is verbs.ErrInvalid, and ends the call of all other PEs with
 // [ErrMismatch].
 func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error {
 	const op = "broadcast"
@@ -56,10 +56,10 @@ func (p *PE) broadcast(ctx context.Context, op string, g tag, b []byte, root int
 	return nil
 }
 
-// AllGather copies the src of all PEs to dst on every PE, in the order of the PEs: len(dst) is
-// len(src) times the number of PEs. dst and src may be any memory, and must not overlap. It is
-// collective; all PEs pass the same length. Lengths that do not fit each other are
-// verbs.ErrInvalid, and end the call of all other PEs with [ErrMismatch].
+// AllGather copies every PE's src to dst on every PE, in the order of the PEs: len(dst) is len(src)
+// times the number of PEs. dst and src may be any memory, and must not overlap. It is collective;
+// all PEs pass the same length. If the lengths do not fit together, the error is verbs.ErrInvalid,
+// and the call of all other PEs ends with [ErrMismatch].
 func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	const op = "all-gather"
 	if err := pe.enter(op); err != nil {
@@ -79,10 +79,10 @@ func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	return pe.exchange(ctx, op, g, bytesOf(dst), b, 0, len(b))
 }
 
-// AllToAll sends part i of src to PE i, and receives in part i of dst what PE i has sent: both have
-// as many equal parts as there are PEs. dst and src may be any memory, and must not overlap. It is
-// collective; all PEs pass the same length. Lengths that do not fit are verbs.ErrInvalid, and end
-// the call of all other PEs with [ErrMismatch].
+// AllToAll sends part i of src to PE i and receives part i of dst from PE i. Both have as many
+// equal parts as there are PEs. dst and src may be any memory, and must not overlap. It is
+// collective; all PEs pass the same length. If a length does not fit, the error is
+// verbs.ErrInvalid, and the call of all other PEs ends with [ErrMismatch].
 func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	const op = "all-to-all"
 	if err := pe.enter(op); err != nil {
@@ -106,13 +106,13 @@ func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 // ReduceOp is the operation by which Reduce combines two values.
 type ReduceOp uint8
 
-// The ways to combine.
+// The operations.
 const (
 	OpSum ReduceOp = iota
 	OpProd
 	OpMin // Go's min, also of floats
 	OpMax // Go's max, also of floats
-	OpAnd // of integers only, as OpOr and OpXor
+	OpAnd // integers only, like OpOr and OpXor
 	OpOr
 	OpXor
 )
@@ -138,11 +138,11 @@ func (o ReduceOp) String() string {
 	return "unknown"
 }
 
-// Reduce combines the src of all PEs element by element, and writes the result to dst on every PE.
-// dst and src may be any memory, and the same. Values are combined in an order that depends on the
-// number of PEs alone: every PE has the same bits, in every run. It is collective; all PEs pass the
-// same length and op. A dst and src of different lengths, or an op that these elements do not have,
-// are verbs.ErrInvalid, and end the call of all other PEs with [ErrMismatch].
+// Reduce combines every PE's src element by element, and writes the result to dst on every PE. dst
+// and src may be any memory, and may be the same. The order in which values are combined depends
+// only on the number of PEs, so every PE gets the same bits, in every run. It is collective; all
+// PEs pass the same length and op. If dst and src differ in length, or the elements do not have op,
+// the error is verbs.ErrInvalid, and the call of all other PEs ends with [ErrMismatch].
 func Reduce[T Element](ctx context.Context, pe *PE, dst, src []T, op ReduceOp) error {
 	return reduce(ctx, pe, dst, src, int(op), combiner[T](op))
 }
@@ -162,7 +162,7 @@ func ReduceFunc[T Element](ctx context.Context, pe *PE, dst, src []T, fn func(a,
 	return reduce(ctx, pe, dst, src, paramFunc, combine)
 }
 
-// paramFunc stands for an op in the tag of a reduction by a function of the caller's.
+// paramFunc replaces the op in the tag of a ReduceFunc.
 const paramFunc = 1<<16 - 1
 
 // checkReduce returns an error if the arguments of a reduction are wrong.
@@ -204,8 +204,8 @@ func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, com
 	return pe.flushLocal(ctx, op)
 }
 
-// combineUp combines left of all PEs below this one in the tree into left, and posts it to the
-// parent.
+// combineUp combines the values of all PEs below this one in the tree into left, and posts the
+// result to the parent.
 func combineUp[T Element](ctx context.Context, pe *PE, op string, g tag, left []T,
 	combine func(a, b []T)) error {
 	tree := pe.tree(0)
@@ -236,8 +236,8 @@ func combineUp[T Element](ctx context.Context, pe *PE, op string, g tag, left []
 	return nil
 }
 
-// combiner returns the function by which an operation combines b into a, of the same length; nil if
-// the operation does not fit the elements.
+// combiner returns the function that combines b into a, of the same length; nil if the elements do
+// not have the operation.
 func combiner[T Element](op ReduceOp) func(a, b []T) {
 	switch op {
 	case OpSum:
@@ -292,8 +292,8 @@ func maxInto[T Element](a, b []T) {
 	}
 }
 
-// Bits are the same whichever way they are grouped: bytes have the operators that a type parameter
-// with floats in it lacks.
+// Bitwise operations give the same result byte by byte. Bytes have these operators, and a type
+// parameter that includes floats does not.
 
 func andInto[T Element](a, b []T) {
 	x := bytesOf(a)
@@ -316,25 +316,25 @@ func xorInto[T Element](a, b []T) {
 	}
 }
 
-// tree is a PE's place in a binomial tree of all PEs: the distance of its parent from the root is
-// its own distance less the lowest bit, and the distances of its children have one lower bit more.
+// tree is a PE's place in a binomial tree of all PEs. Clear the lowest bit of a PE's distance from
+// the root to get its parent's; set one bit below it to get a child's.
 type tree struct {
-	root int // its number
+	root int // number of the root
 	me   int // the PE's distance from the root, counted upwards and around
 	n    int // PEs
 }
 
-// tree is this PE's place in the tree below root.
+// tree returns this PE's place in the tree below root.
 func (p *PE) tree(root int) tree {
 	n := len(p.peers)
 	return tree{root: root, me: (p.id - root + n) % n, n: n}
 }
 
-// parent is the parent's number; the PE must not be the root.
+// parent returns the parent's number; the PE must not be the root.
 func (t tree) parent() int { return (t.me&(t.me-1) + t.root) % t.n }
 
-// child is the number of the child that is bit, a power of two, further away; ok is false if there
-// is none.
+// child returns the number of the child that is bit further from the root, a power of two; ok is
+// false if there is none.
 func (t tree) child(bit int) (pe int, ok bool) {
 	if t.me&bit != 0 || t.me&(bit-1) != 0 || t.me+bit >= t.n {
 		return 0, false
@@ -342,7 +342,7 @@ func (t tree) child(bit int) (pe int, ok bool) {
 	return (t.me + bit + t.root) % t.n, true
 }
 
-// highest is the largest power of two below n; 0 for 1.
+// highest returns the largest power of two below n; 0 for 1.
 func highest(n int) int {
 	bit := 0
 	for d := 1; d < n; d *= 2 {

@@ -18,8 +18,8 @@ import (
 var (
 	// ErrMismatch: the PEs did not make the same collective calls, or one call was refused for an
 	// argument. All PEs get it: the error of one says which PE called what, those of the others
-	// name that PE. Every later collective call but Close returns it, too; Alloc and Free that
-	// differ only in what they ask for change nothing.
+	// name that PE. Every later collective call but Close returns it, too, except after Alloc or
+	// Free calls that only ask for different things: those have no effect.
 	ErrMismatch = errors.New("collective calls do not match")
 	// ErrNoMemory: the symmetric heap has no room, on any PE: raise Config.HeapSize.
 	ErrNoMemory = errors.New("symmetric heap is full")
@@ -41,12 +41,12 @@ func (e *PEError) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e *PEError) Unwrap() error { return e.Err }
 
-// LogValue has slog write the PE's number, and what the connection to it says.
+// LogValue makes slog write the PE's number and the error of the connection to it.
 func (e *PEError) LogValue() slog.Value {
 	return slog.GroupValue(slog.Int("pe", e.PE), slog.Any("err", e.Err))
 }
 
-// MarshalJSON writes the PE's number, the text of Err, and Err itself where it has a form in JSON.
+// MarshalJSON writes the PE's number, the text of Err, and Err itself if it has a JSON form.
 func (e *PEError) MarshalJSON() ([]byte, error) {
 	form := struct {
 		PE    int            `json:"pe"`
@@ -57,7 +57,7 @@ func (e *PEError) MarshalJSON() ([]byte, error) {
 	return json.Marshal(form)
 }
 
-// invalid is the error of a call that was refused for an argument.
+// invalid returns the error of a call that was refused for an argument.
 func invalid(op, format string, args ...any) error {
 	detail := fmt.Sprintf(format, args...)
 	return &errwrap.Error{Err: fmt.Errorf("shmem: %s: %w: %s", op, verbs.ErrInvalid, detail)}
@@ -71,7 +71,7 @@ func needContext(op string, ctx context.Context) error {
 	return nil
 }
 
-// opError is the error of a call that failed.
+// opError returns the error of a call that failed.
 func opError(op string, err error) error {
 	return &errwrap.Error{Err: fmt.Errorf("shmem: %s: %w", op, err)}
 }

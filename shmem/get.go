@@ -25,7 +25,8 @@ func Get[T Element](ctx context.Context, pe *PE, dst []T, src Sym[T], from int) 
 	return nil
 }
 
-// GetNBI is Get that only initiates: the NICs own dst until Quiet, and the data is there after it.
+// GetNBI is Get that does not wait: the NICs own dst until Quiet returns, and the data is there
+// afterwards.
 func GetNBI[T Element](ctx context.Context, pe *PE, dst []T, src Sym[T], from int) error {
 	const op = "get nbi"
 	if len(dst) > src.n {
@@ -92,7 +93,7 @@ func (t *peer) get(ctx context.Context, b []byte, off uint64) error {
 	for len(b) != 0 {
 		n := min(len(b), t.bcopy)
 		if err := t.getBuffered(ctx, &c.comp, b[:n], off); err != nil {
-			c.comp.Done(err) // the pieces that are on their way count down the rest
+			c.comp.Done(err) // pieces in flight count down the rest
 		}
 		b, off = b[n:], off+uint64(n)
 	}
@@ -139,7 +140,7 @@ func (t *peer) getZcopy(ctx context.Context, comp *transport.Completion, local i
 }
 
 // getWait reads into registered memory, and returns when the data has arrived. It reports whether
-// the operation has ended, or not begun.
+// the operation has ended or never began.
 func (t *peer) getWait(ctx context.Context, local ibverbx.Segment, off uint64) (ended bool, err error) {
 	p := t.pe
 	c := p.getCall()

@@ -11,12 +11,12 @@ import (
 // one, and the eight bytes around a number of four bytes never reach beyond its block.
 const blockAlign = 64
 
-// layout says where things lie in every PE's registered memory, as offsets in bytes: first what the
-// package needs for itself, then the user's heap. It follows from the number of PEs alone, and so
-// is the same on all of them.
+// layout is the layout of every PE's registered memory, as offsets in bytes: first the package's
+// own words and slots, then the user's heap. It depends only on the number of PEs, so it is the
+// same on all.
 type layout struct {
-	rounds      uint64 // words of the barrier, one a round; they only grow
-	closeRounds uint64 // those of the barrier in Close, which must work when the PEs are out of step
+	rounds      uint64 // words of the barrier, one per round; they only grow
+	closeRounds uint64 // the same for the barrier in Close, which must work when PEs are out of step
 	stop        uint64 // the stop word: see mismatch.go
 	entered     uint64 // how many collective calls the PE has entered: see late.go
 	words       uint64 // wordStride bytes of words for each PE
@@ -56,42 +56,45 @@ func newLayout(pes int) layout {
 	return l
 }
 
-// slotWord is the word that says which piece of PE from is in one of its slots.
+// slotWord returns the offset of the word that says which piece of PE from is in one of its slots.
 func (l *layout) slotWord(from int, slot uint64) uint64 {
 	return l.words + wordStride*uint64(from) + 8*slot
 }
 
-// taken is the word in which PE from counts the pieces that it has taken out of its slots.
+// taken returns the offset of the word in which PE from counts the pieces that it has taken out of
+// its slots.
 func (l *layout) taken(from int) uint64 { return l.words + wordStride*uint64(from) + 16 }
 
-// question are three words in which PE from asks about the call in which it waits for this one.
+// question returns the offset of three words with which PE from asks this PE about the call that it
+// waits in.
 func (l *layout) question(from int) uint64 { return l.words + wordStride*uint64(from) + 24 }
 
-// sleeps is the word by which PE from asks this one to be woken: see await.go.
+// sleeps returns the offset of the word with which PE from asks this PE to wake it: see await.go.
 func (l *layout) sleeps(from int) uint64 { return l.words + wordStride*uint64(from) + 48 }
 
-// gaveUp is where a PE writes that the deadline of its collective call has passed.
+// gaveUp returns the offset of the word in which PE from says that the deadline of its collective
+// call has passed.
 func (l *layout) gaveUp(from int) uint64 { return l.words + wordStride*uint64(from) + 56 }
 
-// slotOf is a slot for pieces of PE from.
+// slotOf returns the offset of a slot for pieces of PE from.
 func (l *layout) slotOf(from int, slot uint64) uint64 {
 	return l.slots + (2*uint64(from)+slot)*l.slot
 }
 
-// blocks is the allocator of the heap. Its results depend on the calls alone, so that PEs that make
-// the same calls get the same results.
+// blocks is the allocator of the heap. Its results depend only on the calls, so PEs that make the
+// same calls get the same results.
 //
 // Invariant: free is in order of address, no two of its spans touch, and free and taken together
 // cover the heap once.
 type blocks struct {
 	start, size uint64 // of the heap, bytes
 	free        []span
-	taken       map[uint64]uint64 // lengths of the blocks by their offsets
-	asked       map[uint64]uint64 // the bytes that were asked for, by the blocks' offsets
+	taken       map[uint64]uint64 // length of each block, by offset
+	asked       map[uint64]uint64 // bytes asked for in each block, by offset
 	used        uint64            // sum of taken
 }
 
-// span is a piece of the heap, bytes.
+// span is a piece of the heap, in bytes.
 type span struct{ off, length uint64 }
 
 func newBlocks(start, size uint64) *blocks {
@@ -99,8 +102,8 @@ func newBlocks(start, size uint64) *blocks {
 		asked: map[uint64]uint64{}}
 }
 
-// alloc takes the first place that is large enough. A block has at least one byte, so that every
-// block has a place of its own.
+// alloc takes the first free span that is large enough. A block has at least one byte, so that
+// every block has its own offset.
 func (b *blocks) alloc(bytes uint64) (off uint64, err error) {
 	if bytes > b.size {
 		return 0, b.full(bytes)
@@ -122,7 +125,7 @@ func (b *blocks) alloc(bytes uint64) (off uint64, err error) {
 	return 0, b.full(bytes)
 }
 
-// full is the error of an alloc that finds no place.
+// full returns the error of an alloc that finds no room.
 func (b *blocks) full(bytes uint64) error {
 	largest := uint64(0)
 	for _, s := range b.free {
@@ -133,13 +136,13 @@ func (b *blocks) full(bytes uint64) error {
 		ErrNoMemory, bytes, b.size, b.size-b.used, largest)
 }
 
-// holds reports whether there is a block of so many bytes.
+// holds reports whether there is a block of that many bytes at off.
 func (b *blocks) holds(off, bytes uint64) bool {
 	asked, ok := b.asked[off]
 	return ok && asked == bytes
 }
 
-// release gives a block back; there must be one.
+// release frees the block at off, which must exist.
 func (b *blocks) release(off uint64) {
 	s := span{off, b.taken[off]}
 	delete(b.taken, off)

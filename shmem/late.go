@@ -12,27 +12,28 @@ import (
 	"ibverbx/internal/roster"
 )
 
-// A collective call whose deadline passes says which PEs have not entered it. Whom a PE waits for
-// is often one that waits itself, so it reads of every PE how many calls that has entered. This
-// costs nothing before. A PE that gives up says so, because it may end, and answer no more.
+// A collective call whose deadline has passed says which PEs have not entered it. The PE that this
+// one waits for often waits itself, so this one reads from every PE how many calls it has entered.
+// This costs nothing until then. A PE that gives up tells the others, because it may end and not
+// answer them any more.
 
-// answerTime is the time that the others have to answer. Their NICs do so in microseconds.
+// answerTime is how long to wait for answers. NICs answer in microseconds.
 const answerTime = 500 * time.Millisecond
 
-// enteredAll is the number of calls of a PE that closes.
+// enteredAll is the number of calls that a closing PE publishes.
 const enteredAll = ^uint64(0)
 
-// enterCall publishes in how many collective calls this PE has entered.
+// enterCall publishes how many collective calls this PE has entered.
 func (p *PE) enterCall(calls uint64) { atomic.StoreUint64(word64(p.heap, p.layout.entered), calls) }
 
-// late adds to the error of a collective call that ctx has ended who has kept it waiting. If ctx
-// was cancelled, err has what the transport knows.
+// late adds the PEs that kept a collective call waiting to the error of its expired deadline. An
+// error of a cancelled ctx stays as it is.
 func (v *watcher) late(err error) error {
 	if !errors.Is(v.ctx.Err(), context.DeadlineExceeded) || !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	p := v.p
-	silent, absent := p.roll()
+	silent, absent := p.rollCall()
 	n := len(p.peers)
 	var said []string
 	if s := roster.Late("PE", n, func(i int) bool { return absent[i] }, "has not entered it",
@@ -55,13 +56,13 @@ func (v *watcher) late(err error) error {
 	return fmt.Errorf("%w: %s", errwrap.ContextErr(v.ctx), strings.Join(said, "; "))
 }
 
-// roll asks all PEs which calls they have entered. It reports who has not answered, and who has not
-// entered the call under way.
-func (p *PE) roll() (silent, absent []bool) {
+// rollCall asks all PEs how many calls they have entered. It returns which have not answered, and
+// which have not entered the current call.
+func (p *PE) rollCall() (silent, absent []bool) {
 	mine := atomic.LoadUint64(word64(p.heap, p.layout.entered))
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	now, stop := context.WithCancel(ctx) // a peer whose queue is full must not take the time of others
+	now, stop := context.WithCancel(ctx) // a peer whose queue is full must not hold up the others
 	stop()
 	asked := make([]*call, len(p.peers))
 	for i := range p.peers {
@@ -82,7 +83,7 @@ func (p *PE) roll() (silent, absent []bool) {
 		for i, c := range asked {
 			if c != nil && !c.comp.Fired() && !p.peers[i].gaveUp(mine) {
 				looks++
-				return p.cfg.Transport.Idle != nil && looks > lookRounds // it has its own time
+				return p.cfg.Transport.Idle != nil && looks > lookRounds // its scheduler has its own clock
 			}
 		}
 		return true
@@ -101,7 +102,7 @@ func (p *PE) roll() (silent, absent []bool) {
 	return silent, absent
 }
 
-// gaveUp reports whether the peer has given up in a call.
+// gaveUp reports whether the peer has given up waiting in the call with this number.
 func (t *peer) gaveUp(calls uint64) bool {
 	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.gaveUp(t.id))) >= calls
 }

@@ -5,18 +5,18 @@ import (
 	"sync/atomic"
 )
 
-// A mailbox carries the data of collective calls from one PE to another, in pieces. It is two slots
-// in the receiver's heap, each with a word that the sender writes behind a fence when the slot is
-// full, and a word in the sender's heap in which the receiver counts the pieces that it has taken
-// out.
+// A mailbox carries the data of collective calls from one PE to another, in pieces. It has two
+// slots in the receiver's heap, each with a word that the sender writes behind a fence when the
+// slot is full, and a word in the sender's heap in which the receiver counts the pieces that it has
+// taken out.
 //
-// Pieces are numbered through all calls, so that a PE that is a call ahead does no harm: its next
-// pieces wait in the slots, or with their sender. The word of a full slot has the piece's number,
-// modulo 16, and the tag of the call.
+// Pieces are numbered across calls, so a PE that is a call ahead does no harm: its next pieces wait
+// in the slots, or at their sender. The word of a full slot has the piece's number, modulo 16, and
+// the tag of the call.
 //
 // Invariant: the sender's posted less the receiver's count is 0 to 2, the number of full slots.
 
-// piece returns how many of the remaining bytes go into one slot.
+// piece returns how many of the left bytes go into the next slot.
 func (p *PE) piece(left int) int { return min(left, int(p.layout.slot)) }
 
 // hasRoom reports whether a slot at the peer is free.
@@ -50,7 +50,7 @@ func (t *peer) postWhenRoom(ctx context.Context, op string, g tag, b []byte) err
 	return t.post(ctx, op, g, b)
 }
 
-// nextWord is the word of the slot that the next piece goes into.
+// nextWord returns the word of the slot for the next piece.
 func (t *peer) nextWord() uint64 {
 	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.slotWord(t.id, t.received%2)))
 }
@@ -76,10 +76,10 @@ func (t *peer) openWhenThere(ctx context.Context, op string, g tag, n int) ([]by
 	return t.open(ctx, op, g, n)
 }
 
-// discard gives the slot of the open piece back to the sender.
+// discard returns the slot of the open piece to the sender.
 func (t *peer) discard(ctx context.Context, op string) error {
 	t.received++
-	// An older count that lands last, over a rail that was held up, would take the slot away again.
+	// An older count that lands late, over a slow rail, would take the slot back.
 	if err := t.order(ctx); err != nil {
 		return t.opError(op, err)
 	}
@@ -89,13 +89,13 @@ func (t *peer) discard(ctx context.Context, op string) error {
 	return nil
 }
 
-// exchange sends n bytes of src, from stride*i on, to every PE i, and receives n bytes of each into
-// dst, from n*i on. It continues with whichever PE is ready, so that no PE depends on the order in
-// which others serve it.
+// exchange sends n bytes of src, from offset stride*i, to every PE i, and receives n bytes from PE
+// i into dst at offset n*i. It continues with whichever PE is ready, so no PE depends on the order
+// in which others serve it.
 func (p *PE) exchange(ctx context.Context, op string, g tag, dst, src []byte, stride, n int) error {
 	copy(dst[n*p.id:n*(p.id+1)], src[stride*p.id:])
 	slot := int(p.layout.slot)
-	pieces := max((n+slot-1)/slot, 1) // one of no bytes if n is 0
+	pieces := max((n+slot-1)/slot, 1) // a single empty one if n is 0
 	for i := range p.peers {
 		if i != p.id {
 			p.peers[i].out, p.peers[i].in = pieces, pieces
@@ -105,7 +105,7 @@ func (p *PE) exchange(ctx context.Context, op string, g tag, dst, src []byte, st
 		if err := p.awaitCollective(ctx, op, nil, func() bool { return p.canExchange() }); err != nil {
 			return err
 		}
-		for d := 1; d < len(p.peers); d++ { // each PE begins with another one
+		for d := 1; d < len(p.peers); d++ { // each PE begins with a different one
 			t := &p.peers[(p.id+d)%len(p.peers)]
 			if err := t.deliver(ctx, op, g, src[stride*t.id:][:n], pieces); err != nil {
 				return err
@@ -118,7 +118,7 @@ func (p *PE) exchange(ctx context.Context, op string, g tag, dst, src []byte, st
 	return p.flushLocal(ctx, op)
 }
 
-// exchanging reports whether any piece has still to be posted or received.
+// exchanging reports whether any piece is still to be posted or received.
 func (p *PE) exchanging() bool {
 	for i := range p.peers {
 		if t := &p.peers[i]; t.out+t.in != 0 {
@@ -138,7 +138,7 @@ func (p *PE) canExchange() bool {
 	return false
 }
 
-// deliver posts the pieces of src that there is room for.
+// deliver posts as many pieces of src as there is room for.
 func (t *peer) deliver(ctx context.Context, op string, g tag, src []byte, pieces int) error {
 	for ; t.out != 0 && t.hasRoom(); t.out-- {
 		b := src[(pieces-t.out)*int(t.pe.layout.slot):]

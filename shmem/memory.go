@@ -6,30 +6,31 @@ import "unsafe"
 // and offsets of elements are multiples of their size, so every view is aligned. An Element has no
 // pointers.
 
-// newHeap makes zeroed memory whose first byte is aligned to a block.
+// newHeap returns zeroed memory that is aligned to blockAlign.
 func newHeap(size int) []byte {
 	mem := make([]byte, size+blockAlign)
 	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(mem))) & (blockAlign - 1))
 	return mem[skip : skip+size : skip+size]
 }
 
-// sizeOf is the size of an element in bytes.
+// sizeOf returns the size of an element in bytes.
 func sizeOf[T Element]() int {
 	var v T
 	return int(unsafe.Sizeof(v))
 }
 
-// bytesOf is the memory of s.
+// bytesOf returns the memory of s.
 func bytesOf[T Element](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*sizeOf[T]())
 }
 
-// viewOf is b, whose length is a multiple of the element's size, as elements. b must be aligned.
+// viewOf returns b as elements. Its length must be a multiple of their size, and its address
+// aligned to it.
 func viewOf[T Element](b []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/sizeOf[T]())
 }
 
-// within reports whether all of b lies in the heap, and where.
+// within reports whether all of b is in the heap, and returns its offset.
 func within(heap, b []byte) (off uint64, ok bool) {
 	start, at := uintptr(unsafe.Pointer(unsafe.SliceData(heap))), uintptr(unsafe.Pointer(unsafe.SliceData(b)))
 	if at < start || at-start > uintptr(len(heap)) || uintptr(len(b)) > uintptr(len(heap))-(at-start) {
@@ -38,12 +39,12 @@ func within(heap, b []byte) (off uint64, ok bool) {
 	return uint64(at - start), true
 }
 
-// word64 is the word at an offset of the heap that is a multiple of eight.
+// word64 returns the word at an offset of the heap, a multiple of eight.
 func word64(heap []byte, off uint64) *uint64 {
 	return (*uint64)(unsafe.Pointer(unsafe.SliceData(heap[off : off+8])))
 }
 
-// word32 is the word at an offset of the heap that is a multiple of four.
+// word32 returns the word at an offset of the heap, a multiple of four.
 func word32(heap []byte, off uint64) *uint32 {
 	return (*uint32)(unsafe.Pointer(unsafe.SliceData(heap[off : off+4])))
 }

@@ -6,13 +6,13 @@ import (
 	"sync/atomic"
 )
 
-// PEs that are out of step would wait for each other for ever. The one that detects it writes the
-// stop word of every PE, which all waits and all later collective calls read. A PE that receives
-// what does not fit its call detects it at once. Where nothing arrives, since each PE waits for
-// another, they ask: a PE that has waited for some time writes into the heap of the PE that it
-// waits for in which call it is, and compares what others have asked itself.
+// PEs that are out of step would wait for each other for ever. The PE that detects it writes the
+// stop word of every PE, which all waits and all later collective calls read. A PE detects it at
+// once if it receives data that does not fit its call. If nothing arrives, since each PE waits for
+// another, they ask: a PE that has waited for some time writes which call it is in to the heap of
+// the PE that it waits for, and checks the questions that others have written to its own.
 
-// call adds a collective call, which all PEs must make alike, to the record.
+// call adds a collective call to the record. All PEs must make the same one.
 func (p *PE) call(op string, k kind, s shape) (tag, error) {
 	if err := p.stopped(); err != nil {
 		return 0, opError(op, err)
@@ -29,7 +29,7 @@ func (p *PE) refuse(ctx context.Context, k kind, err error) error {
 	return err
 }
 
-// mismatch ends a collective call while another PE is in a different one, on all PEs.
+// mismatch ends a collective call on all PEs, because PE t is in a different one.
 func (p *PE) mismatch(ctx context.Context, op string, t *peer, theirs, mine tag) error {
 	p.stopAll(ctx, 0)
 	if (theirs^mine)&tagCall == 0 {
@@ -39,17 +39,17 @@ func (p *PE) mismatch(ctx context.Context, op string, t *peer, theirs, mine tag)
 	return opError(op, fmt.Errorf("%w: %v called %v, PE %d %v", ErrMismatch, t, theirs, p.id, mine))
 }
 
-// stopAll writes the stop word of all PEs, this one's too: the PE's number plus one, and above it
-// the kind of call that it has refused, or zero for a mismatch.
+// stopAll writes the stop word of all PEs, its own included: this PE's number plus one in the lower
+// 32 bits, and above them the kind of call that it has refused, or zero for a mismatch.
 func (p *PE) stopAll(ctx context.Context, why uint64) {
 	for i := range p.peers {
-		// those that cannot be reached notice that a PE has failed
+		// A PE that cannot be reached notices by itself that another has failed.
 		_ = p.peers[i].putWord(ctx, p.layout.stop, why|uint64(p.id)+1)
 	}
 	_ = p.flushLocal(ctx, "")
 }
 
-// stopped is the error that the stop word stands for; nil while it is zero.
+// stopped returns the error that the stop word stands for; nil while it is zero.
 func (p *PE) stopped() error {
 	v := atomic.LoadUint64(word64(p.heap, p.layout.stop))
 	if v == 0 {
@@ -62,8 +62,8 @@ func (p *PE) stopped() error {
 	return fmt.Errorf("%w: PE %d found the mismatch: see its error", ErrMismatch, who)
 }
 
-// ask writes to the peer in which call this PE waits for it, once a call. Words land in any order:
-// the third one, a hash of the others, says that all three belong to one question.
+// ask tells the peer, once per call, which call this PE waits for it in. The words land in any
+// order: the third, a hash of the others, shows that all three belong to one question.
 func (t *peer) ask(ctx context.Context) error {
 	p := t.pe
 	step := p.record.step
@@ -89,8 +89,8 @@ func (t *peer) question() (step uint64, g tag, ok bool) {
 	return v[0], tag(v[1]), v[2] == mix(v[0], v[1])
 }
 
-// compare asks the PE that this one waits for, and fails unless the PEs that have asked were, or
-// are, in the same call. from nil stands for all PEs that are not done with the exchange.
+// compare asks the PE that this one waits for, and fails if a PE that has asked was, or is, in a
+// different call. If from is nil, it asks all PEs whose exchange is not finished.
 func (p *PE) compare(ctx context.Context, op string, from *peer) error {
 	for i := range p.peers {
 		t := &p.peers[i]

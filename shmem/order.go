@@ -6,14 +6,14 @@ import (
 	"ibverbx/transport"
 )
 
-// Fence orders this PE's puts, atomics and signals, for each target PE separately: what is called
-// after it lands after what was called before. It completes nothing, waits for nothing and cannot
+// Fence orders this PE's puts, atomics and signals, for each target PE separately: those called
+// after it land after those called before it. It completes nothing, waits for nothing and cannot
 // fail: the next call to each PE establishes the order, and may wait for room and return an error.
-// A call that returns an error leaves the fence in force for those that follow.
+// If that call returns an error, the fence stays in force for later ones.
 func (p *PE) Fence() { p.fences.Add(1) }
 
-// behindFence orders what goes to this PE next behind what was called before the last Fence. Two
-// goroutines may do so for the same fence; both wait until one of them has done it.
+// behindFence orders what goes to this PE next after what was called before the last Fence. If two
+// goroutines do this for the same fence, both wait until one of them is done.
 func (t *peer) behindFence(ctx context.Context) error {
 	if asked := t.pe.fences.Load(); asked > t.fenced.Load() {
 		return t.fence(ctx, asked)
@@ -21,7 +21,7 @@ func (t *peer) behindFence(ctx context.Context) error {
 	return nil
 }
 
-// fence puts the first asked fences into force.
+// fence puts all fences up to number asked into force.
 func (t *peer) fence(ctx context.Context, asked uint64) error {
 	if err := t.order(ctx); err != nil {
 		return err
@@ -32,9 +32,9 @@ func (t *peer) fence(ctx context.Context, asked uint64) error {
 	return nil
 }
 
-// order orders what goes to this PE next behind what went before. The peer's processor sees the
-// writes of one NIC in their order. Writes of several NICs may pass each other on the way to its
-// memory, although they are acknowledged: there a read on every queue pair goes between.
+// order orders what goes to this PE next after everything sent so far. The peer's processor sees
+// the writes of one NIC in order. Acknowledged writes of several NICs may still pass each other on
+// the way to its memory: with several NICs a read on every queue pair goes in between.
 func (t *peer) order(ctx context.Context) error {
 	if t.multiNIC {
 		err := t.pe.begin(ctx, func() error {

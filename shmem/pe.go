@@ -24,11 +24,11 @@ type PE struct {
 	layout   layout
 	dom      *ibverbx.Domain
 	worker   *transport.Worker
-	heap     []byte      // layout.user bytes of the package's own, then the user's
+	heap     []byte      // layout.user bytes for the package itself, then the user's
 	region   *ibverbx.MR // all of heap, registered
 	peers    []peer      // by their numbers, this PE among them
 	loopback *transport.Endpoint
-	// sleepStep is how long this PE sleeps, between looks at its heap, where others wake it.
+	// sleepStep is how long this PE sleeps between looks at its heap when others are to wake it.
 	sleepStep time.Duration
 	calls     sync.Pool // of *call
 
@@ -48,23 +48,23 @@ type PE struct {
 	orphans []*ibverbx.MR // registered for calls whose ctx has ended: see closeRegion
 }
 
-// Rank returns this PE's number, from 0 on.
+// Rank returns this PE's number, counted from 0.
 func (p *PE) Rank() int { return p.id }
 
 // Size returns the number of PEs.
 func (p *PE) Size() int { return len(p.peers) }
 
-// Config is the configuration in force.
+// Config returns the configuration in force, with its defaults filled in.
 func (p *PE) Config() Config { return p.cfg }
 
-// Progress makes progress without waiting, and returns how much it did. A program that computes for
-// long between its calls may call it, so that operations behind a fence are sent.
+// Progress makes progress without waiting, and returns how many events it handled. Call it from
+// time to time in a long computation, so that operations behind a fence are sent.
 func (p *PE) Progress() int { return p.worker.Progress() }
 
 // Close ends the PE: it waits until the others close, too, unless one has failed, ends the
-// connections and releases the memory; blocks and their Local slices must not be used any more.
-// When ctx ends before, Close ends the rest at once. It returns what has failed. It is collective,
-// and no other goroutine may be in a call of the PE.
+// connections and releases the memory. Do not use blocks and their Local slices afterwards. If ctx
+// ends first, Close ends the rest at once. It returns an error that joins all failures. It is
+// collective, and no other goroutine may be in a call of the PE.
 func (p *PE) Close(ctx context.Context) error {
 	const op = "close"
 	if err := needContext(op, ctx); err != nil {
@@ -124,7 +124,7 @@ func (p *PE) target(op string, to int, off uint64, bytes int) (*peer, error) {
 	return &p.peers[to], nil
 }
 
-// inHeap says what is wrong with a piece of symmetric memory; nil if nothing is.
+// inHeap returns what is wrong with a piece of symmetric memory; nil if nothing is.
 func (p *PE) inHeap(off uint64, bytes int) error {
 	if bytes == 0 || off >= p.layout.user && bytes <= len(p.heap) && off <= uint64(len(p.heap)-bytes) {
 		return nil
@@ -148,42 +148,43 @@ func (p *PE) checkWait(op string, off uint64, n, bytes int, cmp Cmp) error {
 	return nil
 }
 
-// peer is a PE as another one reaches it, itself included.
+// peer is a PE as seen from this one; every PE has one for itself, too.
 type peer struct {
-	pe    *PE // whose peer it is
+	pe    *PE // the PE that it is a peer of
 	id    int // the peer's number
 	ep    *transport.Endpoint
 	heap  ibverbx.RemoteMR
 	short int // longest put that is copied into the work request, bytes
 	bcopy int // longest put or get through a registered buffer, bytes
-	// Several NICs write the peer's memory: their writes can pass each other on the way to it.
+	// multiNIC says that several NICs write the peer's memory: their writes can pass each other on
+	// the way to it.
 	multiNIC bool
-	fenced   atomic.Uint64           // how many of PE.fences order what goes to this peer
+	fenced   atomic.Uint64           // how many of PE.fences are in force for this peer
 	gone     atomic.Pointer[PEError] // why it failed or closed; nil while it has not
 
 	// The mailboxes, see mailbox.go; guarded by PE.collective.
 	posted   uint64 // pieces sent to this peer so far
 	received uint64 // pieces received from it so far
-	out, in  int    // pieces of an exchange that have still to be posted, and to be received
-	asked    uint64 // the step of the last call about which the PE has asked this peer
+	out, in  int    // pieces of an exchange still to be posted, and to be received
+	asked    uint64 // step of the last call that the PE has asked this peer about
 	wakes    bool   // the PE has asked this peer to wake it
 }
 
-// String names the PE as in errors.
+// String returns the PE's name in errors, "PE 3".
 func (t *peer) String() string { return fmt.Sprintf("PE %d", t.id) }
 
-// failed is the endpoint's OnError: it serves no more.
+// failed is the endpoint's OnError: the connection to the peer has ended.
 func (t *peer) failed(_ *transport.Endpoint, err error) {
 	gone := &PEError{PE: t.id, Err: err}
 	t.gone.Store(gone)
 	if t.pe.closing.Load() && errors.Is(err, transport.ErrPeerClosed) {
-		return // it closes a little earlier than this PE
+		return // the peer closes a little earlier than this PE
 	}
 	t.pe.gone.CompareAndSwap(nil, gone)
 }
 
-// call is what an operation needs that outlives the goroutine's stack. It goes back to the pool
-// only once no NIC can write to it any more.
+// call is the part of an operation that outlives its stack frame. It goes back to the pool once no
+// NIC can write to it any more.
 type call struct {
 	comp transport.Completion
 	old  uint64    // the result of an atomic
@@ -193,8 +194,8 @@ type call struct {
 func (p *PE) getCall() *call  { return p.calls.Get().(*call) }
 func (p *PE) putCall(c *call) { p.calls.Put(c) }
 
-// wait waits for a call's operations, and gives the call back unless they go on: then it is left to
-// the garbage collector. It reports whether they have ended.
+// wait waits for a call's operations and returns the call to the pool. It reports whether they have
+// ended: if not, the call is left to the garbage collector.
 func (p *PE) wait(ctx context.Context, c *call) (ended bool, err error) {
 	err = p.worker.Wait(ctx, &c.comp)
 	if ended = c.comp.Fired(); ended {
@@ -203,8 +204,8 @@ func (p *PE) wait(ctx context.Context, c *call) (ended bool, err error) {
 	return ended, err
 }
 
-// fetched waits for an atomic, unless err says that it has not started. It gives the call back and
-// returns the value before.
+// fetched waits for an atomic, unless err says that it has not started. It returns the call to the
+// pool, and the value before to the caller.
 func (p *PE) fetched(ctx context.Context, c *call, err error) (uint64, error) {
 	if err != nil {
 		p.putCall(c)
@@ -218,16 +219,16 @@ func (p *PE) fetched(ctx context.Context, c *call, err error) (uint64, error) {
 	return old, err
 }
 
-// closeRegion ends the registration of memory for one call. If the operation goes on, because the
-// call's ctx has ended, NICs still use the memory: then Quiet or Close ends it. A virtual queue
-// pair over a single physical one would not refuse to close the region.
+// closeRegion ends the registration of memory for one call. If the call's ctx has ended and its
+// operation goes on, NICs still use the memory, so Quiet or Close ends the registration. Closing
+// the region here might succeed: a virtual queue pair over a single physical one does not hold it.
 func (p *PE) closeRegion(mr *ibverbx.MR, ended bool) {
 	if !ended || mr.Close() != nil {
 		p.keepOrphans(mr)
 	}
 }
 
-// takeOrphans returns the registrations of calls that ended before the NICs were done.
+// takeOrphans takes the registrations of calls that ended before the NICs were done.
 func (p *PE) takeOrphans() (list []*ibverbx.MR) {
 	p.mu.Lock()
 	if len(p.orphans) != 0 {
@@ -266,24 +267,24 @@ func (p *PE) free() error {
 	return errors.Join(errs...)
 }
 
-// flushBegun sends what a program has begun that has returned. A program that wants to know whether
-// it arrived calls Quiet.
+// flushBegun sends what a program that has returned began. A program that wants to know whether it
+// arrived calls Quiet.
 func (p *PE) flushBegun(ctx context.Context) {
 	_ = p.worker.Flush(ctx, transport.FlushLocal)
 }
 
-// usage is what Stats reports of the heap.
+// usage is how full the heap is, for Stats.
 type usage struct{ bytes, blocks int }
 
-// updateUsage copies for Stats how full the heap is, so that Stats does not wait for a collective
-// call that is under way.
+// updateUsage copies how full the heap is for Stats, which then need not wait for a collective call
+// to end.
 func (p *PE) updateUsage() {
 	p.mu.Lock()
 	p.usage = usage{bytes: int(p.blocks.used), blocks: len(p.blocks.taken)}
 	p.mu.Unlock()
 }
 
-// opError is the error of a call whose operation on another PE failed.
+// opError returns the error of a call whose operation on another PE failed.
 func (t *peer) opError(op string, err error) error {
 	var gone *transport.EndpointError
 	if errors.As(err, &gone) {
@@ -292,8 +293,8 @@ func (t *peer) opError(op string, err error) error {
 	return opError(op, err)
 }
 
-// opError is the error of a call that concerned all PEs. The endpoint of the PE that err is about
-// may have failed a moment ago, and failed is not called yet.
+// opError returns the error of a call that concerned all PEs. The endpoint that err is about may
+// have failed a moment ago, before failed was called.
 func (p *PE) opError(op string, err error) error {
 	for i := range p.peers {
 		if gone := p.peers[i].ep.Err(); gone != nil && errors.Is(err, gone) {

@@ -7,8 +7,8 @@ import (
 	"ibverbx/transport"
 )
 
-// Put writes src to the first len(src) elements of dst on PE to. It returns when src can be written
-// to again; Quiet completes it.
+// Put writes src to the first len(src) elements of dst on PE to. It returns when you may write to
+// src again; Quiet completes it.
 func Put[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int) error {
 	const op = "put"
 	if len(src) > dst.n {
@@ -25,8 +25,8 @@ func Put[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int) er
 	return nil
 }
 
-// PutNBI is Put that only initiates: src must not be written to before Quiet if it lies in the
-// symmetric heap. Memory elsewhere is copied.
+// PutNBI is Put that does not wait: if src is in the symmetric heap, do not write to it before
+// Quiet returns. Other memory is copied.
 func PutNBI[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int) error {
 	const op = "put nbi"
 	if len(src) > dst.n {
@@ -64,7 +64,7 @@ func P[T Element](ctx context.Context, pe *PE, dst Sym[T], v T, to int) error {
 	return nil
 }
 
-// put writes b, and returns when b can be written to again.
+// put writes b, and returns when b may be changed again.
 func (t *peer) put(ctx context.Context, b []byte, off uint64) error {
 	if len(b) <= t.bcopy {
 		return t.putCopy(ctx, b, off)
@@ -84,7 +84,7 @@ func (t *peer) put(ctx context.Context, b []byte, off uint64) error {
 	return t.putCopy(ctx, b, off)
 }
 
-// putNBI starts to write b, which must not be written to before Quiet if it lies in the heap.
+// putNBI starts to write b. If b is in the heap, it must not change before Quiet returns.
 func (t *peer) putNBI(ctx context.Context, b []byte, off uint64) error {
 	if len(b) > t.short {
 		if at, ok := within(t.pe.heap, b); ok {
@@ -143,8 +143,8 @@ func (t *peer) putZcopy(ctx context.Context, comp *transport.Completion, local i
 	})
 }
 
-// putWait writes from registered memory, and returns when it can be written to again. It reports
-// whether the operation has ended, or not begun.
+// putWait writes from registered memory, and returns when the memory may be changed again. It
+// reports whether the operation has ended or never began.
 func (t *peer) putWait(ctx context.Context, local ibverbx.Segment, off uint64) (ended bool, err error) {
 	p := t.pe
 	c := p.getCall()
@@ -156,7 +156,7 @@ func (t *peer) putWait(ctx context.Context, local ibverbx.Segment, off uint64) (
 	return p.wait(ctx, c)
 }
 
-// putWord writes a word of the package's own, and wakes the peer if that sleeps.
+// putWord writes one of the package's own words, and wakes the peer if it sleeps.
 func (t *peer) putWord(ctx context.Context, off, v uint64) error {
 	c := t.pe.getCall()
 	c.word[0] = v

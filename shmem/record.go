@@ -5,9 +5,9 @@ import (
 	"math/bits"
 )
 
-// All PEs make the same collective calls in the same order. Each keeps a record of its own, and
-// sends a hash of it with whatever it sends in a call. So a piece of another call, or of the same
-// call by a PE that was out of step before, is recognized.
+// All PEs make the same collective calls in the same order. Each keeps its own record of them, and
+// sends a hash of it with everything that it sends in a call. This reveals a piece of another call,
+// and a piece of the same call from a PE that was out of step earlier.
 
 // kind is a kind of collective call.
 type kind uint8
@@ -19,7 +19,7 @@ const (
 	kindAllToAll
 	kindAlloc
 	kindFree
-	kindBarrier // Sync too
+	kindBarrier // Barrier and Sync
 )
 
 func (k kind) String() string {
@@ -43,7 +43,7 @@ func (k kind) String() string {
 }
 
 // shape is the part of a call that all PEs must agree on. The arguments of Alloc and Free are not
-// part of it: the PEs exchange those, and all refuse alike.
+// part of it: the PEs exchange them, and all refuse alike.
 type shape struct {
 	n, size int // elements, and bytes of each
 	param   int // the root of a broadcast, the op of a reduction
@@ -58,7 +58,8 @@ const (
 	tagElements = 1<<24 - 1
 	tagHashBits = 14
 	tagNumber   = 1<<4 - 1
-	// tagCall has the bits that describe the call itself, and not those before it.
+	// tagCall masks the bits that describe the call itself: not the hash of earlier calls, and not
+	// the piece's number.
 	tagCall = ^tag(1<<(tagHashBits+4) - 1)
 )
 
@@ -81,13 +82,13 @@ func (g tag) String() string {
 	return s
 }
 
-// record is the collective calls that a PE has made.
+// record is a summary of the collective calls that a PE has made.
 //
 // Invariant: PEs that have made the same calls have the same record.
 type record struct {
 	step uint64      // calls so far
 	hash uint64      // of all of them
-	tags [recent]tag // of the last ones, by step
+	tags [recent]tag // of the last calls, by step
 }
 
 // recent is the number of calls that are remembered. A PE can be ahead of one that waits for it by
@@ -107,16 +108,17 @@ func (r *record) add(k kind, s shape) tag {
 	return g
 }
 
-// tag is the tag of the call under way.
+// tag returns the tag of the current call.
 func (r *record) tag() tag { return r.tags[r.step%recent] }
 
-// at is the tag of a call by its step; ok is false if the call is yet to come, or too long ago.
+// at returns the tag of the call at a step; ok is false if the call has not been made or is too
+// long ago.
 func (r *record) at(step uint64) (g tag, ok bool) {
 	return r.tags[step%recent], step != 0 && step <= r.step && r.step-step < recent
 }
 
-// mark returns the value of a barrier's words: its number among the barriers, and below that a hash
-// of all calls.
+// mark returns the value of a barrier's words: the number of the barrier, and in the low bits a
+// hash of all calls.
 func (r *record) mark(barrier uint64) uint64 { return barrier<<markBits | r.hash>>(64-markBits) }
 
 // markBits is the number of bits of the hash in a mark.

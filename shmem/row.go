@@ -11,9 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// A row is what a PE passes to Config.Exchange: all that the others must know. Each of them reads
-// the head, and of the cards the one that is addressed to it: with n PEs there are n² cards, of
-// which each PE would otherwise decode all.
+// A row is what a PE passes to Config.Exchange: everything that the others must know. Each of them
+// decodes the head and only the card for itself, since with n PEs there are n² cards.
 //
 //	head    JSON, and a line feed
 //	table   for each PE four bytes, little-endian: where its card ends, from the first card on
@@ -28,15 +27,15 @@ type rowHead struct {
 	Heap     ibverbx.RemoteMR `json:"heap"`
 }
 
-// rowVersion is the version that this package speaks. Version 1 was one JSON object; PEs of version
-// 2 do not say which calls they have entered.
+// rowVersion is the version that this package speaks. Version 1 was a single JSON object; PEs of
+// version 2 do not publish how many calls they have entered.
 const rowVersion = 3
 
 // row is a row that is being written.
 type row struct {
 	head         rowHead
 	table, cards []byte
-	err          error // the first one
+	err          error // the first error
 }
 
 func newRow(head rowHead) *row { return &row{head: head} }
@@ -60,7 +59,7 @@ func (r *row) bytes() ([]byte, error) {
 	return append(append(b, r.table...), r.cards...), err
 }
 
-// parseHead decodes the head of a row, and returns what stands behind it.
+// parseHead decodes the head of a row, and returns the rest.
 func parseHead(row []byte) (*rowHead, []byte, error) {
 	text, table, _ := bytes.Cut(row, []byte{'\n'})
 	head := &rowHead{}
@@ -70,7 +69,7 @@ func parseHead(row []byte) (*rowHead, []byte, error) {
 	return head, table, nil
 }
 
-// parseCard decodes the card for a PE, one of n, out of the part of a row behind its head.
+// parseCard decodes the card for one of n PEs from the part of a row after its head.
 func parseCard(table []byte, n, pe int, card *transport.Card) error {
 	if len(table) < 4*n {
 		return fmt.Errorf("%w: it ends within its table", verbs.ErrInvalid)

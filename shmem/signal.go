@@ -11,24 +11,24 @@ const (
 	SignalAdd                 // add the value atomically
 )
 
-// PutSignal is Put and then, behind it, an update of the first number of sig on the same PE: when
-// the target sees the signal, all of the data is in its memory. It returns when src can be written
-// to again. The signal may leave only when this PE waits for something, see Config.Background. A
-// signal that some set while others add to it has no defined value.
+// PutSignal is Put followed by an update of the first number of sig on the same PE: when the target
+// sees the signal, all of the data is in its memory. It returns when you may write to src again.
+// The signal may leave only when this PE waits for something: see Config.Background. If some PEs
+// set a signal while others add to it, its value is undefined.
 func PutSignal[T Element](
 	ctx context.Context, pe *PE, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int,
 ) error {
 	return putSignal(ctx, pe, "put signal", dst, src, sig, value, op, to, false)
 }
 
-// PutSignalNBI is PutSignal that only initiates; for src the rules of [PutNBI] hold.
+// PutSignalNBI is PutSignal that does not wait; the rules of [PutNBI] apply to src.
 func PutSignalNBI[T Element](
 	ctx context.Context, pe *PE, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int,
 ) error {
 	return putSignal(ctx, pe, "put signal nbi", dst, src, sig, value, op, to, true)
 }
 
-// putSignal is PutSignal, or with nbi PutSignalNBI.
+// putSignal is PutSignal, or PutSignalNBI if nbi is set.
 func putSignal[T Element](
 	ctx context.Context, pe *PE, name string, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp,
 	to int, nbi bool,

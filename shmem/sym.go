@@ -16,23 +16,23 @@ type Word interface {
 }
 
 // Sym names n elements at the same place of every PE's symmetric heap. It is a small value, like a
-// slice, to be copied and passed around; [Alloc] makes it, and it names the same on every PE of
-// that Alloc. The zero value names nothing.
+// slice, that you may copy and pass around. [Alloc] makes it, and it names the same elements on
+// every PE that took part. The zero value names nothing.
 //
-// The memory is there until [Free]. Using it afterwards is not detected, as it may belong to
+// The memory is there until [Free]. Use after Free is not detected: the memory may belong to
 // another block by then.
 type Sym[T Element] struct {
 	off uint64 // of the first element in the heap, bytes
 	n   int    // elements
 }
 
-// Len is the number of elements.
+// Len returns the number of elements.
 func (s Sym[T]) Len() int { return s.n }
 
 // Offset returns the offset of the first element in every PE's heap, in bytes; for logs.
 func (s Sym[T]) Offset() uint64 { return s.off }
 
-// At names element i. Like indexing a slice it panics when there is none.
+// At names element i. Like indexing a slice, it panics if there is none.
 func (s Sym[T]) At(i int) Sym[T] {
 	if uint(i) >= uint(s.n) {
 		panic(fmt.Sprintf("shmem: element %d of symmetric memory of %d", i, s.n))
@@ -40,7 +40,7 @@ func (s Sym[T]) At(i int) Sym[T] {
 	return Sym[T]{off: s.off + uint64(i*sizeOf[T]()), n: 1}
 }
 
-// Slice names elements i to j-1. Like slicing a slice it panics when they are not all there.
+// Slice names elements i to j-1. Like slicing a slice, it panics if i or j is out of range.
 func (s Sym[T]) Slice(i, j int) Sym[T] {
 	if i < 0 || j < i || j > s.n {
 		panic(fmt.Sprintf("shmem: slice [%d:%d] of symmetric memory of %d elements", i, j, s.n))
@@ -48,9 +48,9 @@ func (s Sym[T]) Slice(i, j int) Sym[T] {
 	return Sym[T]{off: s.off + uint64(i*sizeOf[T]()), n: j - i}
 }
 
-// Local is pe's own copy, in place: others can Get what the program writes to it. See the package's
-// rules for when to read what others write. It must not be used once pe is closed. Local panics
-// when s is not symmetric memory of pe.
+// Local returns pe's own copy, in place: others can Get what you write to it. The package comment
+// says when you may read what others write. Do not use it once pe is closed. Local panics if s is
+// not symmetric memory of pe.
 func (s Sym[T]) Local(pe *PE) []T {
 	if err := pe.inHeap(s.off, s.n*sizeOf[T]()); err != nil {
 		panic("shmem: local: " + err.Error())
@@ -59,7 +59,7 @@ func (s Sym[T]) Local(pe *PE) []T {
 }
 
 // Load reads the first element of pe's own copy with one atomic access, ordered like those of
-// sync/atomic, and does nothing else: in particular it makes no progress. It panics when s names
+// sync/atomic, and does nothing else: in particular it makes no progress. It panics if s names
 // nothing.
 func Load[T Word](pe *PE, s Sym[T]) T {
 	if s.n == 0 {

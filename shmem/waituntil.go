@@ -2,7 +2,7 @@ package shmem
 
 import "context"
 
-// Cmp is the comparison of a wait between a word of the heap and a value.
+// Cmp is how a wait compares a word of the heap with a value.
 type Cmp uint8
 
 // The comparisons: equal, not equal, greater, greater or equal, less, less or equal.
@@ -15,7 +15,7 @@ const (
 	LE
 )
 
-// String writes the comparison as in Go.
+// String returns Go's operator for the comparison.
 func (c Cmp) String() string {
 	switch c {
 	case EQ:
@@ -34,7 +34,7 @@ func (c Cmp) String() string {
 	return "unknown"
 }
 
-// holds reports whether a compares with b as asked.
+// holds reports whether a and b compare as c says.
 func holds[T Word](c Cmp, a, b T) bool {
 	switch c {
 	case EQ:
@@ -51,21 +51,21 @@ func holds[T Word](c Cmp, a, b T) bool {
 	return a <= b
 }
 
-// WaitUntil waits until the first word of s in pe's own heap compares with value as asked, because
-// another PE has changed it. The change is then complete, and so is what its writer ordered before
-// it (PutSignal, Fence, Quiet). If a PE fails or closes, WaitUntil returns a [*PEError], because
-// the change may never come.
+// WaitUntil waits until the first word of s in pe's own heap compares with value as cmp says,
+// because another PE has changed it. The change is then complete, and so is everything that its
+// writer ordered before it (PutSignal, Fence, Quiet). If a PE fails or closes, WaitUntil returns a
+// [*PEError], because the change may never come.
 //
 // Writes by others raise no event, so a wait must look. The goroutine polls for
-// Config.Transport.Spin and then sleeps in steps, of Config.Step at first and of a millisecond in
-// the end. After tens of milliseconds a change is seen 1.2 ms after it was made (median), and the
-// wait takes 4 % of a core. To see changes in microseconds, at the cost of a core, set Spin to more
-// than the wait takes. Collective calls know who writes and are woken.
+// Config.Transport.Spin and then sleeps in steps that grow from Config.Step to a millisecond. After
+// tens of milliseconds a change is seen 1.2 ms after it was made (median), and the wait takes 4 %
+// of a core. To see changes in microseconds, at the cost of a core, set Spin to more than the wait
+// takes. Collective calls know who writes and are woken.
 func WaitUntil[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value T) error {
 	return WaitUntilAll(ctx, pe, s.first(), cmp, value)
 }
 
-// first names the first element, if there is one.
+// first names the first element, or nothing if there is none.
 func (s Sym[T]) first() Sym[T] { return Sym[T]{off: s.off, n: min(s.n, 1)} }
 
 // WaitUntilAll is WaitUntil for all words of s.
@@ -74,7 +74,7 @@ func WaitUntilAll[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value 
 	if err := pe.checkWait(op, s.off, s.n, s.bytes(), cmp); err != nil {
 		return err
 	}
-	done := 0 // leading words that have compared once
+	done := 0 // leading words that have satisfied the comparison once
 	return pe.await(ctx, op, func() bool {
 		for done < s.n && holds(cmp, load[T](pe, s.off+uint64(done*sizeOf[T]())), value) {
 			done++
@@ -107,7 +107,7 @@ func Test[T Word](pe *PE, s Sym[T], cmp Cmp, value T) (bool, error) {
 	return holds(cmp, load[T](pe, s.off), value), nil
 }
 
-// find is the first word that compares, or -1.
+// find returns the index of the first word that satisfies the comparison, or -1.
 func find[T Word](pe *PE, s Sym[T], cmp Cmp, value T) int {
 	for i := range s.n {
 		if holds(cmp, load[T](pe, s.off+uint64(i*sizeOf[T]())), value) {

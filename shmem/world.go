@@ -14,7 +14,7 @@ import (
 	"ibverbx/internal/roster"
 )
 
-// World is the PEs of this process: all PEs, or some of them.
+// World holds the PEs of this process: all PEs, or some of them.
 type World struct {
 	_   guard.NoCopy
 	pes []*PE
@@ -45,7 +45,7 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 			var err error
 			if world.pes[i], err = Join(ctx, dom, cfg); err != nil {
 				results.add(i, err)
-				cancel() // so that the others do not wait
+				cancel() // so that the others stop waiting
 			}
 		})
 	}
@@ -61,7 +61,7 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 	return world, nil
 }
 
-// NewWorld makes a world of PEs of this process that have joined. It panics if one is nil.
+// NewWorld makes a world of PEs of this process that have joined. It panics if a PE is nil.
 func NewWorld(pes ...*PE) *World {
 	if i := slices.Index(pes, nil); i >= 0 {
 		panic(fmt.Sprintf("shmem: new world: PE %d of %d is nil", i, len(pes)))
@@ -69,15 +69,15 @@ func NewWorld(pes ...*PE) *World {
 	return &World{pes: pes}
 }
 
-// PEs are the PEs of this process.
+// PEs returns the PEs of this process.
 func (w *World) PEs() []*PE { return w.pes }
 
-// Run calls fn for every PE of this process, on a goroutine each, and waits for all. When one
+// Run calls fn for every PE of this process, each on its own goroutine, and waits for all. When one
 // returns an error, the ctx of the others ends, so that they do not wait for it for ever. The
 // result joins all errors, in the order of the PEs, except those that only say that ctx has ended;
 // the first error that was returned is always among them.
 //
-// When fn returns nil, Run sends what it has begun: other PEs may wait for it.
+// When fn returns nil, Run sends the operations that fn has begun: other PEs may wait for them.
 func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
 	if err := needContext("run", ctx); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) er
 	})
 }
 
-// run is Run without the sending at the end.
+// run is Run without sending at the end.
 func (w *World) run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -117,7 +117,7 @@ func (w *World) Close(ctx context.Context) error {
 	return w.run(context.WithoutCancel(ctx), func(_ context.Context, pe *PE) error { return pe.Close(ctx) })
 }
 
-// results are the errors of PEs that end each other's ctx.
+// results collects the errors of PEs that end each other's ctx.
 type results struct {
 	mu   sync.Mutex
 	list []result
@@ -126,7 +126,7 @@ type results struct {
 // result is the return value of one PE.
 type result struct {
 	pe    int
-	first bool // no PE has returned an error before
+	first bool // no other PE returned an error earlier
 	err   error
 }
 
@@ -138,7 +138,7 @@ func (r *results) add(pe int, err error) {
 }
 
 // join joins the errors in the order of the PEs, without those that only say that ctx has ended.
-// The first one is why it has.
+// The first error is what ended it.
 func (r *results) join() error {
 	slices.SortFunc(r.list, func(a, b result) int { return cmp.Compare(a.pe, b.pe) })
 	var errs []error
@@ -155,7 +155,7 @@ func (r *results) join() error {
 
 // onlyCanceled reports whether an error consists only of canceled contexts.
 func onlyCanceled(err error) bool {
-	switch e := err.(type) { //nolint:errorlint // it walks the tree of errors itself
+	switch e := err.(type) { //nolint:errorlint // walks the tree of errors itself
 	case interface{ Unwrap() error }:
 		return onlyCanceled(e.Unwrap())
 	case interface{ Unwrap() []error }:
@@ -168,7 +168,7 @@ func onlyCanceled(err error) bool {
 type meeting struct {
 	mu      sync.Mutex
 	entries [][]byte      // by the PEs' numbers
-	missing int           // entries that are not there yet; they are nil
+	missing int           // number of entries still missing, which are nil
 	full    chan struct{} // closed once none is missing
 }
 
@@ -182,7 +182,7 @@ func (m *meeting) gather(ctx context.Context, i int, mine []byte) ([][]byte, err
 	m.entries[i] = append([]byte{}, mine...)
 	entries, full := m.entries, m.full
 	if m.missing--; m.missing == 0 {
-		// for the next time
+		// for the next round
 		m.entries, m.missing, m.full = make([][]byte, len(entries)), len(entries), make(chan struct{})
 		close(full)
 	}
@@ -194,7 +194,7 @@ func (m *meeting) gather(ctx context.Context, i int, mine []byte) ([][]byte, err
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if !slices.ContainsFunc(entries, func(entry []byte) bool { return entry == nil }) {
-			return entries, nil // the last has come as well
+			return entries, nil // the last entry arrived as ctx ended
 		}
 		return nil, fmt.Errorf("%w: %s", errwrap.ContextErr(ctx), roster.Late("PE", len(entries),
 			func(i int) bool { return entries[i] == nil }, "has not joined", "have not joined"))

@@ -9,7 +9,7 @@ import (
 )
 
 // Check runs every program on pe, with all other PEs, and compares the results with the serial
-// ones. It returns what is wrong.
+// ones. It returns an error that says what differs.
 func Check(ctx context.Context, pe *shmem.PE) error {
 	const keys, bins = 5000, 100
 	counts, err := Histogram(ctx, pe, Keys(pe.Rank(), keys, bins), bins)

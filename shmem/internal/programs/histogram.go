@@ -7,7 +7,7 @@ import (
 	"ibverbx/shmem"
 )
 
-// Keys are the keys that PE pe has to count, below bins; few of them are frequent.
+// Keys returns the n keys that PE pe counts. They are less than bins, and a few are frequent.
 func Keys(pe, n, bins int) []uint32 {
 	r := rand.New(rand.NewPCG(uint64(pe), 1))
 	keys := make([]uint32, n)
@@ -45,7 +45,7 @@ func Histogram(ctx context.Context, pe *shmem.PE, keys []uint32, bins int) (coun
 	return counts, shmem.Free(ctx, pe, mine)
 }
 
-// SerialHistogram is what Histogram returns when each of pes PEs counts its n Keys.
+// SerialHistogram returns what Histogram returns when each of pes PEs counts its n Keys.
 func SerialHistogram(pes, n, bins int) []uint64 {
 	counts := make([]uint64, bins)
 	for pe := range pes {

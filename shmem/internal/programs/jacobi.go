@@ -8,28 +8,29 @@ import (
 	"ibverbx/shmem"
 )
 
-// Grid is the size of a Jacobi iteration: the temperature of a plate whose edges are held.
+// Grid is the size of a Jacobi iteration, which computes the temperature of a plate whose edges
+// keep theirs.
 type Grid struct {
-	Rows, Cols int // inside of the edges
+	Rows, Cols int // without the edges
 	Steps      int
 }
 
-// edge is the temperature of an edge, which is not the same everywhere.
+// edge returns the temperature of a point on the edge, which varies along it.
 func edge(row, col int) float64 { return math.Sin(float64(3*row+1)) + math.Cos(float64(5*col+2)) }
 
-// relax computes a row from its neighbours of the step before.
+// relax computes a row from the previous step's values of it and its neighbours.
 func relax(dst, above, row, below []float64) {
 	for c := 1; c < len(row)-1; c++ {
 		dst[c] = 0.25 * (above[c] + below[c] + row[c-1] + row[c+1])
 	}
 }
 
-// Jacobi computes the plate on all PEs, a band of rows each, and returns the whole of it, without
-// its edges, on every PE. Before each step a PE puts its first and last row into its neighbours'
-// heaps, with a signal.
+// Jacobi computes the plate on all PEs, a band of rows each, and returns all of it, without the
+// edges, on every PE. Before each step a PE puts its first and last row into its neighbours' heaps,
+// with a signal.
 //
-// There are two plates, of even and of odd steps. A neighbour is one step ahead at most, since it
-// waits for this PE's rows, and so never writes to the plate that this PE reads.
+// There are two plates, of even and of odd steps. A neighbour is at most one step ahead, since it
+// waits for this PE's rows, so it never writes to the plate that this PE reads.
 func Jacobi(ctx context.Context, pe *shmem.PE, g Grid) ([]float64, error) {
 	if g.Rows < pe.Size() {
 		return nil, fmt.Errorf("%d rows: each of %d PEs needs one", g.Rows, pe.Size())
@@ -61,7 +62,7 @@ type band struct {
 	signals     shmem.Sym[uint64] // from above, from below
 }
 
-// share is where the band of a PE begins, and how many rows it has.
+// share returns where the band of a PE begins and how many rows it has.
 func (b *band) share(id int) (first, rows int) {
 	n := b.pe.Size()
 	first = b.g.Rows * id / n
@@ -89,12 +90,12 @@ func newBand(ctx context.Context, pe *shmem.PE, g Grid) (*band, error) {
 			row[0], row[b.width-1] = edge(at, 0), edge(at, b.width-1)
 		}
 	}
-	return b, pe.Barrier(ctx) // rows may come from now on
+	return b, pe.Barrier(ctx) // from here on neighbours may send rows
 }
 
 func (b *band) height() int { return b.most + 2 }
 
-// plate is the plate of a step.
+// plate returns the plate of a step.
 func (b *band) plate(step int) shmem.Sym[float64] {
 	size := b.height() * b.width
 	return b.plates.Slice(step%2*size, (step%2+1)*size)
@@ -106,7 +107,7 @@ func (b *band) at(plate shmem.Sym[float64], r int) shmem.Sym[float64] {
 	return plate.Slice(r*b.width, (r+1)*b.width)
 }
 
-// swapRows gives the neighbours this PE's outer rows and waits for theirs.
+// swapRows sends this PE's outer rows to its neighbours and waits for theirs.
 func (b *band) swapRows(ctx context.Context, step int) error {
 	pe, plate := b.pe, b.plate(step)
 	above, below := pe.Rank()-1, pe.Rank()+1
@@ -136,7 +137,7 @@ func (b *band) swapRows(ctx context.Context, step int) error {
 	return nil
 }
 
-// collect puts the bands together and gives the memory back.
+// collect puts the bands together and frees the memory.
 func (b *band) collect(ctx context.Context) ([]float64, error) {
 	mine := make([]float64, b.most*b.g.Cols)
 	for r := range b.rows {
@@ -157,7 +158,7 @@ func (b *band) collect(ctx context.Context) ([]float64, error) {
 	return whole, shmem.Free(ctx, b.pe, b.plates)
 }
 
-// SerialJacobi is what Jacobi returns, bit for bit.
+// SerialJacobi returns what Jacobi returns, bit for bit.
 func SerialJacobi(g Grid) []float64 {
 	width := g.Cols + 2
 	var plates [2][][]float64
