@@ -26,8 +26,8 @@ func (q *QP) Receive(now int64, h *wire.Header, payload []byte) {
 func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 	r := &q.req
 	s := r.una.near(h.PSN)
-	if s < r.first || s >= r.next { // never sent: from a stranger, or for an earlier connection
-		q.stats.Unexpected++
+	if s < r.first || s >= r.next {
+		q.answerToNothing(h, s)
 		return
 	}
 	if q.announcing || h.Reserved != 0 {
@@ -47,6 +47,20 @@ func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 	default:
 		q.acknowledgement(h, s, payload)
 	}
+	q.advance()
+}
+
+// answerToNothing takes an answer to a number that was not sent. It is from a stranger or for an
+// earlier connection, unless the responder reports that the next number is the one it expects: it
+// has a packet that is not from this end, and has carried out all before that number.
+func (q *QP) answerToNothing(h *wire.Header, s seq) {
+	isReport := h.Opcode == wire.Acknowledge && h.Syndrome == wire.NakSequence || q.ours && h.TellsGap()
+	if s != q.req.next || !isReport {
+		q.stats.Unexpected++
+		return
+	}
+	q.stats.NAKs++
+	q.acknowledge(s)
 	q.advance()
 }
 
