@@ -87,6 +87,8 @@ func TestNoAnnouncement(t *testing.T) {
 		{answer, 1, wire.FromResponder},
 		{answer, 0, wire.FromRequester},
 		{answer, 0, 0x7f},
+		{request, 1, wire.FromRequester},
+		{request, psnMask, wire.FromRequester}, // one before
 		{request, maxTrack, wire.FromRequester},
 		{request, 1 << 23, wire.FromRequester},
 		{request, 0, wire.FromResponder},
@@ -127,5 +129,63 @@ func TestMistakenForOurs(t *testing.T) {
 			}
 			t.Logf("%v, %+v", time.Duration(n.now), a.q.stats)
 		})
+	}
+}
+
+// A request announces when it is carried out, not before: a forger that knows no number reaches
+// nothing with the bits of an announcement.
+func TestAnnouncementIsCarriedOut(t *testing.T) {
+	n := newNetwork(t, 1, shape{announce: [2]bool{true, true}})
+	b := n.ends[1]
+	h := wire.Header{Opcode: wire.SendOnly, Reserved: wire.FromRequester, PSN: b.q.resp.expected.psn()}
+	steps := []struct {
+		what  string
+		psn   uint32
+		ready bool
+		ours  bool
+	}{
+		{"ahead", 1, false, false},
+		{"without a receive", 0, false, false},
+		{"carried out", 0, true, true},
+	}
+	for _, s := range steps {
+		if s.ready {
+			b.recv(verbs.RecvWR{ID: 1})
+		}
+		h := h
+		h.PSN += s.psn
+		if n.forge(1, h, nil); b.q.ours != s.ours {
+			t.Errorf("%s: ours: %v", s.what, b.q.ours)
+		}
+		n.leaving(1)
+	}
+
+	n = newNetwork(t, 1, shape{announce: [2]bool{true, true}})
+	b = n.ends[1]
+	h.PSN, h.Opcode, h.RKey, h.Length = b.q.resp.expected.psn(), wire.ReadRequest, b.mr.RKey()^1, 8
+	if n.forge(1, h, nil); b.q.ours {
+		t.Error("a request that is refused announces")
+	}
+}
+
+// An answer announces when it is the first to a request that has announced this end, and only then.
+func TestAnnouncementAnswers(t *testing.T) {
+	n := newNetwork(t, 1, shape{announce: [2]bool{true, true}})
+	a, b := n.ends[0], n.ends[1]
+	ack := func(s seq, reserved uint8) {
+		n.forge(0, wire.Header{Opcode: wire.Acknowledge, Syndrome: wire.Ack, PSN: s.psn(),
+			Reserved: reserved}, nil)
+	}
+	send := func() seq {
+		a.send(a.write(b, 1, 8))
+		n.leaving(0)
+		return a.q.req.una
+	}
+	first := send()
+	ack(first, 0) // as a NIC answers
+	ack(first, wire.FromResponder)
+	ack(send(), wire.FromResponder)
+	if a.q.ours {
+		t.Error("a peer that has answered as a NIC does is taken for an end of ours")
 	}
 }

@@ -30,7 +30,7 @@ func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 		q.answerToNothing(h, s)
 		return
 	}
-	if q.announcing || h.Reserved != 0 {
+	if q.announcing {
 		q.answerAnnounces(h, s)
 	}
 	switch {

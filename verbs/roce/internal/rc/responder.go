@@ -83,9 +83,6 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 	}
 	r := &q.resp
 	s := r.expected.near(h.PSN)
-	if h.Reserved != 0 {
-		q.requestAnnounces(h, s)
-	}
 	switch {
 	case s < r.first: // another connection's, or the ends do not agree on where this one begins
 		q.stats.Unexpected++
@@ -221,6 +218,9 @@ func (q *QP) checkPacket(h *wire.Header, n int) wire.Syndrome {
 // proceed moves past the packet that was carried out.
 func (q *QP) proceed(h *wire.Header, packets uint64) {
 	r := &q.resp
+	if h.Reserved != 0 {
+		q.requestAnnounces(h)
+	}
 	r.expected += seq(packets)
 	if h.Opcode.Ends() {
 		r.msn = (r.msn + 1) & psnMask
