@@ -121,10 +121,19 @@ func (e *end) killQP(i int) {
 // idle reports whether the NIC holds nothing of a queue pair, which could say that it has failed.
 func (q *queuePair) idle() bool { return q.recvs == 0 && q.log.Pushed() == q.log.Completed() }
 
-// killNIC has a NIC fail, and all queue pairs with it. Only what they hold says so.
+// holds reports whether a queue pair that fails now gives back something.
+func (q *queuePair) holds() bool { return q.up && len(q.wire)+len(q.staged)+q.recvs-q.unpolled != 0 }
+
+// killNIC has a NIC fail, and all queue pairs with it. What they hold says so; a NIC that holds
+// nothing has an event.
 func (e *end) killNIC(nic int) {
+	held := false
 	for i := nic; i < len(e.rails); i += nics {
+		held = held || e.rails[i].holds()
 		e.killQP(i)
+	}
+	if !held {
+		e.p.SuspectIdle()
 	}
 }
 
