@@ -43,6 +43,10 @@
 // hosts they do not suffice, and the error says what to install. The library must be on all hosts
 // of a job, or on none.
 //
+// The library reads the environment, in C: do not call os.Setenv or os.Unsetenv while Join runs. If
+// a context ends a Join that asks PMIx, the library may still be running, so do not change the
+// environment after that either.
+//
 // The library is needed only at run time. It makes programs that import this package dynamically
 // linked, as RDMA NICs do; programs built with the tag softonly are not, and do without PMIx. Other
 // launchers are recognised by environment variables; only PMIx is called.

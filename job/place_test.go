@@ -231,7 +231,7 @@ func TestSecret(t *testing.T) {
 	}
 }
 
-// A Join that is cancelled ends while it asks PMIx, and does not look for rank 0 without it.
+// A Join that is cancelled does not ask PMIx, and does not look for rank 0 without it.
 func TestPMIxCancelled(t *testing.T) {
 	const known = " PMIX_NAMESPACE=n@1 PMIX_RANK=1"
 	for name, env := range map[string]string{"alone": known, "with an address": "OMPI_COMM_WORLD_RANK=1 " +

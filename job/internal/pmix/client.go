@@ -41,6 +41,9 @@ func Open(ctx context.Context) (*Client, error) {
 }
 
 func open(ctx context.Context, lib *library) (*Client, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx) // the call would stay behind
+	}
 	c := &Client{lib: lib, ended: make(chan struct{})}
 	begun := make(chan error, 1)
 	go func() { begun <- c.begin() }()
@@ -134,6 +137,9 @@ func (e *statusError) passing() bool {
 
 // take tries to get a value. When ctx ends it returns, even though the library may not.
 func (c *Client) take(ctx context.Context, of *proc, key string) ([]byte, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	type result struct {
 		content []byte
 		err     error

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -283,6 +284,34 @@ func TestHang(t *testing.T) {
 	if f.ended() != 1 {
 		t.Errorf("the library was left %d times", f.ended())
 	}
+}
+
+// Once the context has ended no call is begun, which would stay behind.
+func TestEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{}
+		f.answers(func() (int32, *value) { return errNotFound, nil })
+		ctx, cancel := context.WithCancelCause(t.Context())
+		why := errors.New("enough")
+		cancel(why)
+		lib := f.library(t)
+		_, err := open(ctx, lib)
+		if synctest.Wait(); !errors.Is(err, why) || len(f.calls) != 0 {
+			t.Errorf("Open: got %v, and %q were called", err, f.calls)
+		}
+		c, err := open(t.Context(), lib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := len(f.calls)
+		_, err = c.Get(ctx, "key")
+		if synctest.Wait(); !errors.Is(err, why) || len(f.calls) != before {
+			t.Errorf("Get: got %v, and %q were called", err, f.calls[before:])
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Connecting may hang as well.

@@ -13,6 +13,10 @@
 // they are there. PMIx calls this exchange direct, without a fence: no process has to wait for all
 // others to learn where rank 0 is, and rank 0 itself finds out who is missing.
 //
+// A call that a context has ended stays behind until the library returns from it. The library reads
+// the environment with getenv, so nobody may change the environment meanwhile: [os.Setenv] moves
+// the array that getenv reads, and the process dies with SIGSEGV.
+//
 // Close a client as soon as the processes have met: mpirun takes a process that ends with an open
 // client for one that has failed.
 package pmix
