@@ -97,7 +97,7 @@ var perfFlagText = map[string]string{
 	"min-bw":      "Exit with 1 if a cell has less bandwidth, such as 90Gbit or 11GB/s.",
 	"max-lat":     "Exit with 1 if a cell of --mode lat has a larger median.",
 	"json":        "Write a JSON document instead of the table.",
-	"verbose":     "Show the message rates and what each rail carried, too.",
+	"verbose":     "Show what each rail carried, too.",
 	"interval": "Interval at which --plot and --json give the bandwidth, of all and of each rail: 10ms, " +
 		"1s, 0 for none. [with --fault or --plot 10ms or longer, by speed and duration]",
 	"plot": "Write bandwidth over time to this HTML file, which needs no network: a line for each NIC, " +

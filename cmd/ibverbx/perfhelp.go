@@ -61,9 +61,8 @@ one address. RoCE itself is neither authenticated nor encrypted.
 Flags that perftest has too have perftest's letters. Unlike in perftest, --iters and --tx-depth count messages
 over all queue pairs together, and --qps counts the queue pairs on each NIC.
 
-The table has a row for each size and a column for each scheme; a cell is one size with one scheme. copy() is
-Go's copy of the same bytes in memory. The cells of a size and copy() are measured in turn, several times
-(--samples). The figure is the median of the samples; ± is its 95 % confidence interval. A figure whose
+The table has a row for each size and a column for each scheme; a cell is one size with one scheme. The cells
+of a size are measured in turn, several times (--samples). The figure is the median of the samples; ± is its 95 % confidence interval. A figure whose
 interval is wider than 20 % is marked ~: differences below that between two such figures mean nothing.
 
 Exit codes: 0 when all went well; 1 when something failed, or a figure missed --min-bw or --max-lat; 2 when

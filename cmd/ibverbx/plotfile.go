@@ -165,12 +165,12 @@ func dipText(d *bench.Dip, in unit) string {
 			"--interval"
 	}
 	part := func(gb float64) string {
-		return fmt.Sprintf("%s (%.0f %%)", in.fix(gb), 100*gb/d.Before)
+		return fmt.Sprintf("%s (%.0f %%)", digits(in.of(gb)), 100*gb/d.Before)
 	}
 	below := "never below 90 %"
 	if d.Below > 0 {
 		below = fmt.Sprintf("below 90 %% for %v", time.Duration(d.Below).Round(time.Millisecond))
 	}
-	return text + fmt.Sprintf("%s %s before, lowest %s, %s, %s after", in.fix(d.Before), in.name,
+	return text + fmt.Sprintf("%s %s before, lowest %s, %s, %s after", digits(in.of(d.Before)), in.name,
 		part(d.Lowest), below, part(d.After))
 }

@@ -117,36 +117,18 @@ func (t *perfTable) header() {
 	t.headings()
 }
 
-// layout is how the figures of a scheme are printed, and their names: three schemes fit 80 columns,
-// but with -v. Between two processes there is no copy() to compare with, and atomics have no
-// bandwidth.
+// layout is how the figures of a scheme are printed, and their names: three schemes fit 80 columns.
+// Atomics have no bandwidth.
 func (t *perfTable) layout() (format string, names []any) {
-	switch {
-	case t.p.Op.Atomic():
+	if t.p.Op.Atomic() {
 		return "  %15s %5s", []any{"Mmsg/s", "±"}
-	case t.peer != nil:
-		return "  %8s %5s %6s", []any{t.unit.name, "±", "Mmsg/s"}
-	case t.verbose:
-		return "  %7s %5s %6s %6s", []any{t.unit.name, "±", "×copy", "Mmsg/s"}
 	}
-	return "  %6s %5s %6s", []any{t.unit.name, "±", "×copy"}
-}
-
-// copies is what is printed of copy(), where figures are compared with it.
-func (t *perfTable) copies(figure, spread string) string {
-	switch {
-	case t.p.Op.Atomic() || t.peer != nil:
-		return ""
-	case t.verbose:
-		return fmt.Sprintf("  %8s %5s", figure, spread)
-	}
-	return fmt.Sprintf("  %6s", figure)
+	return "  %8s %5s %6s", []any{t.unit.name, "±", "Mmsg/s"}
 }
 
 // headings names the columns.
 func (t *perfTable) headings() {
-	first := fmt.Sprintf("%9s", "") + t.copies("copy()", "")
-	second := fmt.Sprintf("%9s", "size") + t.copies(t.unit.name, "±")
+	first, second := fmt.Sprintf("%9s", ""), fmt.Sprintf("%9s", "size")
 	format, names := t.layout()
 	for _, s := range t.p.Schemes {
 		figures, name := fmt.Sprintf(format, names...), " "+t.name(s)+" "
@@ -270,7 +252,6 @@ func (t *perfTable) Row(row []bench.Result) {
 
 func (t *perfTable) bandwidths(row []bench.Result) {
 	line := fmt.Sprintf("%9v", row[0].Size)
-	line += t.copies(t.unit.fix(row[0].CopyGB), t.spread(row[0].CopySpread))
 	format, names := t.layout()
 	for _, s := range t.p.Schemes {
 		line += fmt.Sprintf(format, t.figures(find(row, s))[:len(names)]...)
@@ -282,16 +263,13 @@ func (t *perfTable) bandwidths(row []bench.Result) {
 func (t *perfTable) figures(r *bench.Result) []any {
 	switch {
 	case r != nil && r.Failed:
-		return []any{"failed", "", "", ""}
+		return []any{"failed", "", ""}
 	case r == nil || r.Messages == 0: // nothing was measured before the end
-		return []any{"-", "", "", ""}
+		return []any{"-", "", ""}
 	case t.p.Op.Atomic():
 		return []any{digits(r.MsgPerSecond / 1e6), t.spread(r.Spread)}
-	case t.peer != nil:
-		return []any{digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread), rate(r.MsgPerSecond)}
 	}
-	ratio := fmt.Sprintf("%.2f%1s", r.RatioToCopy, t.noise(r.RatioSpread))
-	return []any{t.unit.fix(r.GBPerSecond), t.spread(r.Spread), ratio, rate(r.MsgPerSecond)}
+	return []any{digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread), rate(r.MsgPerSecond)}
 }
 
 // digits writes a figure with three significant digits: the figures of NICs differ by a factor of
@@ -300,22 +278,18 @@ func digits(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
 
 // spread is how far a figure may be off, in percent, and marks what is noise.
 func (t *perfTable) spread(s *bench.Spread) string {
-	switch {
-	case s == nil:
-		return ""
-	case s.Percent > 99:
-		return ">99%" + t.noise(s)
-	}
-	return fmt.Sprintf("%.0f%%%s", s.Percent, t.noise(s))
-}
-
-// noise marks a figure that is noise.
-func (t *perfTable) noise(s *bench.Spread) string {
-	if s == nil || !s.Noise {
+	if s == nil {
 		return ""
 	}
-	t.noisy = true
-	return "~"
+	text := fmt.Sprintf("%.0f%%", s.Percent)
+	if s.Percent > 99 {
+		text = ">99%"
+	}
+	if s.Noise {
+		t.noisy = true
+		text += "~"
+	}
+	return text
 }
 
 func find(row []bench.Result, s bench.Scheme) *bench.Result {
@@ -446,15 +420,14 @@ func (p *printer) template(t *template.Template, data any) {
 type unit struct {
 	name  string  // as it stands above a column
 	scale float64 // of bytes a second
-	fixed int     // digits behind the point where software NICs are measured
 }
 
 // The units of bandwidths; the second is that of --report-gbits.
 //
 //nolint:gochecknoglobals // constants
 var (
-	gigabytes = unit{"GB/s", 1e-9, 2}
-	gigabits  = unit{"Gbit/s", 8e-9, 1}
+	gigabytes = unit{"GB/s", 1e-9}
+	gigabits  = unit{"Gbit/s", 8e-9}
 )
 
 // unitOf is the one that --report-gbits asks for.
@@ -467,8 +440,3 @@ func unitOf(gbits bool) unit {
 
 // of is a bandwidth in GB/s in this unit.
 func (u unit) of(gbPerSecond float64) float64 { return gbPerSecond * 1e9 * u.scale }
-
-// fix writes a bandwidth with as many digits as columns of software NICs have.
-func (u unit) fix(gbPerSecond float64) string {
-	return strconv.FormatFloat(u.of(gbPerSecond), 'f', u.fixed, 64)
-}

@@ -134,7 +134,7 @@ func checkApart(t *testing.T, end string, p *Params, r *Report) {
 		t.Fatalf("end %s: report %+v", end, r)
 	}
 	for i := range r.Results {
-		checkResult(t, p, &r.Results[i], false)
+		checkResult(t, p, &r.Results[i])
 		if rails := r.Results[i].Stats.B.Rails; len(rails) == 0 && !p.Layered() {
 			t.Errorf("end %s: nothing is known of end b", end)
 		}

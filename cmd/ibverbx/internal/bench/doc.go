@@ -2,11 +2,10 @@
 // every byte that it moves. [Run] drives both ends; [Lead] and [Follow] drive one each, in two
 // processes that talk over a TCP connection.
 //
-// A run is a table: one row for each message size, one column for each load-balancing scheme, and
-// beside them copy() over the same memory. A column is a pair of connected ends, and has a cell for
-// each size. A cell is measured in rounds. In a round each message has a slot of the target memory
-// to itself. When the round is over and the clock stopped, every slot is compared with what was
-// sent into it. The source is random, and each slot gets another piece of it in each round, so a
+// A run is a table: one row for each message size, one column for each load-balancing scheme. A
+// column is a pair of connected ends, and has a cell for each size. A cell is measured in rounds. In
+// a round each message has a slot of the target memory to itself. When the round is over and the
+// clock stopped, every slot is compared with what was sent into it. The source is random, and each slot gets another piece of it in each round, so a
 // message that never arrived is found like one that arrived wrong.
 //
 // Package layers moves the messages. To this package a virtual queue pair is a layer like those

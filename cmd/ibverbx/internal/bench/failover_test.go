@@ -56,7 +56,7 @@ func TestFailover(t *testing.T) {
 					}
 					for i := range report.Results {
 						r := &report.Results[i]
-						checkResult(t, p, r, true)
+						checkResult(t, p, r)
 						a, b := &r.Stats.A, &r.Stats.B
 						if len(r.Faults) != 1 || !r.Faults[0].Struck {
 							t.Errorf("%s: faults %+v", r.Scheme, r.Faults)

@@ -50,15 +50,6 @@ func median(samples []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// ratios divides what was measured in the same turns. Where one list is longer, the last turns
-// brought no sample of the other.
-func ratios(of, by []float64) (list []float64) {
-	for i := range min(len(of), len(by)) {
-		list = append(list, of[i]/by[i])
-	}
-	return list
-}
-
 const (
 	// latencyWindow is the memory that latency is measured over, in bytes: small, because the NIC
 	// is measured and not the memory.

@@ -61,7 +61,6 @@ func TestLayerStopsWithinRound(t *testing.T) {
 		ctx, interrupt := context.WithCancel(t.Context())
 		p := layerParams(layer, "", Bandwidth, func(p *Params) {
 			p.Iterations, p.Duration, p.Sizes = 0, Seconds(time.Hour), []units.Size{64}
-			p.copyTime = time.Microsecond
 		})
 		if err := p.Complete(); err != nil {
 			t.Fatal(err)
@@ -94,7 +93,6 @@ func TestAnsweredSeriesStopsAtOnce(t *testing.T) {
 				p := params(fill, func(p *Params) {
 					p.Mode, p.Iterations, p.Duration, p.Sizes = Latency, 0, Seconds(time.Hour),
 						[]units.Size{8}
-					p.copyTime = time.Microsecond
 				})
 				if err := p.Complete(); err != nil {
 					t.Fatal(err)

@@ -21,7 +21,7 @@ const (
 )
 
 // memory is what the two ends of a run send from and write to. All columns of a table use the same
-// memory, copy() too.
+// memory.
 type memory struct {
 	window int // bytes that a round writes to
 	ends   [2]buffers

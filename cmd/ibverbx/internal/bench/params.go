@@ -96,8 +96,6 @@ type Params struct {
 	Conn ibverbx.ConnConfig `json:"-" kong:"-"`
 	// Shared says that two ends in this process use the same NICs, and not one half of them each.
 	Shared bool `json:"-" kong:"-"`
-
-	copyTime time.Duration // of copy(), in place of what follows from the others
 }
 
 // fullSample is how many times what is outstanding a sample has of messages at least, where they

@@ -15,7 +15,6 @@ func params(change ...func(*Params)) *Params {
 	p := &Params{
 		Provider: "soft", Op: Write, Mode: Bandwidth, Iterations: 40, TxDepth: 16, NICs: 2, QPs: 2, Depth: 16,
 		Fragment: 16 << 10, Memory: 256 << 10, Verify: true, Seed: 1, Sizes: []units.Size{64, 40000},
-		copyTime: time.Millisecond,
 	}
 	for _, c := range change {
 		c(p)

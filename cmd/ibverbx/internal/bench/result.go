@@ -68,15 +68,10 @@ type Result struct {
 	Seconds      float64      `json:"seconds"` // timed
 	GBPerSecond  float64      `json:"gb_per_second"`
 	MsgPerSecond float64      `json:"messages_per_second"`
-	CopyGB       float64      `json:"copy_gb_per_second,omitempty"` // copy() of the same messages
-	RatioToCopy  float64      `json:"ratio_to_copy,omitempty"`
 	// Spread is of the messages a second, or of the medians of latencies in nanoseconds; nil where
-	// there are too few samples. CopySpread is in GB/s,
-	// RatioSpread of what was measured in one turn.
-	Spread      *Spread     `json:"spread,omitempty"`
-	CopySpread  *Spread     `json:"copy_spread,omitempty"`
-	RatioSpread *Spread     `json:"ratio_spread,omitempty"`
-	Latency     *Percentile `json:"latency,omitempty"`
+	// there are too few samples.
+	Spread  *Spread     `json:"spread,omitempty"`
+	Latency *Percentile `json:"latency,omitempty"`
 	// Verified is how many messages were compared byte for byte, those of the warm-up included.
 	Verified int           `json:"verified_messages"`
 	Faults   []FaultReport `json:"faults,omitempty"`
@@ -158,8 +153,8 @@ type Percentile struct {
 	Max           int64   `json:"max_ns"`
 }
 
-// finish computes what follows from the rest. copies are samples of copy() in GB/s.
-func (r *Result) finish(copies []float64) {
+// finish computes what follows from the rest.
+func (r *Result) finish() {
 	r.Spread = spreadOf(r.samples)
 	if r.Seconds > 0 {
 		r.MsgPerSecond = float64(r.Messages) / r.Seconds
@@ -167,16 +162,6 @@ func (r *Result) finish(copies []float64) {
 			r.MsgPerSecond = median(r.samples)
 		}
 		r.GBPerSecond = r.MsgPerSecond * float64(r.Size) / 1e9
-	}
-	if len(copies) > 0 {
-		r.CopyGB, r.CopySpread = median(copies), spreadOf(copies)
-		list := ratios(r.samples, copies)
-		for i := range list {
-			list[i] *= float64(r.Size) / 1e9
-		}
-		if len(list) > 0 {
-			r.RatioToCopy, r.RatioSpread = median(list), spreadOf(list)
-		}
 	}
 	if r.Err != nil {
 		r.Failed, r.Error = true, r.Err.Error()

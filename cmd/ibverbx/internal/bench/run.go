@@ -157,16 +157,12 @@ func (r *runner) close() error {
 	return errors.Join(errs...)
 }
 
-// row measures the cells of a size in turns: in each, copy() and every column give a sample, the
-// columns in another order. A disturbance of the machine then affects all of them.
+// row measures the cells of a size in turns: in each every column gives a sample, and they do so in
+// another order. A disturbance of the machine then affects all of them.
 func (r *runner) row(size int) (row []Result, err error) {
 	cells := make([]*cell, len(r.columns))
-	var copies []float64
-	base := copier{size: size}
 	for turn := 0; turn < r.p.Samples && err == nil && !r.stopped && !r.parted(); turn++ {
-		if err = r.baseline(&base, &copies); err == nil {
-			err = r.takeTurn(cells, size, turn)
-		}
+		err = r.takeTurn(cells, size, turn)
 	}
 	if err != nil && !r.decides() {
 		return nil, err
@@ -175,7 +171,7 @@ func (r *runner) row(size int) (row []Result, err error) {
 	for _, c := range cells {
 		if c != nil {
 			c.close()
-			c.result.finish(copies)
+			c.result.finish()
 			row = append(row, c.result)
 		}
 	}

@@ -66,7 +66,7 @@ func TestRun(t *testing.T) {
 						t.Fatalf("%d results, want %d; ok %v", len(report.Results), want, report.OK)
 					}
 					for i := range report.Results {
-						checkResult(t, p, &report.Results[i], true)
+						checkResult(t, p, &report.Results[i])
 					}
 				})
 			}
@@ -74,9 +74,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// checkResult looks whether a cell is what was asked for. copied says that there is a comparison
-// with copy().
-func checkResult(t *testing.T, p *Params, r *Result, copied bool) {
+// checkResult looks whether a cell is what was asked for.
+func checkResult(t *testing.T, p *Params, r *Result) {
 	t.Helper()
 	want := p.Iterations
 	if p.Bidirectional || p.Answered() {
@@ -95,8 +94,6 @@ func checkResult(t *testing.T, p *Params, r *Result, copied bool) {
 			l.P999 > l.Max {
 			t.Errorf("%s %v: latency %+v", r.Scheme, r.Size, l)
 		}
-	} else if copied && !p.Op.Atomic() && r.CopyGB <= 0 {
-		t.Errorf("%s %v: no comparison with copy()", r.Scheme, r.Size)
 	}
 	if rails := r.Stats.A.Rails; !p.Layered() && (r.Stats.A.Sends == 0 || len(rails) == 0) {
 		t.Errorf("%s %v: stats %+v", r.Scheme, r.Size, r.Stats.A)
@@ -220,8 +217,8 @@ func openRunner(t *testing.T, p *Params) *runner {
 	return run
 }
 
-// TestRoundsOfRun shows that no round of a run has the number of another one, in whatever cell or
-// in copy(): what one left would be right for the other.
+// TestRoundsOfRun shows that no round of a run has the number of another one, in whatever cell:
+// what one left would be right for the other.
 func TestRoundsOfRun(t *testing.T) {
 	p := params()
 	run := openRunner(t, p)
@@ -243,10 +240,6 @@ func TestRoundsOfRun(t *testing.T) {
 		if cell.number != run.mem.rounds {
 			t.Errorf("%s: round %d, and %d of the run", c.scheme, cell.number, run.mem.rounds)
 		}
-		if err := run.baseline(&copier{size: 64}, new([]float64)); err != nil {
-			t.Fatal(err)
-		}
-		note("copy()")
 	}
 }
 
