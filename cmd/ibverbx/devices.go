@@ -20,14 +20,13 @@ type devicesCmd struct {
 	Library  string `placeholder:"PATH" predictor:"file"`
 	NICs     int    `name:"nics" range:"1..64"`
 	JSON     bool   `name:"json"`
-	Verbose  bool   `short:"v"`
 }
 
 // Help is shown below the flags.
 func (devicesCmd) Help() string {
 	return `Examples:
   ibverbx devices                    the host's NICs, their ports and GIDs
-  ibverbx devices -v -d mlx5_0       all attributes of one of them
+  ibverbx devices --json -d mlx5_0   all attributes of one of them
   ibverbx devices --provider roce    the addresses that can be NICs made of UDP sockets
   ibverbx devices --provider soft    the software NICs that are built in
 
@@ -113,8 +112,6 @@ func (f *devicesCmd) Run(c *console, k *kong.Context) error {
 		}
 		return errors.Join(err, writeJSON(c.out, doc))
 	case len(list) == 0:
-	case f.Verbose:
-		out.template(deviceAttributeTable, list)
 	default:
 		out.template(deviceTable, list)
 	}
@@ -174,56 +171,21 @@ func inspectPort(d verbs.Device, n int) (portInfo, error) {
 	return port, failed
 }
 
-// deviceTemplate is a template of a table whose cells end in bars.
-func deviceTemplate(text string) *template.Template {
-	return template.Must(template.New("").Funcs(template.FuncMap{
-		"speed": func(bits uint64) string { // software NICs without one are as fast as memory
-			if bits == 0 {
-				return "-"
-			}
-			return units.Rate(bits / 8).String()
-		},
-		"dash": func(name string) string { return cmp.Or(name, "-") },
-	}).Parse(strings.ReplaceAll(text, "|", "\t")))
-}
+// deviceTable has a line for each GID. Its cells end in bars.
+var deviceTable = template.Must(template.New("").Funcs(template.FuncMap{
+	"speed": func(bits uint64) string { // software NICs without one are as fast as memory
+		if bits == 0 {
+			return "-"
+		}
+		return units.Rate(bits / 8).String()
+	},
+	"dash": func(name string) string { return cmp.Or(name, "-") },
+}).Parse(strings.ReplaceAll(deviceLines, "|", "\t")))
 
-// deviceTable has a line for each GID.
-var deviceTable = deviceTemplate(`DEVICE|PORT|STATE|LINK|MTU|SPEED|INDEX|TYPE|NETDEV|GID
+const deviceLines = `DEVICE|PORT|STATE|LINK|MTU|SPEED|INDEX|TYPE|NETDEV|GID
 {{range $d := .}}{{range .Ports -}}
 {{$d.Name}}|{{.Port}}|{{.State}}|{{.LinkLayer}}|{{.ActiveMTU}}|{{speed .Speed}}
 {{- range $i, $g := .GIDs}}{{if $i}}|||||{{end}}|{{.Index}}|{{.Type}}|{{dash .NetDev}}|{{.GID}}
 {{else}}||||
 {{end}}{{else}}{{.Name}}|-||||||||
-{{end}}{{end}}`)
-
-// deviceAttributeTable has everything, in the way of ibv_devinfo.
-var deviceAttributeTable = deviceTemplate(`{{range $i, $d := .}}{{if $i}}
-{{end}}{{.Name}}
-  provider|{{.Provider}}
-{{with .Attr}}  device id|{{$d.ID}}
-  firmware|{{.Firmware}}
-  node GUID|{{printf "%016x" .NodeGUID}}
-  vendor id|{{printf "%#06x" .VendorID}}
-  part id|{{.PartID}}
-  hardware version|{{.HWVersion}}
-  ports|{{.Ports}}
-  max QPs|{{.MaxQP}}
-  max work requests a QP|{{.MaxQPWR}}
-  max scatter-gather elements|{{.MaxSGE}}
-  max CQs|{{.MaxCQ}}
-  max CQ entries|{{.MaxCQE}}
-  max regions|{{.MaxMR}}
-  max region bytes|{{.MaxMRSize}}
-  max PDs|{{.MaxPD}}
-  max reads and atomics a QP|{{.MaxRDAtomic}}
-  max inline bytes|{{.MaxInline}}
-{{end}}{{range .Ports}}  port {{.Port}}|
-    state|{{.State}}
-    link layer|{{.LinkLayer}}
-    active MTU|{{.ActiveMTU}}
-    max MTU|{{.MaxMTU}}
-    speed|{{speed .Speed}}
-    max message bytes|{{.MaxMsgSize}}
-    LID|{{.LID}}
-{{range .GIDs}}    GID {{.Index}}|{{.GID}} ({{.Type}}, {{dash .NetDev}})
-{{end}}{{end}}{{end}}`)
+{{end}}{{end}}`

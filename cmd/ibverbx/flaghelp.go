@@ -44,10 +44,9 @@ var perfFlagText = map[string]string{
 	"duration": "Time per cell: 5, 5s, 200ms. [100ms, 1s with a single size]",
 	"samples": "Samples per cell, which share its time or its messages. [6, or 1 with fewer messages " +
 		"than 24 times --tx-depth]",
-	"run-infinitely": "Repeat the measurement until Ctrl-C, which is then no error.",
-	"inline-size":    "Send or write messages of at most this many bytes inline. [0]",
-	"tx-depth":       "Messages outstanding, over all queue pairs. [${default}]",
-	"events":         "Wait for completion events instead of polling.",
+	"inline-size": "Send or write messages of at most this many bytes inline. [0]",
+	"tx-depth":    "Messages outstanding, over all queue pairs. [${default}]",
+	"events":      "Wait for completion events instead of polling.",
 	"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs waits for an " +
 		"event, because software NICs need the cores.",
 	"no-verify": "Do not verify the data.",
@@ -136,6 +135,6 @@ var devicesFlagText = map[string]string{
 		"[rdmacore, or roce if the host has no usable RDMA NIC]",
 	"device": "Which NICs: mlx5_0,mlx5_1, mlx5_*, ^mlx5_2 (all but that). With roce: interfaces and " +
 		"addresses, eth0,192.0.2.7. [all]",
-	"nics":    "How many software NICs to list. [4]",
-	"verbose": "Show all attributes.",
+	"nics": "How many software NICs to list. [4]",
+	"json": "Write a JSON document, which has all attributes, instead of the table.",
 }

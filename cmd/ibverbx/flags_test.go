@@ -66,7 +66,6 @@ func TestWrongFlags(t *testing.T) {
 		"perf -I 5000":                          "--inline-size 5000: must be 0 to 4096",
 		"perf -I 64 --op read":                  "--inline-size is of what is sent or written",
 		"perf -c UD":                            "must be one of \"RC\"",
-		"perf --run_infinitely --json":          "use --duration",
 		"perf --min-bw 5":                       "the slowest has 1 Mbit/s",
 		"perf --max-lat 5us":                    "it goes with --mode lat",
 		"perf --mode lat --min-bw 5G":           "use --max-lat",

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"net"
 	"slices"
 	"strings"
@@ -52,46 +50,6 @@ func TestUnits(t *testing.T) {
 		if code != exitOK || at < 1 || strings.Count(rows[at-1], want) != 2 {
 			t.Errorf("%s: exit %d: %s\n%s", flag, code, errs, out)
 		}
-	}
-}
-
-// interruptedAtThird measures messages of 64 bytes without an end, and interrupts that when the
-// third row is printed.
-func interruptedAtThird(t *testing.T, args string) (code int, out, errs string) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	seen := 0
-	var complaints bytes.Buffer
-	w := &watcher{word: "64 B", found: func() {
-		if seen++; seen == 3 {
-			cancel()
-		}
-	}}
-	code = run(&console{ctx: ctx, out: w, err: &complaints},
-		strings.Fields("perf --run_infinitely -s 64 -D 10ms --scheme single "+args))
-	return code, w.String(), complaints.String()
-}
-
-// TestRunInfinitely measures until it is interrupted, which is no error.
-func TestRunInfinitely(t *testing.T) {
-	for _, args := range []string{"", "--mode lat"} {
-		code, out, errs := interruptedAtThird(t, args)
-		if n := strings.Count(out, "64 B"); code != exitOK || n < 3 || n > 4 || errs != "" ||
-			!strings.Contains(out, "messages verified byte for byte, in order") ||
-			strings.Contains(out, "not measured") {
-			t.Errorf("%s: exit %d, %d rows: %s\n%s", args, code, n, errs, out)
-		}
-	}
-}
-
-// TestRunInfinitelyApart does so with another process, which takes it as the end of the run.
-func TestRunInfinitelyApart(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
-	code, out, errs := interruptedAtThird(t, address+" --provider left")
-	codeB, outB, errsB := server.wait(t)
-	if code != exitOK || codeB != exitOK || strings.Count(outB, "64 B") < 3 {
-		t.Errorf("exit %d: %s\n%s\nthe listening end %d: %s\n%s", code, errs, out, codeB, errsB, outB)
 	}
 }
 

@@ -45,8 +45,6 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 		return nil, usage("--plot with --interval 0, which asks for no time line: drop one of them")
 	case !given(k, "interval") && (f.Plot != "" || len(p.Faults) > 0 && p.Timed()):
 		p.Interval = bench.AutoInterval
-	case p.Endless && f.JSON:
-		return nil, usage("--run-infinitely with --json, which writes at the end only: use --duration")
 	}
 	p.Conn, p.Wait = f.conn(k), f.wait()
 	if len(p.Faults) > 0 {

@@ -35,52 +35,38 @@ only. The defaults of flags are in brackets.
 
 Two processes, on two hosts or one, over real NICs or, where the host has none, UDP sockets:
   ibverbx perf --listen                             in one terminal: waits, measures once, exits
-  ibverbx perf 127.0.0.1                            in another one
-  ibverbx perf --listen -d mlx5_0,mlx5_1            on one host, over some of its NICs
-  ibverbx perf host1 -d mlx5_0,mlx5_1 --op write-imm -b
-                                                    on the other: decides what is measured
+  ibverbx perf 127.0.0.1                            in another one: decides what is measured
 Each end chooses its own NICs, the attributes of its queue pairs (--gid-index to --outs), --timeout and
-output. The connecting end decides the rest and measures. Both print the figures, and both exit with 1 if
-either fails or disappears.
-
---provider roce makes NICs of UDP sockets that speak RoCEv2, without privileges. It is used if the host has
-no usable RDMA NIC; stderr says so. The NIC uses the local address of the connection between the two
-processes, or the interfaces and addresses that --device names, such as eth0 or 192.0.2.7. It uses UDP port
-4791, or another one if that is taken; firewalls must let it through. On port 4791 it also works with other
-NICs that speak RoCEv2, such as rdma_rxe.
-
-A listening end serves one client at a time and tells others that it is busy. If a client breaks off, it says
-why and waits for the next one. It exits after the first client that is measured, with 1 if its own NICs or
-data failed. For traffic from several hosts at the same time, start a listening end for each, on a port of its
-own.
+output; the connecting end decides the rest. Both print the figures, and both exit with 1 if either fails or
+disappears. A listening end serves one client at a time, and waits for the next one if a client breaks off.
 
 Any host that can connect to a listening end can make it measure, which takes up to 4 GiB of memory, most of
 it pinned, and its NICs. So listen only where you trust everyone who can connect: --listen=10.0.0.1 listens at
 one address. RoCE itself is neither authenticated nor encrypted.
 
+--provider roce makes NICs of UDP sockets that speak RoCEv2, without privileges: of the address between the
+two processes, or of those that --device names. They use UDP port 4791, where they also work with rdma_rxe
+and with NICs, or another one if that is taken; firewalls must let it through.
+
 Flags that perftest has too have perftest's letters. Unlike in perftest, --iters and --tx-depth count messages
 over all queue pairs together, and --qps counts the queue pairs on each NIC.
 
-The table has a row for each size and a column for each scheme; a cell is one size with one scheme. The cells
-of a size are measured in turn, several times (--samples). The figure is the median of the samples; ± is its 95 % confidence interval. A figure whose
-interval is wider than 20 % is marked ~: differences below that between two such figures mean nothing.
+The cells of a size are measured in turn, several times (--samples). The figure is the median of the samples;
+± is its 95 % confidence interval. A figure whose interval is wider than 20 % is marked ~: differences below
+that between two such figures mean nothing.
+
+With --failover a column of several queue pairs continues without those that fail, as long as others work at
+both ends, and no request fails. After --failback they are tried again. The report says which queue pairs
+were lost, why (of two processes, at the connecting one), and how much work others have repeated. Without
+--failover, or when no queue pair is left, the column ends with the error that an application gets.
+
+With --fault, --interval or --plot, bandwidth over time is recorded (of two processes, at the connecting one).
+--json and --plot have it; the table says what each fault did: the median bandwidth before and after it, the
+lowest, and for how long it was below 90 % of the median before. The clock is stopped while messages are
+compared: the end of each round shows as a small dip if much is outstanding.
 
 Exit codes: 0 when all went well; 1 when something failed, or a figure missed --min-bw or --max-lat; 2 when
 the flags make no sense; 130 after Ctrl-C.
-
-With --failover a column of several queue pairs continues without those that fail, as long as others work at
-both ends. No request fails. The report says which queue pairs were lost, why (of two processes, at the
-connecting one), and how many work requests were posted again on others. After --failback they are tried
-again, and return to service if they work. Of two processes, the listening one takes these flags from the
-connecting one. Without --failover, or when no queue pair is left, the column ends with the error that an
-application gets.
-
-With --fault, --interval or --plot, bandwidth over time is recorded: of the messages reported to the program
-(of two processes, at the connecting one), and of the fragments that each rail, a queue pair of the virtual
-one, has completed. --json and --plot -v have all of it; the table says what each fault did: the median
-bandwidth before and after it, the lowest, and for how long it was below 90 % of the median before. The clock
-is stopped while messages are compared. The end of each round shows as a small dip if much is outstanding:
-with more --memory there are fewer dips, with less --depth they are less deep.
 
 Faults strike end a, the initiator, unless end=b. They strike when end a has posted msg= messages of a column,
 over all sizes, or when the column has been measured for at=. nic= and rail= count from 0, for= is a duration,

@@ -66,8 +66,6 @@ func Lead(ctx context.Context, p *Params, h *Half, o Observer) (*Report, error) 
 // within limits. The report has the other one's parameters and figures. There is none when nothing
 // could be measured. The conversation is over when it returns.
 func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, errServedLong)
-	defer cancel()
 	f := &peer{conn: h.Conn, steps: ctx}
 	task, err := f.receiveTask(h)
 	if err == nil {
@@ -248,11 +246,8 @@ func (r *runner) connectEnd(e *layers.End, other int) error {
 	return r.peer.meet(kindConnected)
 }
 
-// Reasons why the figures of a run are not complete, although nothing is wrong at this end.
-var (
-	errPeerInterrupted = errors.New("the other end was interrupted: the rest was not measured")
-	errServedLong      = fmt.Errorf("a listening end serves for %v at most", maxServedRun)
-)
+// errPeerInterrupted is why the figures are not complete, although nothing is wrong at this end.
+var errPeerInterrupted = errors.New("the other end was interrupted: the rest was not measured")
 
 // taskError says why a listening end refuses what its client asks for.
 type taskError struct{ reason string }
@@ -269,7 +264,7 @@ func BrokeOff(err error) bool {
 		return false
 	}
 	for _, why := range []error{rendezvous.ErrGone, rendezvous.ErrTimeout, rendezvous.ErrProtocol, ErrStalled,
-		errPeerInterrupted, errServedLong} {
+		errPeerInterrupted} {
 		if errors.Is(err, why) {
 			return true
 		}

@@ -268,19 +268,6 @@ func TestInterruptedWhileConnecting(t *testing.T) {
 	}
 }
 
-// TestServedLong checks that a listening end's time limit is not reported as an interruption
-// by its user.
-func TestServedLong(t *testing.T) {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 0, errServedLong)
-	defer cancel()
-	run := newRunner(ctx, params(), bothHere(), observer{})
-	report, err := run.end(nil)
-	if report.Interrupted || report.OK || !errors.Is(err, errServedLong) ||
-		!strings.Contains(report.Error, "24h0m0s") {
-		t.Errorf("interrupted %v, ok %v, error %v", report.Interrupted, report.OK, err)
-	}
-}
-
 // TestClockOfBothWays shows that of two ends that send at the same time the one that takes longer
 // is counted, that the conversation afterwards is not,
 // and that no end can claim more time than has passed.

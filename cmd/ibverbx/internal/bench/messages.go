@@ -15,7 +15,7 @@ import (
 
 // Protocol names the messages below and their version. Ends of different versions refuse each
 // other. A golden file holds the messages as they are on the wire.
-const Protocol = "ibverbx perf/15"
+const Protocol = "ibverbx perf/16"
 
 // The messages between the two processes of a run. End a leads, end b follows:
 //
@@ -85,14 +85,12 @@ type taskBody struct {
 	Params *Params  `json:"parameters"`
 }
 
-// Limits of what a process measures for another one, which it does not trust.
+// Limits of what a process measures for another one, which it does not trust. All else is bounded
+// by the parameters' own limits: memory by three times 1 GiB.
 const (
 	maxServedSizes    = 256
 	maxServedDuration = Seconds(time.Hour) // of a cell
 	maxServedMessages = 1 << 40            // of a cell
-	// maxServedRun bounds the whole. All else is bounded by the parameters' own limits: memory by
-	// three times 1 GiB.
-	maxServedRun = 24 * time.Hour
 )
 
 // check says why this process refuses what another one asks for. What only two ends in one process

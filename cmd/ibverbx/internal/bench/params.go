@@ -59,8 +59,6 @@ type Params struct {
 	// Iterations are the messages of a cell; 0: by duration.
 	Iterations int     `json:"iterations,omitempty" name:"iters" range:"1.." short:"n" group:"how"`
 	Duration   Seconds `json:"duration_seconds,omitempty" range:"1ns.." short:"D" group:"how"`
-	// Endless says that all sizes are measured again and again until the run is interrupted.
-	Endless bool `json:"run_infinitely,omitempty" name:"run-infinitely" group:"how"`
 	// Samples is how many times each cell is measured, in turn with the others of its size;
 	// default: 6, or 1 where there are too few iterations.
 	Samples int `json:"samples" range:"1..1000" group:"how"`

@@ -45,15 +45,11 @@ func decide[T any](p *peer, kind string, mine T) (decided T, err error) {
 	return decided, err
 }
 
-// stepsOf returns a context that ends a while after ctx, and then says why.
+// stepsOf returns a context that ends a while after ctx, because the run was interrupted.
 func stepsOf(ctx context.Context, after time.Duration) (context.Context, func()) {
 	steps, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
-		why := ErrInterrupted
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			why = context.Cause(ctx)
-		}
-		time.AfterFunc(after, func() { cancel(why) })
+		time.AfterFunc(after, func() { cancel(ErrInterrupted) })
 	})
 	return steps, func() { stop(); cancel(nil) }
 }

@@ -40,7 +40,7 @@ type Report struct {
 	Params   *Params  `json:"parameters,omitempty"` // none if nothing was measured
 	Peer     *Peer    `json:"peer,omitempty"`       // when another process drives the other end
 	Results  []Result `json:"results"`
-	Verified int      `json:"verified_messages"` // in all results, those that were dropped too
+	Verified int      `json:"verified_messages"` // in all results
 }
 
 // Peer is the process that drives the other end, as it describes itself, and its part in the run.

@@ -73,36 +73,18 @@ func newRunner(ctx context.Context, p *Params, here [2]bool, o Observer) *runner
 
 // rows measures.
 func (r *runner) rows() error {
-	for {
-		for _, size := range r.p.Sizes {
-			row, err := r.row(int(size))
-			r.keep(row)
-			if err != nil || r.parted() {
-				return err
-			}
-			if r.stopped {
-				r.complete = r.p.Endless // it always ends so
-				return nil
-			}
+	for _, size := range r.p.Sizes {
+		row, err := r.row(int(size))
+		r.report.Results = append(r.report.Results, row...)
+		for i := range row {
+			r.report.Verified += row[i].Verified
 		}
-		if !r.p.Endless {
-			r.complete = true
-			return nil
+		if err != nil || r.parted() || r.stopped {
+			return err
 		}
 	}
-}
-
-// keep takes the results of a size into the report. Of a run without end it keeps as many as one
-// turn of it has.
-func (r *runner) keep(row []Result) {
-	kept := append(r.report.Results, row...)
-	if most := len(r.p.Sizes) * len(r.p.Schemes); len(kept) > most {
-		kept = kept[len(kept)-most:]
-	}
-	r.report.Results = kept
-	for i := range row {
-		r.report.Verified += row[i].Verified
-	}
+	r.complete = true
+	return nil
 }
 
 // parted says whether the conversation with another process has ended.
@@ -118,11 +100,6 @@ func (r *runner) end(err error) (*Report, error) {
 	}
 	report.Interrupted = r.interrupted() && !r.complete
 	switch {
-	case !r.complete && errors.Is(context.Cause(r.ctx), errServedLong): // the user did not ask for it
-		report.Interrupted = false
-		if err == nil {
-			err = errServedLong
-		}
 	case report.Interrupted && (err == nil || errors.Is(err, ErrInterrupted)):
 		err = ErrInterrupted
 	}
@@ -189,7 +166,7 @@ func (r *runner) takeTurn(cells []*cell, size, turn int) error {
 	for i := range r.columns {
 		at := (i + turn) % len(r.columns)
 		all := len(r.p.Sizes) * len(r.columns) * r.p.Samples
-		r.observer.Cell(r.done%all, all)
+		r.observer.Cell(r.done, all)
 		r.done++
 		if r.columns[at].failed {
 			continue // its failure is in a row already, or in this one
