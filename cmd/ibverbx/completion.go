@@ -41,7 +41,7 @@ func predictors() map[string]complete.Predictor {
 	}
 	return map[string]complete.Predictor{
 		"provider": words(names), "layer": words(all), "op": words(ops), "mode": words(bench.Modes()),
-		"scheme":   words(append(bench.Schemes(), "all")),
+		"scheme":   words(bench.Schemes()),
 		"balance":  words([]string{ibverbx.RoundRobin.String(), ibverbx.ByAbility.String()}),
 		"perftest": words(perftest.Kinds()), "fault": words(bench.FaultNames()),
 		"file": complete.PredictFiles("*"),

@@ -35,11 +35,10 @@ var perfFlagText = map[string]string{
 	"mode": "bw: bandwidth and message rate. lat: time of one message at a time, half of a ping-pong " +
 		"where the target sees it. [${default}]",
 	"bidirectional": "Both ends send at the same time; the figures are the sum.",
-	"size":          "One message size: 4096, 64K, 1M, 1MiB.",
-	"sizes": "Several sizes: 4K,1M, or 4K..16M, each twice the one before, or 4K..16M/4, four " +
-		"times. [bw: 4K..16M/4, lat: 8,64,512,4K,32K,256K]",
+	"size": "Message sizes: 4096, 64K, or 4K,1M, or 4K..16M, each twice the one before, or " +
+		"4K..16M/4, four times. [bw: 4K..4M/4, lat: 8,64,512,4K,32K,256K]",
 	"all":      "Sizes 2 to 8M, each twice the one before.",
-	"scheme":   "single (one queue pair), spray, dqplb, or all. [all]",
+	"scheme":   "Some of single (one queue pair), spray, dqplb. [all]",
 	"iters":    "Messages per cell, over all queue pairs, instead of --duration.",
 	"duration": "Time per cell: 5, 5s, 200ms. [100ms, 1s with a single size]",
 	"samples": "Samples per cell, which share its time or its messages. [6, or 1 with fewer messages " +
@@ -49,7 +48,7 @@ var perfFlagText = map[string]string{
 	"events":      "Wait for completion events instead of polling.",
 	"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs waits for an " +
 		"event, because software NICs need the cores.",
-	"no-verify": "Do not verify the data.",
+	"verify": "Compare every byte that arrives. [yes]",
 	"memory": "Size of the buffer of each direction, which is reused. A buffer that fits into the " +
 		"caches measures the caches. [${default}]",
 	"provider": "Which NICs: soft (software NICs in this process), rdmacore (the host's) or roce (UDP " +

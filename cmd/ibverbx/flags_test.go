@@ -9,8 +9,6 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
-
-	"ibverbx/cmd/ibverbx/internal/bench"
 )
 
 func TestWrongFlags(t *testing.T) {
@@ -23,7 +21,6 @@ func TestWrongFlags(t *testing.T) {
 		"perf --op swim": "--layer qp has write, write-imm, read, send, " +
 			"fetch-add, cmp-swap",
 		"perf -s 64KB":                          "write 64K (1024-based)",
-		"perf -s 4K -s 8K":                      "use --sizes with a list",
 		"perf -s 4K -a":                         "can't be used together",
 		"perf --sizes 8K..4K":                   "from small to large",
 		"perf -n 5 -D 1s":                       "give one of them",
@@ -181,12 +178,5 @@ func TestEveryFlagHasHelp(t *testing.T) {
 		for name := range help {
 			t.Errorf("%s has no --%s", command.Name, name)
 		}
-	}
-}
-
-func TestAllSizes(t *testing.T) {
-	sizes, err := (&choiceFlags{All: true}).sizes(bench.Write)
-	if err != nil || len(sizes) != 23 || sizes[0] != 2 || sizes[22] != 8<<20 {
-		t.Errorf("%v, %v", sizes, err)
 	}
 }

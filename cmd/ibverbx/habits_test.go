@@ -104,7 +104,7 @@ func TestCompletion(t *testing.T) {
 	for line, want := range map[string][]string{
 		"ibverbx ":                       {"perf", "devices", "version", "help"},
 		"ibverbx perf --tx":              {"--tx-depth"},
-		"ibverbx perf --scheme ":         {"single", "spray", "dqplb", "all"},
+		"ibverbx perf --scheme ":         {"single", "spray", "dqplb"},
 		"ibverbx perf --layer t":         {"transport", "tagged"},
 		"ibverbx perf --mode ":           {"bw", "lat"},
 		"ibverbx perf --op write":        {"write", "write-imm"},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -11,14 +12,14 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
+// allSizes are those of --all, as in perftest.
+const allSizes = "2..8M"
+
 // choiceFlags choose among values of a parameter; see [bench.Params] for all others.
 type choiceFlags struct {
-	Size     []units.Size `group:"what" short:"s" sep:"none" xor:"sizes"`
-	Sizes    units.Range  `group:"what" placeholder:"LIST" sep:"none" xor:"sizes"`
-	All      bool         `group:"what" short:"a" xor:"sizes"`
-	Events   bool         `group:"how" short:"e" xor:"wait"`
-	BusyPoll bool         `group:"how" xor:"wait"`
-	NoVerify bool         `group:"how"`
+	All      bool `group:"what" short:"a" xor:"sizes"`
+	Events   bool `group:"how" short:"e" xor:"wait"`
+	BusyPoll bool `group:"how" xor:"wait"`
 }
 
 // outFlags say what is written, and which figures are a failure.
@@ -33,7 +34,7 @@ type outFlags struct {
 // params turns the flags into what to measure.
 func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	p := f.Params
-	p.Provider, p.Shared, p.Verify = f.provider(), f.provider() != softNICs, !f.NoVerify
+	p.Provider, p.Shared = f.provider(), f.provider() != softNICs
 	if err := checkGiven(k); err != nil {
 		return nil, err
 	}
@@ -50,11 +51,11 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	if len(p.Faults) > 0 {
 		p.Conn.Patience = ibverbx.PatienceShort // the faults are there to be noticed
 	}
-	err := f.checkLimits(&p)
-	if err == nil {
-		p.Sizes, err = f.sizes(p.Op)
+	var err error
+	if f.All {
+		p.Sizes, err = units.ParseRange(allSizes)
 	}
-	return &p, err
+	return &p, cmp.Or(err, f.checkLimits(&p))
 }
 
 // checkGiven compares what the command line gives with the range of each flag: a 0 there is no
@@ -80,24 +81,6 @@ func (f *choiceFlags) wait() bench.Wait {
 		return bench.Poll
 	}
 	return ""
-}
-
-// sizes are the message sizes; none is the default.
-func (f *choiceFlags) sizes(op bench.Op) (sizes []units.Size, err error) {
-	switch {
-	case len(f.Size) > 1:
-		return nil, usage("--size is given several times: use --sizes with a list, such as --sizes 4K,64K")
-	case f.All && op.Atomic():
-		return nil, usage("--op %s works on 8 bytes only: drop --all", op)
-	case f.All:
-		for z := units.Size(2); z <= 8<<20; z *= 2 {
-			sizes = append(sizes, z)
-		}
-		return sizes, nil
-	case len(f.Size) == 1:
-		return f.Size, nil
-	}
-	return f.Sizes, nil
 }
 
 // limits are what figures have to keep, or the exit code is 1.

@@ -98,8 +98,6 @@ func (p *peer) agree(params Params, h *Half) (*Params, *selfBody, error) {
 		return nil, nil, usage("--nics %d: the listening end has %d", params.NICs, len(theirs.NICs))
 	}
 	params.Provider, params.Conn = h.Provider, h.Config
-	params.fillDefaults()
-	params.fitPorts(h.Devices)
 	if err := params.completeApart(); err != nil {
 		return nil, nil, err
 	}

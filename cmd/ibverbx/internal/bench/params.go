@@ -12,7 +12,6 @@ import (
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
-	"ibverbx/verbs"
 )
 
 // QP is the layer of virtual queue pairs. Those above it are in package layers too.
@@ -49,11 +48,11 @@ type Params struct {
 	// Layer is QP by default.
 	Layer layers.Layer `json:"layer" default:"qp" group:"what" predictor:"layer"`
 	// Op is the layer's first operation by default.
-	Op            Op           `json:"op" group:"what" predictor:"op"`
-	Mode          Mode         `json:"mode" default:"bw" group:"what" predictor:"mode"`
-	Bidirectional bool         `json:"bidirectional" short:"b" group:"what"`
-	Sizes         []units.Size `json:"sizes" kong:"-"` // default: by operation and mode
-	usualSizes    bool         // none were given
+	Op            Op   `json:"op" group:"what" predictor:"op"`
+	Mode          Mode `json:"mode" default:"bw" group:"what" predictor:"mode"`
+	Bidirectional bool `json:"bidirectional" short:"b" group:"what"`
+	// Sizes are by default those of the operation and mode.
+	Sizes units.Range `json:"sizes" name:"size" aliases:"sizes" short:"s" sep:"none" xor:"sizes" group:"what"`
 	// Schemes are by default all that the number of queue pairs allows.
 	Schemes []Scheme `json:"schemes" name:"scheme" group:"what" predictor:"scheme"`
 	// Iterations are the messages of a cell; 0: by duration.
@@ -78,7 +77,7 @@ type Params struct {
 	Depth int `json:"depth" range:"1..8192" default:"128" group:"rails"`
 	// Inline is up to how many bytes messages are sent or written inline; 0: none is.
 	Inline int  `json:"inline_bytes,omitempty" name:"inline-size" range:"0..4096" short:"I" group:"how"`
-	Verify bool `json:"verify" kong:"-"`
+	Verify bool `json:"verify" default:"true" negatable:"" group:"how"`
 	Wait   Wait `json:"wait" kong:"-"`
 	// Memory is what one direction writes to.
 	Memory units.Size `json:"memory_bytes" range:"1K..1G" default:"64M" group:"how"`
@@ -125,7 +124,7 @@ const (
 	defaultFault    = 1 << 20                   // message size of a run with faults
 	defaultOne      = Seconds(time.Second)      // a cell of a run of one size
 	defaultSeveral  = Seconds(time.Second / 10) // of several
-	defaultLong     = "4K..16M/4"               // sizes of --mode bw
+	defaultLong     = "4K..4M/4"                // sizes of --mode bw: what every NIC carries in one message
 	defaultSeries   = "8,64,512,4K,32K,256K"    // of --mode lat
 	defaultShort    = "8,64,512,4K"             // of operations that carry no long messages
 	defaultFragment = 512 << 10
@@ -152,23 +151,6 @@ func (p *Params) Shape() layers.Shape {
 	return s
 }
 
-// fitPorts leaves out, of the sizes measured where none are given, those of which the NICs do not
-// carry a message where it travels as one: rdma_rxe carries 8 MiB.
-func (p *Params) fitPorts(devices []verbs.Device) {
-	if !p.usualSizes || p.Layered() || !slices.Contains(p.Schemes, Single) {
-		return
-	}
-	for _, d := range devices {
-		port, err := d.QueryPort(d.DefaultPort())
-		if err != nil || port.MaxMsgSize == 0 {
-			continue // what is wrong with the NIC is said when it is used
-		}
-		p.Sizes = slices.DeleteFunc(slices.Clone(p.Sizes), func(z units.Size) bool {
-			return uint64(z) > uint64(port.MaxMsgSize)
-		})
-	}
-}
-
 func (p *Params) fillDefaults() {
 	if p.Layer == "" {
 		p.Layer = QP
@@ -180,7 +162,7 @@ func (p *Params) fillDefaults() {
 		p.Memory = min(p.Memory, shmemMemory)
 	}
 	if len(p.Sizes) == 0 {
-		p.Sizes, p.usualSizes = p.defaultSizes(), true
+		p.Sizes = p.defaultSizes()
 	}
 	if p.Iterations == 0 && p.Duration == 0 {
 		p.Duration = defaultSeveral
@@ -199,9 +181,6 @@ func (p *Params) fillDefaults() {
 	}
 	if p.Fragment == 0 {
 		p.Fragment = defaultFragment
-	}
-	if slices.Equal(p.Schemes, []Scheme{AllSchemes}) {
-		p.Schemes = nil
 	}
 	if len(p.Schemes) == 0 {
 		p.Schemes = Schemes()
@@ -336,10 +315,8 @@ func (p *Params) checkSchemes() error {
 	}
 	for i, s := range p.Schemes {
 		switch {
-		case s == AllSchemes:
-			return usage("--scheme all stands alone")
 		case !slices.Contains(Schemes(), s):
-			return usage("--scheme %.20q: have single, spray, dqplb, or all", s)
+			return usage("--scheme %.20q: have %s", s, strings.Join(words(Schemes()), ", "))
 		case slices.Contains(p.Schemes[:i], s):
 			return usage("--scheme %s is given twice", s)
 		case s != Single && p.rails() < 2:

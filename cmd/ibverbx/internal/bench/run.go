@@ -29,7 +29,6 @@ func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, er
 	run := newRunner(ctx, p, bothHere(), o)
 	err := run.open(open)
 	if err == nil {
-		p.fitPorts(run.columns[0].nics[0])
 		o.Start(p, nil)
 		err = run.rows()
 	}

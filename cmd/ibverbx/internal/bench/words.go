@@ -25,8 +25,6 @@ const (
 	Single Scheme = "single" // one queue pair on one NIC
 	Spray  Scheme = "spray"
 	DQPLB  Scheme = "dqplb"
-	// AllSchemes stands for all of them on the command line.
-	AllSchemes Scheme = "all"
 )
 
 // Schemes are all of them, in the order of the columns.

@@ -73,6 +73,9 @@ func (r *Range) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
+// UnmarshalJSON reads a list of numbers of bytes.
+func (r *Range) UnmarshalJSON(text []byte) error { return json.Unmarshal(text, (*[]Size)(r)) }
+
 // ParseRange reads a list of sizes. A last step that overshoots is cut to the upper end.
 func ParseRange(s string) (list Range, err error) {
 	for part := range strings.SplitSeq(s, ",") {
