@@ -30,11 +30,6 @@ func (t *perfTable) details(r *bench.Result) {
 		t.say("fault", text)
 	}
 	t.failedOver(r)
-	if r.Timeline != nil && !r.Failed {
-		for i := range r.Timeline.Dips {
-			t.say("dip", dipText(&r.Timeline.Dips[i], t.unit))
-		}
-	}
 	if r.Failed {
 		label := "cause"
 		for line := range strings.SplitSeq(r.Error, "\n") {

@@ -97,7 +97,7 @@ var perfFlagText = map[string]string{
 	"json":        "Write a JSON document instead of the table.",
 	"verbose":     "Show what each rail carried, too.",
 	"interval": "Interval at which --plot and --json give the bandwidth, of all and of each rail: 10ms, " +
-		"1s, 0 for none. [with --fault or --plot 10ms or longer, by speed and duration]",
+		"1s, 0 for none. [with --plot 10ms or longer, by speed and duration]",
 	"plot": "Write bandwidth over time to this HTML file, which needs no network: a line for each NIC, " +
 		"with -v for each rail.",
 	"report-gbits": "Show bandwidths in Gbit/s instead of GB/s.",

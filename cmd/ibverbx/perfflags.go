@@ -44,7 +44,7 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	switch {
 	case f.Plot != "" && given(k, "interval") && p.Interval == 0:
 		return nil, usage("--plot with --interval 0, which asks for no time line: drop one of them")
-	case !given(k, "interval") && (f.Plot != "" || len(p.Faults) > 0 && p.Timed()):
+	case !given(k, "interval") && (f.Plot != ""):
 		p.Interval = bench.AutoInterval
 	}
 	p.Conn, p.Wait = f.conn(k), f.wait()

@@ -60,10 +60,9 @@ both ends, and no request fails. After --failback they are tried again. The repo
 were lost, why (of two processes, at the connecting one), and how much work others have repeated. Without
 --failover, or when no queue pair is left, the column ends with the error that an application gets.
 
-With --fault, --interval or --plot, bandwidth over time is recorded (of two processes, at the connecting one).
---json and --plot have it; the table says what each fault did: the median bandwidth before and after it, the
-lowest, and for how long it was below 90 % of the median before. The clock is stopped while messages are
-compared: the end of each round shows as a small dip if much is outstanding.
+With --interval or --plot, bandwidth over time is recorded (of two processes, at the connecting one): in the
+document of --json, and in the file of --plot. The clock is stopped while messages are compared: the end of
+each round shows as a small dip if much is outstanding.
 
 Exit codes: 0 when all went well; 1 when something failed, or a figure missed --min-bw or --max-lat; 2 when
 the flags make no sense; 130 after Ctrl-C.

@@ -106,9 +106,6 @@ func plotChart(r *bench.Result, in unit, rails bool) plot.Chart {
 		}
 		chart.Lines = append(chart.Lines, line)
 	}
-	for i := range t.Dips {
-		chart.Notes = append(chart.Notes, dipText(&t.Dips[i], in))
-	}
 	return chart
 }
 
@@ -156,21 +153,3 @@ func plotMarks(t *bench.Timeline) []plot.Mark {
 }
 
 func seconds(s bench.Seconds) float64 { return time.Duration(s).Seconds() }
-
-// dipText says what a fault did to the bandwidth.
-func dipText(d *bench.Dip, in unit) string {
-	text := fmt.Sprintf("%s at %.3f s: ", d.Fault, seconds(d.Struck))
-	if d.Before == 0 {
-		return text + "no interval before it to compare with: let it strike later (at=), or use a shorter " +
-			"--interval"
-	}
-	part := func(gb float64) string {
-		return fmt.Sprintf("%s (%.0f %%)", digits(in.of(gb)), 100*gb/d.Before)
-	}
-	below := "never below 90 %"
-	if d.Below > 0 {
-		below = fmt.Sprintf("below 90 %% for %v", time.Duration(d.Below).Round(time.Millisecond))
-	}
-	return text + fmt.Sprintf("%s %s before, lowest %s, %s, %s after", digits(in.of(d.Before)), in.name,
-		part(d.Lowest), below, part(d.After))
-}

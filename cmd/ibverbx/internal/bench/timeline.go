@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"slices"
 	"strconv"
 	"time"
 
@@ -22,7 +21,6 @@ type Timeline struct {
 	// the rail has completed them, and again where they were sent again.
 	Rails []RailLine `json:"rails,omitempty"`
 	Marks []Mark     `json:"marks,omitempty"` // by time
-	Dips  []Dip      `json:"dips,omitempty"`  // one for each fault that struck
 }
 
 // RailLine is what a rail carried over time.
@@ -219,7 +217,6 @@ func (r *recorder) timeline() *Timeline {
 			t.Rails = append(t.Rails, RailLine{i, r.last.rails[i].device, t.bandwidths(line)})
 		}
 	}
-	t.findDips()
 	return t
 }
 
@@ -273,55 +270,4 @@ func (w *stopwatch) now() time.Duration {
 		return w.elapsed
 	}
 	return w.elapsed + time.Since(w.started)
-}
-
-// Dip is what a fault did to the bandwidth of a cell, from when it struck until the next one did.
-// Bandwidths are in GB/s.
-type Dip struct {
-	Fault  string  `json:"fault"`
-	Struck Seconds `json:"struck_seconds"`           // in the time of the line
-	Before float64 `json:"before_gb_per_second"`     // median of the intervals before; 0: there were none
-	Lowest float64 `json:"lowest_gb_per_second"`     // of an interval
-	Below  Seconds `json:"below_90_percent_seconds"` // of the intervals with less than 90 % of Before
-	// After is the median of the last third of the intervals, of those at least that begin when the
-	// fault has ended and the rails are back.
-	After float64 `json:"after_gb_per_second"`
-}
-
-// findDips describes what each fault that has struck did.
-func (t *Timeline) findDips() {
-	var struck []Mark
-	for _, m := range t.Marks {
-		if m.Kind == FaultStruck {
-			struck = append(struck, m)
-		}
-	}
-	begin := 0
-	for i, m := range struck {
-		first, end := t.At(m.At), len(t.Total)
-		if i+1 < len(struck) {
-			end = t.At(struck[i+1].At)
-		}
-		if first == end {
-			continue // the next one struck at once
-		}
-		since := t.Total[first:end]
-		settled := 2 * len(since) / 3
-		for _, m := range t.Marks {
-			if at := t.At(m.At) - first; at >= 0 && (m.Kind == FaultEnded || m.Kind == RailsBack) {
-				settled = max(settled, min(at, len(since)-2)+1)
-			}
-		}
-		d := Dip{Fault: m.Text, Struck: m.At, Lowest: slices.Min(since), After: median(since[settled:])}
-		if before := t.Total[begin:first]; len(before) > 0 {
-			d.Before = median(before)
-		}
-		for i, v := range since {
-			if v < 0.9*d.Before {
-				d.Below += Seconds(t.Took(first + i))
-			}
-		}
-		t.Dips = append(t.Dips, d)
-		begin = first + 1
-	}
 }

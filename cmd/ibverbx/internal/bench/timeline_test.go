@@ -71,55 +71,6 @@ func TestRailThatIsDown(t *testing.T) {
 	}
 }
 
-// What a line shows of a fault: the level before it, how deep and how long the dip was, what was
-// left.
-func TestDips(t *testing.T) {
-	repeat := func(n int, v float64) []float64 { return slices.Repeat([]float64{v}, n) }
-	const ms = Seconds(time.Millisecond)
-	struck := func(at Seconds) Mark { return Mark{at, FaultStruck, "f"} }
-	for name, tt := range map[string]struct {
-		total []float64
-		marks []Mark
-		want  []Dip
-	}{
-		"there and back": {
-			slices.Concat(repeat(10, 2), []float64{1, 0.5, 1.9, 0.4}, repeat(10, 2)),
-			[]Mark{struck(105 * ms)},
-			[]Dip{{"f", 105 * ms, 2, 0.4, 30 * ms, 2}},
-		},
-		"half of it is lost": {
-			slices.Concat(repeat(10, 2), []float64{0.1, 0.2}, repeat(10, 1)), []Mark{struck(100 * ms)},
-			[]Dip{{"f", 100 * ms, 2, 0.1, 120 * ms, 1}},
-		},
-		"back late": {
-			slices.Concat(repeat(2, 2), repeat(10, 1), repeat(2, 2)),
-			[]Mark{struck(20 * ms), {115 * ms, RailsBack, "1"}},
-			[]Dip{{"f", 20 * ms, 2, 1, 100 * ms, 2}},
-		},
-		"back at the very end": {
-			slices.Concat(repeat(2, 2), repeat(2, 1), repeat(1, 1.5)),
-			[]Mark{struck(20 * ms), {45 * ms, RailsBack, "1"}},
-			[]Dip{{"f", 20 * ms, 2, 1, 30 * ms, 1.5}},
-		},
-		"no harm": {repeat(10, 2), []Mark{struck(50 * ms)}, []Dip{{"f", 50 * ms, 2, 2, 0, 2}}},
-		"at once": {repeat(10, 2), []Mark{struck(0)}, []Dip{{"f", 0, 0, 2, 0, 2}}},
-		"two": {
-			slices.Concat(repeat(5, 2), []float64{1}, repeat(4, 2), []float64{0.5}, repeat(9, 2)),
-			[]Mark{struck(50 * ms), {60 * ms, FaultEnded, "f"}, struck(100 * ms)},
-			[]Dip{{"f", 50 * ms, 2, 1, 10 * ms, 2}, {"f", 100 * ms, 2, 0.5, 10 * ms, 2}},
-		},
-		"two in one interval": {repeat(3, 2), []Mark{struck(11 * ms), struck(12 * ms)},
-			[]Dip{{"f", 12 * ms, 2, 2, 0, 2}}},
-		"in the last interval": {repeat(3, 2), []Mark{struck(30 * ms)}, []Dip{{"f", 30 * ms, 2, 2, 0, 2}}},
-	} {
-		line := &Timeline{Interval: 10 * ms, Length: Seconds(len(tt.total)) * 10 * ms, Total: tt.total,
-			Marks: tt.marks}
-		if line.findDips(); !slices.Equal(line.Dips, tt.want) {
-			t.Errorf("%s:\n%+v, want\n%+v", name, line.Dips, tt.want)
-		}
-	}
-}
-
 // The watch stands between the rounds, and a fault that lasts for a while with it.
 func TestFaultsLastInTheTimeOfTheColumn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -165,7 +116,7 @@ func TestTimelineHasEveryByte(t *testing.T) {
 		for i := range report.Results {
 			r := &report.Results[i]
 			line := r.Timeline
-			if line == nil || len(line.Total) == 0 || len(line.Marks) != 0 || len(line.Dips) != 0 {
+			if line == nil || len(line.Total) == 0 || len(line.Marks) != 0 {
 				t.Fatalf("%s, %s: %+v", how, r.Scheme, line)
 			}
 			lines := [][]float64{line.Total}

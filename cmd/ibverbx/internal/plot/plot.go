@@ -22,9 +22,8 @@ type Page struct {
 
 // Chart is quantities over time, with marks where something happened.
 type Chart struct {
-	Title string   `json:"title"`
-	Unit  string   `json:"unit"` // of the quantities
-	Notes []string `json:"-"`    // below the chart
+	Title string `json:"title"`
+	Unit  string `json:"unit"` // of the quantities
 	// Times are when the intervals begin, in seconds, and when the last one ends: one more than
 	// each line has values.
 	Times []float64 `json:"times"`

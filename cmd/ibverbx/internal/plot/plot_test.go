@@ -19,7 +19,7 @@ func page() *Page {
 		Title: "write " + hostile,
 		Lines: []string{hostile},
 		Charts: []Chart{{
-			Title: hostile, Unit: "GB/s", Notes: []string{hostile}, Times: []float64{0, 0.01, 0.015},
+			Title: hostile, Unit: "GB/s", Times: []float64{0, 0.01, 0.015},
 			Lines: []Line{{Name: "total", Group: -1, Values: []float64{1.5, 2}},
 				{Name: hostile, Group: 0, Values: []float64{0.5, 1e-9}}},
 			Marks: []Mark{{At: 0.005, Text: hostile, Until: 0.012}, {At: 0.012, Text: "ends"}},
@@ -90,7 +90,7 @@ func TestNothingIsLoaded(t *testing.T) {
 			t.Errorf("style %.100s", style)
 		}
 	}
-	if n := strings.Count(d.text, hostile); n != 5 { // title and heading, line, chart, note
+	if n := strings.Count(d.text, hostile); n != 4 { // title and heading, line, chart
 		t.Errorf("the text stands there %d times:\n%s", n, d.text)
 	}
 }
@@ -117,9 +117,6 @@ func TestWhatIsInTheFile(t *testing.T) {
 	var charts []Chart
 	if err := json.NewDecoder(strings.NewReader(data)).Decode(&charts); err != nil {
 		t.Fatal(err)
-	}
-	for i := range p.Charts {
-		p.Charts[i].Notes = nil // stand below the charts
 	}
 	if !reflect.DeepEqual(charts, p.Charts) {
 		t.Errorf("charts\n%+v, want\n%+v", charts, p.Charts)
