@@ -17,7 +17,7 @@ func TestWrongFlags(t *testing.T) {
 			"pairs: use --qps 2 or --nics 2, or --scheme single",
 		"perf --mode lat -b":        "drop -b, or use --mode bw",
 		"perf --op fetch-add -s 64": "works on 8 bytes",
-		"perf --op fetch-add -a":    "works on 8 bytes only",
+		"perf --op fetch-add -a":    "works on 8 bytes, not 2 B",
 		"perf --op swim": "--layer qp has write, write-imm, read, send, " +
 			"fetch-add, cmp-swap",
 		"perf -s 64KB":                          "write 64K (1024-based)",
@@ -29,7 +29,7 @@ func TestWrongFlags(t *testing.T) {
 		"perf --nic-speed 1G,2G,3G":             "lists 3 values for 2 NICs",
 		"perf --fault boo":                      "have kill-qp",
 		"perf --fault nic-down@nic=9":           "an end has 2 NICs",
-		"perf --scheme all,spray":               "--scheme all stands alone",
+		"perf --scheme all,spray":               "have single, spray, dqplb",
 		"perf -e --busy-poll":                   "can't be used together",
 		"perf --provider moon":                  "have soft",
 		"perf --layer moon":                     "have qp, transport, tagged, shmem",

@@ -157,6 +157,7 @@ func run(c *console, args []string) (code int) {
 		if strings.HasPrefix(why, "unknown flag -") && !strings.HasPrefix(why, "unknown flag --") {
 			why, _, _ = strings.Cut(why, ", did you mean") // one of all letters
 		}
+		why = strings.Replace(why, `expected value value but got "EOL" (<EOL>)`, "missing value", 1)
 		why = instead(args[0], negative.ReplaceAllString(why, "$1 $2: must not be negative"))
 		var wrong *kong.ParseError
 		if errors.As(err, &wrong) && wrong.Context.Selected() != nil {

@@ -51,7 +51,7 @@ func TestHelp(t *testing.T) {
 		"perf --help":  "ibverbx perf --fault kill-qp ",
 		"devices -h":   "--provider",
 		"version -h":   "Usage: ibverbx version",
-		"perf -h":      "ibverbx perf --listen -d mlx5_0,mlx5_1",
+		"perf -h":      "decides what is measured",
 		"perf -n 3 -h": "link-flap",
 		"perf  -h":     "4 GiB of memory, most of it pinned",
 		"perf    -h":   "for [20ms]",

@@ -11,7 +11,7 @@ import (
 // Help is shown below the flags.
 func (perfCmd) Help() string {
 	return `Examples:
-  ibverbx perf                                      write bandwidth, 4 KiB to 16 MiB, one queue pair and eight
+  ibverbx perf                                      write bandwidth, 4 KiB to 4 MiB, one queue pair and eight
   ibverbx perf --op send -s 64K -t 32               one size of another operation
   ibverbx perf --op write-imm --mode lat            latency, half of a ping-pong
   ibverbx perf -s 1M --nic-speed 5Gbit,20Gbit --depth 4 -v

@@ -116,7 +116,7 @@ func TestDefaults(t *testing.T) {
 		change func(*Params)
 		want   int
 	}{
-		"bandwidth": {func(*Params) {}, 7},
+		"bandwidth": {func(*Params) {}, 6},
 		"latency":   {func(p *Params) { p.Mode = Latency }, 6},
 		"atomics":   {func(p *Params) { p.Op = FetchAdd }, 1},
 		"faults":    {func(p *Params) { p.Faults = faults(t, "kill-qp") }, 1},

@@ -12,7 +12,6 @@ import (
 
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
-	"ibverbx/internal/tcptest"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -253,47 +252,5 @@ func TestTooFewNICs(t *testing.T) {
 	var usage *UsageError
 	if report != nil || !errors.As(err, &usage) || !strings.Contains(err.Error(), "provider soft has 1") {
 		t.Errorf("report %v, error %v", report, err)
-	}
-}
-
-// TestUsualSizesFitTheNICs: of the sizes measured where none are given, those of which a NIC does
-// not carry a message at all are left out where a message travels as one. Sizes that were asked for
-// are measured, and fail.
-func TestUsualSizesFitTheNICs(t *testing.T) {
-	const most = 300 << 10
-	small := soft.Config{Devices: 4, Device: soft.DeviceConfig{MaxMsgSize: most}}
-	opens := func(int) (verbs.Provider, error) { return soft.New(small) }
-	for _, sizes := range [][]units.Size{nil, {1 << 20}} {
-		p := params(func(p *Params) {
-			p.Sizes, p.Memory, p.Fragment, p.Iterations, p.Samples = sizes, 1<<20, most, 2, 1
-		})
-		if err := p.Complete(); err != nil {
-			t.Fatal(err)
-		}
-		report, err := Run(t.Context(), p, opens, observer{})
-		if sizes != nil {
-			if report.OK {
-				t.Error("a single queue pair has carried a message of 1 MiB")
-			}
-			continue
-		}
-		if err != nil || !report.OK {
-			t.Fatalf("%v: %s", err, report.Error)
-		}
-		if last := report.Results[len(report.Results)-1]; last.Size != 256<<10 {
-			t.Errorf("the largest size is %v, the NICs carry %d bytes", last.Size, most)
-		}
-	}
-	_, nics := fabricOf(t, small)
-	ncA, ncB := tcptest.Pair(t)
-	p := params(func(p *Params) {
-		p.Sizes, p.Memory, p.Fragment, p.Iterations, p.Samples = nil, 1<<20, most, 2, 1
-	})
-	following := follow(t.Context(), ncB, apartTimeout, nics[2:])
-	leading := lead(t.Context(), p, ncA, apartTimeout, nics[:2], observer{})
-	for i, end := range []outcome{<-leading, <-following} {
-		if end.err != nil || !end.report.OK {
-			t.Errorf("end %d: %v: %s", i, end.err, end.report.Error)
-		}
 	}
 }
