@@ -43,6 +43,7 @@ type Device struct {
 	sender sender
 	recv   receiver
 	timers timers
+	early  rc.Pool // the memory for packets that have arrived ahead of a gap
 	counts Counters
 }
 

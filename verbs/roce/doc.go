@@ -44,7 +44,8 @@
 // end of this package answers with its own mark. GIDs, numbers and business cards carry no mark, so
 // this works however you exchange those, and no foreign peer is mistaken for an end of this
 // package. A peer that drops packets with reserved bits, against the specification, costs a retry:
-// a repeated packet has no mark. [Config].Strict turns this off in both directions.
+// a repeated packet has no such mark. Two ends that know each other mark repeated packets, to tell
+// them from forged ones. [Config].Strict turns all of this off.
 //
 // Towards a foreign peer, a NIC or rdma_rxe, a queue pair behaves as rdma_rxe does: after a loss it
 // goes back to the lost packet and sends everything again from there, and it has at most 128
@@ -93,14 +94,36 @@
 //
 // # Security
 //
-// RoCE is neither authenticated nor encrypted. Anyone who can send packets with the address of a
-// peer, and knows or guesses a queue pair's number and the position of its sequence numbers, can
-// end its connection. Anyone who can also read the traffic can write to every region that you gave
-// to the peer. Numbers and keys are random, packets from other addresses than the peer's are
-// dropped without an answer, and nothing is ever sent to an address that is not a peer's. Once a
-// peer is known to be an end of this package, other processes of its host are strangers too; until
-// then, and if the peer is foreign, they cannot be distinguished from it. Use it where you would
-// use an unencrypted file system: on networks whose every host you trust.
+// RoCE is neither authenticated nor encrypted. Anyone who can read the traffic of a connection, and
+// send packets with the address of a peer, can end it, and write to every region that you gave to
+// the peer. Use it where you would use an unencrypted file system: on networks whose every host you
+// trust.
+//
+// Someone who can only send, with the address of a peer, has to guess: the number of the queue pair
+// and the peer's present packet number, which have 24 bits each, and a key of 32 bits to write where
+// the peer does not. Packets from other addresses are dropped without an answer, and nothing is ever
+// sent to an address that is not a peer's. Once a peer is known to be an end of this package, other
+// processes of its host are strangers too; until then, and if the peer is foreign, they cannot be
+// distinguished from it. One who knows the number of the queue pair needs, on average:
+//
+//	to have                              between ends of this package    with a foreign peer
+//	other data arrive in the peer's      2^24 / 4: 4 million packets     2^24: 17 million
+//	message, which succeeds
+//	other data arrive for a READ,        2^24 / packets of answers       2^24 / READs under way,
+//	which succeeds                       under way, up to 1,024          up to 16
+//	the connection end                   2^24 / packets under way,       2^24 / packets under way,
+//	                                     up to 1,024                     up to 128
+//	a foreign peer taken for an end                                      2^24: 17 million
+//	of this package, which ends the
+//	connection
+//
+// A packet that is lost at that very moment counts as one more number that may be guessed. Between
+// ends of this package packets are kept that arrive ahead of a lost one. A forged one among them is
+// forgotten when the peer's own packet with its number arrives, or one before it that the peer did
+// not repeat: hence the 4. It costs 4 KiB at most, and no time.
+//
+// [Config].Strict makes each peer a foreign one: nothing is kept, so 2^24 packets take the place of
+// 2^24 / 4, and other processes of a peer's host stay indistinguishable from it.
 //
 // # What you must do
 //

@@ -118,6 +118,9 @@ func (q *QP) transmitAck(b *Batch) {
 		}
 		b.add(&h, q.gap(b))
 	case r.ackDue:
+		if q.ours {
+			r.ackAt = r.expected - 1
+		}
 		h := q.reply(wire.Acknowledge, r.ackAt)
 		b.add(&h, nil)
 	}

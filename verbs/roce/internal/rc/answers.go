@@ -68,6 +68,7 @@ func (q *QP) answerToNothing(h *wire.Header, s seq) {
 func (q *QP) acknowledgement(h *wire.Header, s seq, payload []byte) {
 	if h.Syndrome.IsAck() {
 		q.acknowledge(s + 1)
+		q.forgotten(s + 1)
 		return
 	}
 	q.acknowledge(s)
@@ -159,8 +160,42 @@ func (q *QP) sequenceError(expected seq, has []byte) {
 		}
 	}
 	for s := expected; s < highest; s++ {
-		if p := r.readOf(s); p == nil || !p.kept {
-			q.suspect(s, highest)
+		if s != expected && has[(s-expected-1)/8]>>((s-expected-1)%8)&1 != 0 {
+			continue
+		}
+		p := r.readOf(s)
+		switch {
+		case p == nil && r.at(s).state == kept:
+			q.markLost(s) // the responder has forgotten it
+			continue
+		case p != nil && s == p.first:
+			p.kept = false
+		case p != nil && p.kept:
+			continue
+		}
+		q.suspect(s, highest)
+	}
+}
+
+// forgotten marks packets lost that the responder had kept and does not have any more: the one that
+// it expects, and those behind it.
+func (q *QP) forgotten(expected seq) {
+	r := &q.req
+	if !q.ours || expected < r.una {
+		return
+	}
+	for s := expected; s < r.next; {
+		p := r.readOf(s)
+		switch {
+		case p == nil && r.at(s).state == kept:
+			q.markLost(s)
+			s++
+		case p != nil && p.kept:
+			p.kept = false
+			q.markLost(s)
+			s = p.end
+		default:
+			return
 		}
 	}
 }

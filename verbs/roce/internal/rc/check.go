@@ -9,9 +9,8 @@ import (
 // Check returns which invariant of the QP is violated; nil where none is. It is for tests.
 func (q *QP) Check() error {
 	r := &q.req
-	if a := &q.resp.ahead; a.n != 0 && a.highest <= q.resp.expected {
-		return fmt.Errorf("%d packets are kept, up to %d, where %d is expected", a.n, a.highest,
-			q.resp.expected)
+	if err := q.resp.ahead.check(q.resp.expected); err != nil {
+		return err
 	}
 	if q.State != verbs.StateRTS && q.State != verbs.StateSQD {
 		return nil
@@ -52,4 +51,25 @@ func (q *QP) Check() error {
 		return fmt.Errorf("%d answers, at most %d", a.fresh, a.limit)
 	}
 	return q.CheckInvariants()
+}
+
+func (r *reorderBuffer) check(expected seq) error {
+	n := 0
+	for i, p := range r.slots {
+		if p == nil {
+			continue
+		}
+		n++
+		if p.s <= expected || p.s >= expected+maxTrack || p.s > r.highest || int(p.s)&(len(r.slots)-1) != i {
+			return fmt.Errorf("%d is kept in slot %d of %d, up to %d, where %d is expected", p.s, i,
+				len(r.slots), r.highest, expected)
+		}
+	}
+	switch {
+	case n != r.n || n != 0 && r.find(r.highest) == nil || n == 0 && r.highest != 0:
+		return fmt.Errorf("%d packets are kept, counted %d, up to %d", n, r.n, r.highest)
+	case n == 0 && len(r.slots) > smallRing || r.pool != nil && len(r.pool.free) > poolPackets:
+		return fmt.Errorf("%d slots for nothing, and %d packets in the pool", len(r.slots), len(r.pool.free))
+	}
+	return nil
 }

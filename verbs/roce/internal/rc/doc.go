@@ -35,7 +35,11 @@
 // Two ends of this package recognise each other (announce.go). Between them the responder keeps
 // what arrives ahead of a gap and lists in its NAK what it has, so that only lost packets are sent
 // again; the window is larger and follows the delay (see window.go); and a lost tail is probed for
-// after some round trips. Each single packet is standard RoCEv2.
+// after some round trips. A packet that is sent again says so in the reserved bits of the BTH, so
+// that the responder can tell a gap that a loss has made from one that a forged packet feigns
+// (reorder.go). An acknowledgement is for the last number that was carried out: if the peer
+// believes that the number behind it is kept, the responder has forgotten it. Each single packet is
+// standard RoCEv2.
 //
 // # What a caller must do
 //

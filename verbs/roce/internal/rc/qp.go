@@ -26,6 +26,8 @@ type Config struct {
 	Announce bool
 	// Rate bounds what the queue pair sends, bytes of payload a second; 0 is no bound.
 	Rate float64
+	// Pool has the memory for packets that arrive early; nil is a pool of the QP's own.
+	Pool *Pool
 }
 
 // Sink receives the completions and events of a QP. The only method of the QP that it may call is
@@ -79,6 +81,9 @@ func New(cfg Config) *QP {
 	if cfg.Window == 0 {
 		cfg.Window = 1 << 20
 	}
+	if cfg.Pool == nil {
+		cfg.Pool = new(Pool)
+	}
 	return &QP{QP: cfg.QP, cfg: cfg}
 }
 
@@ -105,6 +110,7 @@ func (q *QP) Enter(now int64, state verbs.QPState) {
 	switch state {
 	case verbs.StateReset:
 		q.Reset()
+		q.resp.stop()
 		*q = QP{QP: q.QP, cfg: q.cfg, stats: q.stats}
 		return
 	case verbs.StateErr:
@@ -113,7 +119,7 @@ func (q *QP) Enter(now int64, state verbs.QPState) {
 	case verbs.StateRTR:
 		q.announcing = q.cfg.Announce
 		q.shift = uint(bits.TrailingZeros(uint(q.Attr.PathMTU.Bytes())))
-		q.resp.start(firstSeq(q.Attr.RQPSN), int(q.Attr.MaxDestRDAtomic))
+		q.resp.start(firstSeq(q.Attr.RQPSN), int(q.Attr.MaxDestRDAtomic), q.cfg.Pool)
 		q.limiter.start(q.cfg.Rate, now)
 	case verbs.StateRTS:
 		if q.State == verbs.StateRTR {

@@ -1,74 +1,191 @@
 package rc
 
-import "ibverbx/verbs/roce/internal/wire"
+import (
+	"bytes"
+	"time"
 
-// reorderBuffer keeps packets that have arrived ahead of a gap.
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// reorderBuffer keeps packets of an end of ours that have arrived ahead of the expected one.
+//
+// A forger that knows neither numbers nor keys can guess a number ahead of the expected one, and
+// until that one comes nothing shows that the packet is not the peer's. So a packet that networks
+// do not explain is forgotten before its turn comes (doubt), and of two packets with one number
+// neither is believed (keep): the peer sends both again.
 //
 // Invariant: all kept packets lie within maxTrack numbers behind the expected one, and none has a
-// payload longer than the path MTU.
+// payload longer than the path MTU. highest is kept. The number of slots is a power of two, or 0.
 type reorderBuffer struct {
-	slots   []earlyPacket // by the low bits of the number; nil until the first one is kept
+	slots   []*earlyPacket // by the low bits of the number
 	n       int
-	highest seq // no packet behind it is kept
+	highest seq // no packet behind it is kept; 0 if none is
+	pool    *Pool
 }
 
 type earlyPacket struct {
-	s       seq // 0 if the slot is free
+	s       seq
+	at      int64 // when it arrived
 	header  wire.Header
 	payload []byte
 }
 
-func (r *reorderBuffer) at(s seq) *earlyPacket { return &r.slots[int(s)&(maxTrack-1)] }
+const (
+	// A packet that was sent once comes behind later ones if the network changed their order. Of
+	// those between it and one that has overtaken it, at most overtaken are missing, or fewer than
+	// have arrived: networks that reorder hold up a few packets, and others lose some. The first
+	// packet behind a forged one finds none of those between them.
+	overtaken = 2
+	// overtakenWithin is the longest time by which a packet that was sent once comes behind later
+	// ones. One that was lost and is sent again may take any time.
+	overtakenWithin = int64(10 * time.Millisecond)
+	// smallRing is how many slots stay when nothing is kept.
+	smallRing = 64
+)
 
-// keep keeps a copy of a packet. It returns false if that is too far ahead.
-func (r *reorderBuffer) keep(expected, s seq, h *wire.Header, payload []byte) bool {
+// find returns the packet with a number, or nil if that is not kept.
+func (r *reorderBuffer) find(s seq) *earlyPacket {
+	if r.n == 0 {
+		return nil
+	}
+	if p := r.slots[int(s)&(len(r.slots)-1)]; p != nil && p.s == s {
+		return p
+	}
+	return nil
+}
+
+// keep keeps a copy of a packet. If another one with its number is kept, both are dropped. It
+// returns false if the packet is too far ahead.
+func (r *reorderBuffer) keep(now int64, expected, s seq, h *wire.Header, payload []byte) bool {
 	if s-expected >= maxTrack {
 		return false
 	}
-	if r.slots == nil {
-		r.slots = make([]earlyPacket, maxTrack)
-	}
-	if r.n == 0 {
-		r.highest = s
-	}
-	p := r.at(s)
-	if p.s == s {
+	if p := r.find(s); p != nil {
+		if !p.equals(h, payload) {
+			r.drop(s)
+		}
 		return true
 	}
-	*p = earlyPacket{s: s, header: *h, payload: append(p.payload[:0], payload...)}
+	r.grow(int(s - expected))
+	p := r.pool.get()
+	p.s, p.at, p.header, p.payload = s, now, *h, append(p.payload[:0], payload...)
+	r.slots[int(s)&(len(r.slots)-1)] = p
 	r.n++
 	r.highest = max(r.highest, s)
 	return true
 }
 
-// has reports whether a packet is kept.
-func (r *reorderBuffer) has(s seq) bool { return r.n != 0 && r.at(s).s == s }
+// grow makes slots for all numbers up to that many behind the expected one.
+func (r *reorderBuffer) grow(ahead int) {
+	if ahead < len(r.slots) {
+		return
+	}
+	size := smallRing
+	for size <= ahead {
+		size *= 2
+	}
+	old := r.slots
+	r.slots = make([]*earlyPacket, size)
+	for _, p := range old {
+		if p != nil {
+			r.slots[int(p.s)&(size-1)] = p
+		}
+	}
+}
 
-// hasBetween reports whether a packet with a number from first to end-1 is kept.
-func (r *reorderBuffer) hasBetween(first, end seq) bool {
-	if r.n == 0 {
+// take removes a packet, which the caller gives back to the pool. It returns nil if the packet is
+// not there.
+func (r *reorderBuffer) take(s seq) *earlyPacket {
+	p := r.find(s)
+	if p == nil {
+		return nil
+	}
+	r.slots[int(s)&(len(r.slots)-1)] = nil
+	if r.n--; r.n == 0 {
+		r.highest = 0
+		if len(r.slots) > smallRing {
+			r.slots = nil
+		}
+		return p
+	}
+	for r.find(r.highest) == nil {
+		r.highest--
+	}
+	return p
+}
+
+func (r *reorderBuffer) drop(s seq) { r.pool.put(r.take(s)) }
+
+// dropFrom drops all packets from a number on.
+func (r *reorderBuffer) dropFrom(s seq) {
+	for r.n != 0 && r.highest >= s {
+		r.drop(r.highest)
+	}
+}
+
+// dropBetween drops the packets with numbers from first to end-1.
+func (r *reorderBuffer) dropBetween(first, end seq) {
+	for s := first; s < min(end, r.highest+1); s++ {
+		if r.find(s) != nil {
+			r.drop(s)
+		}
+	}
+}
+
+// doubt drops the packets that the arrival of one that was sent once makes doubtful: they cannot
+// have overtaken it. It returns true if there are any.
+func (r *reorderBuffer) doubt(now int64, s seq) bool {
+	if s >= r.highest || r.find(s) != nil {
 		return false
 	}
-	for s := first; s < min(end, r.highest+1); s++ {
-		if r.has(s) {
+	for missing, arrived := 0, 0; s < r.highest; {
+		s++
+		p := r.find(s)
+		switch {
+		case p == nil:
+			missing++
+		case missing > max(overtaken, arrived) || now-p.at > overtakenWithin:
+			r.dropFrom(s)
 			return true
+		default:
+			arrived++
 		}
 	}
 	return false
 }
 
-// take removes a packet, which is the caller's until the next call. It returns nil if that is not
-// there.
-func (r *reorderBuffer) take(s seq) *earlyPacket {
-	if !r.has(s) {
-		return nil
+// equals reports whether a packet is a copy, or the same sent again: that requests an
+// acknowledgement even if the first one did not.
+func (p *earlyPacket) equals(h *wire.Header, payload []byte) bool {
+	a, b := p.header, *h
+	a.AckReq, a.Reserved = b.AckReq, b.Reserved
+	var x, y [wire.MaxHeader]byte // what the opcode has of the fields
+	return a.Put(x[:]) == b.Put(y[:]) && x == y && bytes.Equal(p.payload, payload)
+}
+
+// Pool has memory for packets that have arrived ahead of others. QPs that are guarded by the same
+// lock can share it.
+//
+// Invariant: it holds at most poolPackets packets. More are in use only while they are waited for.
+type Pool struct{ free []*earlyPacket }
+
+const poolPackets = 256
+
+func (p *Pool) get() *earlyPacket {
+	last := len(p.free) - 1
+	if last < 0 {
+		return new(earlyPacket)
 	}
-	p := r.at(s)
-	p.s = 0
-	if r.n--; r.n == 0 {
-		r.highest = 0
+	e := p.free[last]
+	p.free[last] = nil
+	p.free = p.free[:last]
+	return e
+}
+
+func (p *Pool) put(e *earlyPacket) {
+	if len(p.free) < poolPackets {
+		p.free = append(p.free, e)
 	}
-	return p
 }
 
 // seq is a packet sequence number that does not wrap. Its low 24 bits are the PSN.

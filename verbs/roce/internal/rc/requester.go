@@ -295,7 +295,12 @@ func (q *QP) growTrack(n int) {
 // the request's memory is gone, and has failed it then.
 func (q *QP) send(b *Batch, slot uint64, s *nic.SendSlot, sp span, first seq, n int) bool {
 	h := wire.Header{PKey: defaultPKey, DestQP: q.Attr.DestQPNum, PSN: first.psn()}
-	if q.announcing && first == q.req.next {
+	switch {
+	case first != q.req.next:
+		if q.ours {
+			h.Reserved = wire.Repeated
+		}
+	case q.announcing:
 		h.Reserved = wire.FromRequester
 	}
 	offset := uint64(first-sp.first) * q.mtu()

@@ -55,8 +55,8 @@ type atomicResult struct {
 }
 
 // start begins to expect a number.
-func (r *responder) start(first seq, reads int) {
-	*r = responder{first: first, expected: first}
+func (r *responder) start(first seq, reads int, pool *Pool) {
+	*r = responder{first: first, expected: first, ahead: reorderBuffer{pool: pool}}
 	r.allow(reads)
 }
 
@@ -69,7 +69,10 @@ func (r *responder) allow(reads int) {
 }
 
 // stop drops the message that has partly arrived, and the packets kept.
-func (r *responder) stop() { r.message, r.ahead = message{}, reorderBuffer{} }
+func (r *responder) stop() {
+	r.message = message{}
+	r.ahead.dropFrom(0)
+}
 
 // receiveRequest takes a packet of the requester.
 func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
@@ -91,7 +94,9 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 		q.stats.Duplicates++
 		q.duplicate(h, s)
 		return
-	case s > r.expected:
+	}
+	forgot := r.ahead.n != 0 && h.Reserved != wire.Repeated && r.ahead.doubt(q.now, s)
+	if s > r.expected {
 		q.stats.Ahead++
 		q.early(h, s, payload)
 		return
@@ -103,8 +108,10 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 			break
 		}
 		q.carryOut(&early.header, early.payload)
+		r.ahead.pool.put(early)
 	}
 	r.gapDue = r.ahead.n != 0 && q.isReceiving()
+	r.ackDue = r.ackDue || forgot // the peer learns what was forgotten from the number
 }
 
 // isReceiving reports whether the next packet can be carried out.
@@ -119,7 +126,7 @@ func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 		return // the memory for kept packets is bounded
 	}
 	if q.ours {
-		if r.ahead.keep(r.expected, s, h, payload) && !r.silent {
+		if r.ahead.keep(q.now, r.expected, s, h, payload) && !r.silent {
 			r.gapDue = true
 		}
 		return
@@ -155,9 +162,6 @@ func (q *QP) duplicate(h *wire.Header, s seq) {
 			}
 		}
 	default:
-		if q.ours {
-			s = r.expected - 1
-		}
 		if !r.ackDue || s > r.ackAt {
 			r.ackDue, r.ackAt = true, s
 		}
@@ -342,10 +346,7 @@ func (q *QP) receiveRead(h *wire.Header) {
 		}
 	}
 	packets := q.packets(n)
-	if r.ahead.hasBetween(r.expected+1, r.expected+seq(packets)) {
-		q.deny(wire.NakInvalidRequest) // the numbers are those of the answer
-		return
-	}
+	r.ahead.dropBetween(r.expected+1, r.expected+seq(packets)) // these are the numbers of the answer
 	r.answers.add(answer{next: r.expected, packets: packets, addr: h.Addr, rkey: h.RKey, length: n})
 	q.proceed(h, packets)
 	r.ackDue = false // the answer acknowledges
@@ -406,13 +407,17 @@ func (q *QP) denyReceive(why wire.Syndrome, status verbs.Status) {
 }
 
 // gap returns the payload of a NAK between our own ends that lists the packets kept: a bit for each
-// number behind the expected one, from the lowest bit of the first byte on.
+// number behind the expected one, from the lowest bit of the first byte on. If none is kept any
+// more, it is empty.
 func (q *QP) gap(b *Batch) []byte {
 	r := &q.resp
+	if r.ahead.n == 0 {
+		return nil
+	}
 	bits := b.stage(int(r.ahead.highest-r.expected+31) / 32 * 4)
 	clear(bits)
 	for s := r.expected + 1; s <= r.ahead.highest; s++ {
-		if r.ahead.has(s) {
+		if r.ahead.find(s) != nil {
 			i := int(s - r.expected - 1)
 			bits[i/8] |= 1 << (i % 8)
 		}

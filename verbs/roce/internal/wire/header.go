@@ -59,6 +59,7 @@ type Header struct {
 const (
 	FromRequester = 'i' // in a request
 	FromResponder = 'b' // in an answer
+	Repeated      = 'r' // in a request that is sent again
 )
 
 // TellsGap reports whether the packet tells what has arrived behind a gap, which only ends of this
