@@ -14,12 +14,12 @@ type Config struct {
 	// Protocol names the program's protocol and its version, as in "shop-replica/3". Both ends must
 	// use the same. At most 255 printable characters of ASCII.
 	Protocol string
-	// TLS makes conversations use TLS; nil is plain TCP. A listener needs Certificates or
-	// GetCertificate. Dial takes the host that it dials as ServerName if there is none. If
-	// MinVersion is 0 it is TLS 1.3. The package comment says what TLS protects.
+	// TLS makes conversations use TLS; nil means plain TCP. A listener needs Certificates or
+	// GetCertificate. If ServerName is empty, Dial sets it to the host that it dials. If MinVersion
+	// is 0, it is TLS 1.3. The package comment says what TLS protects.
 	TLS *tls.Config
-	// Timeout bounds each step of a conversation; 0 means 30 seconds. A message that is on its way
-	// ends the conversation only if nothing of it moves for that time.
+	// Timeout bounds each step of a conversation; 0 means 30 seconds. A long message in transfer
+	// ends the conversation only if no byte of it moves for that time.
 	Timeout time.Duration
 	// Greeting bounds the beginning of a conversation, TLS included; 0 means Timeout, but at a
 	// listener no more than 5 seconds.
@@ -28,15 +28,15 @@ type Config struct {
 	MaxMessage int
 
 	// Retry is how long Dial keeps trying while nobody listens at the address, so that processes
-	// may start in any order; 0 is not at all.
+	// may start in any order; 0 means a single attempt.
 	Retry time.Duration
 
 	// MaxGreetings bounds the connections of a listener that have not begun a conversation yet; 0
-	// means 512, and 65,536 is the most.
+	// means 512, at most 65,536.
 	MaxGreetings int
-	// MaxWaiting bounds the conversations that wait for Accept; 0 means 512, and 65,536 is the
-	// most. Further ones are told ErrBusy and ended. One whose peer goes without a message is
-	// dropped.
+	// MaxWaiting bounds the conversations that wait for Accept; 0 means 512, at most 65,536.
+	// Further ones end with ErrBusy at the peer. One whose peer leaves without having sent a
+	// message is dropped.
 	MaxWaiting int
 	// Refused, if set, is called from any goroutine for each connection to a listener that did not
 	// become a conversation: for logs. It must not wait.
@@ -46,7 +46,7 @@ type Config struct {
 // The defaults.
 const (
 	defaultTimeout    = 30 * time.Second
-	defaultGreeting   = 5 * time.Second // default of a listener
+	defaultGreeting   = 5 * time.Second // for a listener
 	defaultMaxMessage = 1 << 20
 	defaultMaxOpen    = 512
 )
@@ -97,7 +97,7 @@ func (c Config) withDefaults(listens bool) (Config, error) {
 	return c, nil
 }
 
-// isProtocol reports whether a string can be the name of a protocol.
+// isProtocol reports whether a string is a valid name of a protocol.
 func isProtocol(s string) bool {
 	for _, b := range []byte(s) {
 		if b < ' ' || b > '~' {

@@ -19,21 +19,21 @@ import (
 )
 
 const (
-	// lastWords is the time that Fail waits for the peer to close too.
-	lastWords = 2 * time.Second
-	// hasty is that time if a context has ended, or the listener is closed.
-	hasty = 50 * time.Millisecond
-	// parting is the time that Close waits for a peer to take the goodbye.
-	parting = 100 * time.Millisecond
-	// draining is the time for which Close discards what this end has not received, if it is much.
-	draining = 10 * time.Millisecond
-	// leave is the time that Close and Fail wait for a peer to take the end of TLS.
-	leave = 40 * time.Millisecond
-	// inboxLen is the number of messages that may wait to be received.
+	// failTimeout is how long Fail waits for the peer to close too.
+	failTimeout = 2 * time.Second
+	// shortFailTimeout is the same if a context has ended or the listener is closed.
+	shortFailTimeout = 50 * time.Millisecond
+	// goodbyeTimeout is how long Close waits for the peer to take the goodbye.
+	goodbyeTimeout = 100 * time.Millisecond
+	// drainTimeout is how long Close discards unreceived messages if the inbox is full.
+	drainTimeout = 10 * time.Millisecond
+	// tlsEndTimeout is how long Close and Fail wait for the peer to take the end of TLS.
+	tlsEndTimeout = 40 * time.Millisecond
+	// inboxLen is the most messages that wait to be received.
 	inboxLen = 8
 )
 
-// errorKind is the message that ends a conversation.
+// errorKind is the kind of the message that ends a conversation.
 const errorKind = "error"
 
 type errorBody struct {
@@ -50,36 +50,36 @@ var errNoContext = fmt.Errorf("%w: the context is nil", verbs.ErrInvalid)
 type Conn struct {
 	nc      net.Conn
 	in      *incoming
-	r       *bufio.Reader // reads in, behind the greeting
+	r       *bufio.Reader // reads in, after the greeting
 	cfg     Config
 	inbox   chan Message
-	closing chan struct{} // this end has closed it
+	closing chan struct{} // closed when this end closes the conversation
 	closed  sync.Once
-	done    chan struct{} // nothing more will come; err says why
+	done    chan struct{} // closed when nothing more will arrive; err says why
 	err     error
 
-	taken chan struct{} // closed by run, if it has waited for Accept
+	taken chan struct{} // closed by run; nil unless the conversation has waited for Accept
 
 	writing chan struct{} // a lock with a time limit: held while writing, and guards broken
-	broken  bool          // a frame was not written whole: nothing can follow it
+	broken  bool          // a frame was written in part, so nothing can follow it
 }
 
-// errNoReason is told to the peer where a program gives none.
+// errNoReason is the reason sent to the peer if the program gives none.
 var errNoReason = errors.New("the other end has given up")
 
-// errCutOff refuses a message that would follow half of another.
+// errCutOff refuses a message after one that was written in part.
 var errCutOff = errors.New("an earlier message was cut off: nothing more can be sent")
 
-// run begins to read what the peer says.
+// run starts reading messages.
 func (c *Conn) run() {
 	if c.taken != nil {
-		close(c.taken) // a goroutine of the listener's goes on
+		close(c.taken) // the listener's goroutine continues with listen
 		return
 	}
 	go c.listen()
 }
 
-// listen reads until there is nothing more to read.
+// listen reads messages until the conversation ends.
 func (c *Conn) listen() {
 	defer close(c.done)
 	for {
@@ -103,7 +103,7 @@ func (c *Conn) listen() {
 	}
 }
 
-// read reads a message. The wait for its beginning is not bounded; each wait for more of it is.
+// read reads a message. The wait for its first byte is not bounded; each wait for more bytes is.
 func (c *Conn) read() (m Message, err error) {
 	if _, err = c.r.Peek(1); err == nil {
 		c.in.within(c.cfg.Timeout)
@@ -120,7 +120,7 @@ func (c *Conn) read() (m Message, err error) {
 	return m, c.explain(err, c.cfg.Timeout, "the rest of a message")
 }
 
-// TLS identifies the peer as crypto/tls has verified it; nil without TLS.
+// TLS returns the state of the TLS connection, which identifies the peer; nil without TLS.
 func (c *Conn) TLS() *tls.ConnectionState {
 	over, ok := c.nc.(*tls.Conn)
 	if !ok {
@@ -130,22 +130,22 @@ func (c *Conn) TLS() *tls.ConnectionState {
 	return &state
 }
 
-// Timeout is the limit of each step.
+// Timeout returns the limit of each step.
 func (c *Conn) Timeout() time.Duration { return c.cfg.Timeout }
 
-// LocalAddr is this end's address of the connection.
+// LocalAddr returns this end's address of the connection.
 func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
 
-// RemoteAddr is the peer's address.
+// RemoteAddr returns the peer's address.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
-// Received is how many bytes of messages have come from the peer. It grows while a long message
-// comes over a slow link, so it tells a slow peer from a dead one.
+// Received returns how many bytes of messages have arrived from the peer. It grows while a long
+// message arrives over a slow link, so it tells a slow peer from a dead one.
 func (c *Conn) Received() uint64 { return c.in.bytes.Load() }
 
 // Send sends the peer a message: body as JSON, or no body if it is nil. A kind has 1 to 32 bytes
-// and is not "error". If the peer does not read, Send waits until ctx ends or the peer has not
-// taken 16 KiB for Config.Timeout; after that the conversation cannot send any more.
+// and is not "error". If the peer does not read, Send waits until ctx ends or 16 KiB have not been
+// taken within Config.Timeout; after that the conversation cannot send any more.
 func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	if ctx == nil {
 		return errNoContext
@@ -157,7 +157,7 @@ func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	return c.SendFrame(ctx, f)
 }
 
-// SendFrame is Send with a message that is encoded already.
+// SendFrame is Send for a message that is already encoded.
 func (c *Conn) SendFrame(ctx context.Context, f Frame) error {
 	switch size := len(f.bytes) - lengthLen; {
 	case ctx == nil:
@@ -181,23 +181,23 @@ func (c *Conn) SendFrame(ctx context.Context, f Frame) error {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return tooLate(c.cfg.Timeout, fmt.Sprintf("the peer to take %q", f.kind))
 	case errors.Is(err, errCutOff):
-		return cmp.Or(c.Err(), err) // the peer's reason counts more, where it is known
+		return cmp.Or(c.Err(), err) // the peer's reason matters more, if it is known
 	}
-	if why := c.heard(ctx); why != nil {
+	if why := c.endReason(ctx); why != nil {
 		return why // the reason that the peer sent before it left
 	}
 	return c.explain(err, 0, "")
 }
 
-// pieceLen is how much of a frame is written at a time, each piece within the same time. In all, a
-// frame has as long as its peer needs, as long as that takes a piece now and then.
+// pieceLen is how much of a frame is written at a time, in bytes. The time limit applies to each
+// piece, so a slow peer may take as long as it needs for a frame.
 const pieceLen = 16 << 10
 
-// write writes a frame. The wait for its turn and the first piece have some time together, each
-// further piece has it again.
+// write writes a frame. The wait for other writers and the first piece together may take within,
+// and so may each further piece.
 func (c *Conn) write(ctx context.Context, frame []byte, within time.Duration) error {
 	end := time.Now().Add(within)
-	if err := c.turn(ctx, within); err != nil {
+	if err := c.lockWriting(ctx, within); err != nil {
 		return err
 	}
 	defer func() { <-c.writing }()
@@ -213,7 +213,7 @@ func (c *Conn) write(ctx context.Context, frame []byte, within time.Duration) er
 	for rest := frame; err == nil && len(rest) > 0; {
 		n := 0
 		if err = c.nc.SetWriteDeadline(end); err == nil && ctx.Err() != nil {
-			err = context.Cause(ctx) // perhaps it has set the deadline before
+			err = context.Cause(ctx) // it may have set its deadline before this one was set
 		}
 		if err == nil {
 			n, err = c.nc.Write(rest[:min(len(rest), pieceLen)])
@@ -231,8 +231,8 @@ func (c *Conn) write(ctx context.Context, frame []byte, within time.Duration) er
 	return err
 }
 
-// turn waits until no other caller writes, and takes the lock.
-func (c *Conn) turn(ctx context.Context, within time.Duration) error {
+// lockWriting takes the lock for writing, within a time.
+func (c *Conn) lockWriting(ctx context.Context, within time.Duration) error {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
 	select {
@@ -261,9 +261,9 @@ func (c *Conn) isClosing() bool {
 	}
 }
 
-// heard is why nothing more will come, if that becomes known soon.
-func (c *Conn) heard(ctx context.Context) error {
-	timer := time.NewTimer(min(lastWords, c.cfg.Timeout))
+// endReason waits a while for the conversation to end, and returns why it did; nil if it did not.
+func (c *Conn) endReason(ctx context.Context) error {
+	timer := time.NewTimer(min(failTimeout, c.cfg.Timeout))
 	defer timer.Stop()
 	select {
 	case <-c.done:
@@ -325,7 +325,7 @@ func (c *Conn) next(ctx context.Context, patience <-chan time.Time) (m Message, 
 		return m, true, nil
 	}
 	select {
-	case m = <-c.inbox: // came before the end
+	case m = <-c.inbox: // it arrived before the end
 		return m, false, nil
 	default:
 		return m, false, c.err
@@ -336,12 +336,13 @@ func (c *Conn) next(ctx context.Context, patience <-chan time.Time) (m Message, 
 // it.
 func (c *Conn) Inbox() <-chan Message { return c.inbox }
 
-// Done is closed once nothing more will come. Earlier messages may still be in the inbox. While 8
-// messages wait to be received, nothing more is read, and the end is not noticed: if you keep a
-// conversation to learn of its end, receive what comes, or let the peer send nothing.
+// Done returns a channel that is closed once nothing more will arrive. Earlier messages may still
+// be in the inbox. While 8 messages wait to be received, nothing more is read, and the end is not
+// noticed: if you keep a conversation to learn of its end, receive what arrives, or let the peer
+// send nothing.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err says why nothing more will come; nil while it may.
+// Err returns why nothing more will arrive; nil while messages may still arrive.
 func (c *Conn) Err() error {
 	select {
 	case <-c.done:
@@ -352,26 +353,26 @@ func (c *Conn) Err() error {
 }
 
 // Fail tells the peer why this end gives up, unless that is the peer's own reason or the peer has
-// gone, and closes the conversation. Before it closes it waits until the peer has acknowledged the
-// reason or gone, at most 2 seconds and no longer than Config.Timeout. Err has the peer's own
-// reason then, if it sent one.
-func (c *Conn) Fail(why error) { c.fail(why, lastWords) }
+// gone, and closes the conversation. Before it closes, it waits until the peer has acknowledged the
+// reason or gone, at most 2 seconds and no longer than Config.Timeout. Err then returns the peer's
+// own reason, if it sent one.
+func (c *Conn) Fail(why error) { c.fail(why, failTimeout) }
 
-// fail is Fail that waits no longer than patience.
+// fail is Fail with a limit for its wait.
 func (c *Conn) fail(why error, patience time.Duration) {
 	if why == nil {
 		why = errNoReason
 	}
 	var theirs *PeerError
 	if err := c.Err(); !errors.As(why, &theirs) && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {
-		c.lastWords(why, min(patience, c.cfg.Timeout))
+		c.sendReason(why, min(patience, c.cfg.Timeout))
 	}
 	_ = c.close(false)
 }
 
-// lastWords sends the peer a reason and waits until the peer has closed too: closed with unread
-// bytes a connection is reset, and the reason would be lost.
-func (c *Conn) lastWords(why error, patience time.Duration) {
+// sendReason sends the peer a reason and waits until the peer has closed too: closing a connection
+// that has unread bytes resets it, and the reason would be lost.
+func (c *Conn) sendReason(why error, patience time.Duration) {
 	end := time.Now().Add(patience)
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -380,7 +381,7 @@ func (c *Conn) lastWords(why error, patience time.Duration) {
 		return
 	}
 	if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
-		_ = c.takeLeave(half.CloseWrite) // the peer sees the end otherwise
+		_ = c.endWithTLS(half.CloseWrite) // if it fails, the peer still sees the end later
 	}
 	for waiting := true; waiting; {
 		select {
@@ -391,62 +392,61 @@ func (c *Conn) lastWords(why error, patience time.Duration) {
 			return
 		}
 	}
-	// Where listen has found a fault in what came, there is more behind it.
+	// If listen stopped at a faulty message, there may be more to discard.
 	if c.nc.SetReadDeadline(end) == nil {
 		_, _ = io.Copy(io.Discard, c.nc)
 	}
 }
 
-// Close ends the conversation, and with it the waits of Send and Receive. The peer learns that it
-// was closed in order, ErrLeft, unless the connection is busy or breaks. You may call it again.
+// Close ends the conversation, and with it the waits of Send and Receive. The peer gets ErrLeft,
+// closed in order, unless the connection is busy or breaks. You may call it again.
 func (c *Conn) Close() error { return c.close(true) }
 
-// close is Close, inOrder, or the end of Fail.
+// close is Close if inOrder is set, and otherwise the end of Fail.
 func (c *Conn) close(inOrder bool) (err error) {
 	c.closed.Do(func() {
 		close(c.closing)
 		if inOrder {
 			c.goodbye()
 		}
-		err = c.hangUp()
+		err = c.closeConnection()
 		<-c.done
 	})
 	return err
 }
 
-// goodbye tells the peer that nothing follows, unless another message is being written or was cut
-// off.
+// goodbye sends the peer the goodbye, unless another message is being written or was cut off.
 func (c *Conn) goodbye() {
 	select {
 	case c.writing <- struct{}{}:
 	default:
 		return
 	}
-	if !c.broken && c.Err() == nil && c.nc.SetWriteDeadline(time.Now().Add(parting)) == nil {
+	if !c.broken && c.Err() == nil && c.nc.SetWriteDeadline(time.Now().Add(goodbyeTimeout)) == nil {
 		_, _ = c.nc.Write(make([]byte, lengthLen))
 	}
 	<-c.writing
 	if len(c.inbox) == inboxLen { // a connection with unread bytes is reset, and the goodbye may be lost
-		if c.in.endAt(time.Now().Add(draining)) == nil {
+		if c.in.endAt(time.Now().Add(drainTimeout)) == nil {
 			_, _ = io.Copy(io.Discard, c.nc)
 		}
 	}
 }
 
-// hangUp closes the connection.
-func (c *Conn) hangUp() error {
-	err := c.takeLeave(c.nc.Close)
+// closeConnection closes the connection.
+func (c *Conn) closeConnection() error {
+	err := c.endWithTLS(c.nc.Close)
 	if errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
-		return nil // the peer has gone first, and it is closed all the same
+		return nil // the peer has gone first; the connection is closed all the same
 	}
 	return err
 }
 
-// takeLeave ends the connection, or its sending side. For that of TLS, crypto/tls would wait for
-// five seconds where the peer takes nothing.
-func (c *Conn) takeLeave(end func() error) error {
+// endWithTLS ends the connection, or its sending side. Without the timer crypto/tls would wait five
+// seconds for a peer that takes nothing.
+func (c *Conn) endWithTLS(end func() error) error {
 	if over, ok := c.nc.(*tls.Conn); ok {
-		late := time.AfterFunc(leave, func() { _ = over.NetConn().Close() })
+		late := time.AfterFunc(tlsEndTimeout, func() { _ = over.NetConn().Close() })
 		defer late.Stop()
 	}
 	return end()

@@ -18,7 +18,7 @@ const (
 	kindBarrier   = "barrier"
 )
 
-// Endpoint is an end of a connection that shows its card and connects to the card of its peer:
+// Endpoint is an end of a connection that has a card and connects to its peer's card:
 // *ibverbx.VirtualQP, *transport.Endpoint, *tagged.Endpoint. Cards travel as JSON.
 type Endpoint[Card any] interface {
 	Card() (Card, error)
@@ -105,7 +105,7 @@ func (c *Conn) Barrier(ctx context.Context) error {
 	return c.step(ctx, "barrier", func() error { return c.meet(ctx, kindBarrier) })
 }
 
-// meet sends a message without a body and waits for the same.
+// meet sends a message without a body and waits for the same one from the peer.
 func (c *Conn) meet(ctx context.Context, kind string) error {
 	if err := c.Send(ctx, kind, nil); err != nil {
 		return err
@@ -129,7 +129,8 @@ func (c *Conn) receiveStep(ctx context.Context, kind string, body any) error {
 	return m.Decode(body)
 }
 
-// step takes a step of the conversation. One that fails ends it: the two ends would not be in step.
+// step takes a step of the conversation. A failed step ends the conversation, because the two ends
+// are out of step.
 func (c *Conn) step(ctx context.Context, op string, take func() error) error {
 	if c == nil {
 		return &OpError{op, "nobody", fmt.Errorf("%w: the conversation is nil", verbs.ErrInvalid)}
@@ -139,9 +140,9 @@ func (c *Conn) step(ctx context.Context, op string, take func() error) error {
 		if err = take(); err == nil {
 			return nil
 		}
-		patience := lastWords
+		patience := failTimeout
 		if ctx.Err() != nil {
-			patience = hasty
+			patience = shortFailTimeout
 		}
 		c.fail(err, patience)
 	}

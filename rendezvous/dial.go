@@ -39,7 +39,7 @@ func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// retryPause is Dial's pause between two attempts.
+// retryPause is how long Dial waits between two attempts.
 const retryPause = 50 * time.Millisecond
 
 // dialTCP opens the connection, as often as Config.Retry allows.
@@ -71,7 +71,7 @@ func dialTCP(ctx context.Context, addr string, cfg *Config) (net.Conn, error) {
 	}
 }
 
-// clientTLS is the configuration of the end that dials addr.
+// clientTLS returns the TLS configuration for dialling addr.
 func clientTLS(cfg *tls.Config, addr string) *tls.Config {
 	cfg = modern(cfg)
 	if cfg.ServerName == "" {

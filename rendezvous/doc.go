@@ -18,10 +18,10 @@
 //	                               ◄─► theirs, err := Exchange(ctx, c, mr.Remote())
 //
 // Both ends take the same steps in the same order, as often as they like: you can connect any
-// number of queue pairs over one conversation. You may close it when all is connected, or keep it
-// for as long as the program has something to say: [Conn.Send], [Conn.Receive], [Conn.Next]. RDMA
-// does not need it, but RDMA notices late that a peer has died; [Conn.Done] reports it at once, and
-// [Conn.Err] tells a peer that has closed, [ErrLeft], from one that has died, [ErrGone].
+// number of queue pairs over one conversation. You may close it when everything is connected, or
+// keep it to exchange messages: [Conn.Send], [Conn.Receive], [Conn.Next]. RDMA does not need it,
+// but RDMA notices late that a peer has died; [Conn.Done] reports it at once, and [Conn.Err] tells
+// a peer that has closed, [ErrLeft], from one that has died, [ErrGone].
 //
 // The package imports no NICs. Package ibverbx/nics chooses those that reach the peer.
 //
@@ -33,14 +33,14 @@
 //     for a long message, as long as that moves. A step that fails (Connect, Exchange,
 //     Barrier) takes up to 2 seconds more to tell the peer why, and so does [Conn.Fail]; one whose
 //     context has ended returns within 100 ms.
-//   - Input from a peer is not trusted. Memory is bounded: a message is read as it comes, never
-//     more than Config.MaxMessage, and a few messages wait to be received. Reasons that repeat what
-//     the peer has sent hold no control characters and are bounded in length.
-//   - A [Listener] greets all peers that come at the same time. Strangers, silence, noise and slow
-//     clients cost it no more than Config.MaxGreetings connections at a time, and keep no client
-//     out: if there are more, they wait until a greeting ends, or the oldest is a second old and is
-//     dropped. Accept returns only conversations that have begun.
-//   - What one end finds wrong is sent to the other, which returns it as a [*PeerError].
+//   - Input from a peer is not trusted. Memory is bounded: a message is read as it arrives, at most
+//     Config.MaxMessage bytes, and a few messages wait to be received. Reasons that quote the peer
+//     contain no control characters and are bounded in length.
+//   - A [Listener] greets all peers at the same time. Strangers, silence, noise and slow clients
+//     cost it no more than Config.MaxGreetings connections at a time, and keep no client out:
+//     further ones wait until a greeting ends, or until the oldest is a second old and is dropped.
+//     Accept returns only conversations that have begun.
+//   - An error that one end finds is sent to the other, which returns it as a [*PeerError].
 //
 // # Who may connect
 //

@@ -14,7 +14,7 @@ var (
 	// ErrLeft: the peer has closed the conversation in order, with [Conn.Close]. It is also
 	// ErrGone.
 	ErrLeft = fmt.Errorf("%w: it has closed the conversation", ErrGone)
-	// ErrTimeout: the peer did not do its part in time.
+	// ErrTimeout: the peer did not answer in time.
 	ErrTimeout = errors.New("the peer does not answer")
 	// ErrProtocol: the peer broke the protocol, or does not use this package.
 	ErrProtocol = errors.New("protocol error")
@@ -24,24 +24,24 @@ var (
 	// ErrTLS: there is no TLS connection: one end has no TLS, or refuses the other's certificate.
 	// errors.As finds the errors of crypto/tls and crypto/x509.
 	ErrTLS = errors.New("no TLS connection")
-	// ErrBusy: the listening end has no room for this conversation, but may have soon. It is among
-	// the reasons of a [PeerError].
+	// ErrBusy: the listening end has no room for this conversation, but may have soon. The error is
+	// a [*PeerError].
 	ErrBusy = errors.New("busy, try again later")
 	// ErrClosed: this end has closed the conversation, or the listener.
 	ErrClosed = errors.New("conversation closed")
 )
 
 // PeerError is the reason that the peer gave for ending the conversation. Its text is safe to
-// print. It is ErrBusy if the peer's own error is.
+// print. It matches ErrBusy if the peer's own error does.
 type PeerError struct {
 	Text string
 	busy bool
 }
 
-// Error names the peer as the source of the text.
+// Error returns "peer: " and the text.
 func (e *PeerError) Error() string { return "peer: " + e.Text }
 
-// Is reports whether the peer has given an error of this package as its reason.
+// Is reports whether the peer's reason is target: only ErrBusy is recognized.
 func (e *PeerError) Is(target error) bool { return e.busy && target == ErrBusy }
 
 // OpError is the error of a call that is a step: Listen, Accept, Dial, Connect, Exchange, Barrier.
@@ -55,7 +55,7 @@ type OpError struct {
 func (e *OpError) Error() string {
 	var netErr *net.OpError
 	if errors.As(e.Err, &netErr) && (netErr.Op == "dial" || netErr.Op == "listen") {
-		return "rendezvous: " + e.Err.Error() // names both itself
+		return "rendezvous: " + e.Err.Error() // it names step and address itself
 	}
 	return "rendezvous: " + e.Op + " " + e.Addr + ": " + e.Err.Error()
 }
@@ -63,5 +63,5 @@ func (e *OpError) Error() string {
 // Unwrap returns the reason.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// maxReason is the most characters of a reason that repeats the peer's text.
+// maxReason is the most characters of a reason that quotes the peer.
 const maxReason = 400

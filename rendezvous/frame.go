@@ -28,7 +28,7 @@ const maxKind = 32
 // Decode reads the body into v.
 func (m *Message) Decode(v any) error {
 	if err := json.Unmarshal(m.Body, v); err != nil {
-		// Reasons repeat what the peer has sent.
+		// The error quotes the peer.
 		return fmt.Errorf("%w: message %q: %s", ErrProtocol, m.Kind,
 			peertext.Excerpt(err.Error(), maxReason))
 	}
@@ -51,13 +51,13 @@ func (m *Message) expect(kinds []string) error {
 // Frame is an encoded message, which can be sent to any number of peers: see [Conn.SendFrame].
 type Frame struct {
 	kind  string
-	bytes []byte // with the length in front
+	bytes []byte // begins with the length
 }
 
-// lengthLen is the number of bytes ahead of a message, which are its length.
+// lengthLen is the number of bytes of the length in front of a message.
 const lengthLen = 4
 
-// Encode encodes a message of the kind and the body that [Conn.Send] takes.
+// Encode encodes a message. kind and body are those of [Conn.Send].
 func Encode(kind string, body any) (Frame, error) {
 	if kind == "" || len(kind) > maxKind || kind == errorKind {
 		return Frame{}, fmt.Errorf("%w: a message of kind %.40q: must be 1 to %d bytes, and not %q",
@@ -66,8 +66,8 @@ func Encode(kind string, body any) (Frame, error) {
 	return encode(kind, body)
 }
 
-// encode is Encode for any kind. It writes the JSON of a Message around that of the body, which
-// json.Marshal would read and copy once more.
+// encode is Encode for any kind. It writes the JSON of a Message around the JSON of the body, which
+// json.Marshal would parse and copy once more.
 func encode(kind string, body any) (Frame, error) {
 	name, err := json.Marshal(kind)
 	var text []byte
@@ -87,7 +87,8 @@ func encode(kind string, body any) (Frame, error) {
 	return Frame{kind, b}, nil
 }
 
-// readFrame reads a message. Its memory grows with what has come, not with what was announced.
+// readFrame reads a message. Its memory grows with the bytes that have arrived, not with the
+// announced length.
 func readFrame(r io.Reader, limit int) (m Message, err error) {
 	var head [lengthLen]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -117,18 +118,18 @@ func readFrame(r io.Reader, limit int) (m Message, err error) {
 	return m, nil
 }
 
-// incoming is a connection as its Conn reads it. It counts the bytes that come, and in the midst of
-// a message each of them prolongs the wait for the next.
+// incoming is the reading side of a connection. It counts the bytes that arrive; within a message,
+// each of them extends the deadline for the next.
 type incoming struct {
 	nc      net.Conn
-	timeout time.Duration // between two reads of a message; 0 ahead of it. The reader owns it
+	timeout time.Duration // between two reads of a message; 0 before its first byte. The reader owns it
 	bytes   atomic.Uint64
 
 	mu   sync.Mutex
-	last bool // the deadline in force is the last
+	last bool // the current deadline is final
 }
 
-// within bounds each wait for bytes; 0 is no bound.
+// within sets the limit of each wait for bytes; 0 means no limit.
 func (i *incoming) within(timeout time.Duration) {
 	var end time.Time
 	if i.timeout = timeout; timeout > 0 {
@@ -137,11 +138,11 @@ func (i *incoming) within(timeout time.Duration) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if !i.last {
-		_ = i.nc.SetReadDeadline(end) // a closed one fails when it is read
+		_ = i.nc.SetReadDeadline(end) // if nc is closed, the next read fails
 	}
 }
 
-// endAt ends all waits for bytes at a time.
+// endAt ends all waits for bytes at the given time.
 func (i *incoming) endAt(end time.Time) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -18,7 +18,8 @@ import (
 const (
 	// magic begins a conversation. Its first byte occurs in no text.
 	magic = "\x89ibverbx"
-	// wireVersion is that of the format: the greeting, frames, and the messages of this package.
+	// wireVersion is the version of the format: the greeting, frames, and the messages of this
+	// package.
 	wireVersion = 9
 	// maxProtocol is the longest name of a protocol, in bytes.
 	maxProtocol = 255
@@ -51,10 +52,10 @@ func readGreeting(r io.Reader, protocol string) error {
 	return nil
 }
 
-// headLen is the number of bytes ahead of the protocol's name: magic, version, length.
+// headLen is the number of bytes before the protocol's name: magic, version, length.
 const headLen = len(magic) + 4 + 1
 
-// readHead reads the beginning, byte by byte if it comes so, as far as it can be that of a peer.
+// readHead reads the head of a greeting, and stops at the first byte that differs from a peer's.
 func readHead(r io.Reader, head []byte) error {
 	for got := 0; got < len(head); {
 		n, err := r.Read(head[got:])
@@ -85,14 +86,14 @@ func readHead(r io.Reader, head []byte) error {
 	return nil
 }
 
-// looksLikeTLS reports whether bytes, one at least, are the beginning of a TLS record: of a
-// handshake or an alert.
+// looksLikeTLS reports whether b, which is not empty, begins a TLS record of a handshake or an
+// alert.
 func looksLikeTLS(b []byte) bool {
 	return (b[0] == 0x16 || b[0] == 0x15) && (len(b) == 1 || b[1] == 3)
 }
 
-// looksLikePerftest reports whether bytes are the version with which tools of perftest begin:
-// digits, a point and digits, such as 6.06, and zeros behind them.
+// looksLikePerftest reports whether b is the version that tools of perftest send first: digits, a
+// point and digits, such as 6.06, followed by zeros.
 func looksLikePerftest(b []byte) bool {
 	const digits = "0123456789"
 	major, rest, found := bytes.Cut(b, []byte{'.'})
@@ -121,7 +122,7 @@ func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// begin exchanges the greetings. Nothing further is read until run is called. After an error the
+// begin exchanges the greetings. Nothing more is read until run is called. After an error the
 // connection is closed.
 func begin(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	in := &incoming{nc: nc}
@@ -134,18 +135,18 @@ func begin(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// greet exchanges the beginnings.
+// greet exchanges the greetings, after the TLS handshake if there is one.
 func (c *Conn) greet(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	err := c.nc.SetDeadline(time.Now().Add(c.cfg.Greeting)) // before that of the context's end
+	err := c.nc.SetDeadline(time.Now().Add(c.cfg.Greeting)) // AfterFunc below may set an earlier one
 	stop := context.AfterFunc(ctx, func() { _ = c.nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if over, ok := c.nc.(*tls.Conn); ok && err == nil {
 		err = explainTLS(over.HandshakeContext(ctx))
 		if errors.Is(err, errNoTLSThere) {
-			_, _ = over.NetConn().Write([]byte(alert)) // which it understands
+			_, _ = over.NetConn().Write([]byte(alert)) // the peer understands it
 		}
 	}
 	if err == nil {
@@ -161,7 +162,7 @@ func (c *Conn) greet(ctx context.Context) error {
 }
 
 // swap writes this end's greeting while it reads the peer's, because on some connections a write
-// waits until the peer reads. An error of reading matters more than one of writing.
+// waits until the peer reads. It prefers the error of reading.
 func (c *Conn) swap() error {
 	var wrote error
 	writing := make(chan struct{})
@@ -172,7 +173,7 @@ func (c *Conn) swap() error {
 	if err := readGreeting(c.nc, c.cfg.Protocol); err != nil {
 		select {
 		case <-writing:
-		case <-time.After(lastGreeting): // the peer may want to know why, and may not read at all
+		case <-time.After(refusedGreeting): // lets the peer learn why, though it may not read at all
 			_ = c.nc.SetDeadline(time.Unix(1, 0))
 			<-writing
 		}
@@ -182,10 +183,10 @@ func (c *Conn) swap() error {
 	return wrote
 }
 
-// lastGreeting is the time that an end still tries to greet a peer that it refuses.
-const lastGreeting = 100 * time.Millisecond
+// refusedGreeting is how long an end still tries to greet a peer that it refuses.
+const refusedGreeting = 100 * time.Millisecond
 
-// errNoTLSThere says that the peer has no TLS.
+// errNoTLSThere reports that the peer does not use TLS.
 var errNoTLSThere = fmt.Errorf("%w: the peer speaks ibverbx without TLS: set Config.TLS at both ends or at "+
 	"none", ErrTLS)
 
@@ -216,8 +217,8 @@ func explainTLS(err error) error {
 	return fmt.Errorf("%w: %w", ErrTLS, err)
 }
 
-// explainAlert explains an error that is an alert of the peer's TLS, and returns others as they
-// are. In TLS 1.3 a client learns only after its handshake that its certificate is refused.
+// explainAlert explains an error that is a TLS alert from the peer, and returns others as they are.
+// In TLS 1.3 a client learns only after its handshake that its certificate is refused.
 func explainAlert(err error) error {
 	var said *net.OpError
 	if errors.As(err, &said) && said.Op == "remote error" {

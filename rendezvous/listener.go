@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Listener greets all that connect, at the same time, and returns the conversations. You may call
-// its methods from any goroutine.
+// Listener greets all clients at the same time, and hands out the conversations. You may call its
+// methods from any goroutine.
 type Listener struct {
 	nl     net.Listener
 	cfg    Config
@@ -22,13 +22,13 @@ type Listener struct {
 	ctx    context.Context // ends greetings
 	cancel context.CancelCauseFunc
 	all    sync.WaitGroup
-	ready  chan struct{} // a conversation waits for Accept
-	room   chan struct{} // a greeting is over
-	failed chan struct{} // closed when no more connections come; failure says why
+	ready  chan struct{} // signals that a conversation waits for Accept
+	room   chan struct{} // signals that a greeting is over
+	failed chan struct{} // closed when no more connections are accepted; failure says why
 
 	mu      sync.Mutex
-	greeted []*arrival // in the order in which they came
-	waiting []*Conn    // for Accept
+	greeted []*arrival // in the order of arrival
+	waiting []*Conn    // conversations that wait for Accept
 	failure error
 }
 
@@ -39,21 +39,19 @@ type arrival struct {
 	evicted bool // guarded by the mutex of the listener
 }
 
-// grace is the time that a connection may take to begin a conversation while others wait for its
-// place.
+// grace is how long a connection may take to begin a conversation while others wait for its place.
 const grace = time.Second
 
-// errStopped ends conversations that nobody has accepted, errEvicted a connection that has begun
-// none.
+// errStopped ends conversations that were not accepted, errEvicted a connection that was dropped
+// while it was greeted.
 var (
 	errStopped = errors.New("the listening end has stopped listening")
 	errEvicted = fmt.Errorf("%w: it began no conversation, and made room for others", ErrTimeout)
 )
 
-// Listen listens at addr, HOST:PORT. An empty host stands for all addresses, and port 0 for any
-// free one, which [Listener.Addr] returns. ctx limits Listen itself, not the listener. Errors are
-// an [*OpError], except for an invalid Config: that error names the field and is
-// [verbs.ErrInvalid].
+// Listen listens at addr, HOST:PORT. An empty host means all addresses, and port 0 any free port:
+// see [Listener.Addr]. ctx limits Listen itself, not the listener. Errors are an [*OpError], except
+// for an invalid Config: that error names the field and is [verbs.ErrInvalid].
 func Listen(ctx context.Context, addr string, cfg Config) (*Listener, error) {
 	cfg, err := cfg.withDefaults(true)
 	switch {
@@ -82,12 +80,12 @@ func serve(nl net.Listener, cfg Config) *Listener {
 	return l
 }
 
-// Addr is the address at which the listener listens.
+// Addr returns the address at which the listener listens.
 func (l *Listener) Addr() net.Addr { return l.nl.Addr() }
 
 // Accept waits for the next conversation until ctx ends. Errors are an [*OpError]. The error of a
-// closed listener is ErrClosed; any other error, except the context's, means that no more
-// conversations come.
+// closed listener is ErrClosed; any other error, except the context's, means that there will be no
+// more conversations.
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	c, err := l.next(ctx)
 	if err != nil {
@@ -97,8 +95,8 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	return c, nil
 }
 
-// next waits for a conversation, which nobody reads yet. Those that have come are handed out before
-// it is said that no more come.
+// next waits for a conversation, which is not being read yet. It returns all waiting conversations
+// before it reports that there will be no more.
 func (l *Listener) next(ctx context.Context) (*Conn, error) {
 	if ctx == nil {
 		return nil, errNoContext
@@ -125,7 +123,7 @@ func (l *Listener) next(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// take takes the conversation that has waited longest, if any.
+// take removes and returns the conversation that has waited longest, or nil.
 func (l *Listener) take() *Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,8 +146,8 @@ func (l *Listener) wake() {
 	}
 }
 
-// Close ends the listener, within 100 ms. Conversations that nobody has accepted end with a
-// message; the others go on.
+// Close ends the listener, within 100 ms. Conversations that were not accepted end with a message;
+// the others go on.
 func (l *Listener) Close() error {
 	l.cancel(errStopped)
 	err := l.nl.Close()
@@ -157,7 +155,7 @@ func (l *Listener) Close() error {
 	var telling sync.WaitGroup
 	for c := l.take(); c != nil; c = l.take() {
 		c.run()
-		telling.Go(func() { c.fail(errStopped, hasty) })
+		telling.Go(func() { c.fail(errStopped, shortFailTimeout) })
 	}
 	telling.Wait()
 	if errors.Is(err, net.ErrClosed) {
@@ -181,7 +179,7 @@ func (l *Listener) accept() {
 		case l.ctx.Err() != nil:
 			l.failure = ErrClosed
 			return
-		case exhausted(err): // a passing condition
+		case exhausted(err): // temporary
 			pause = min(max(2*pause, 10*time.Millisecond), time.Second)
 			l.sleep(pause)
 		default:
@@ -191,7 +189,7 @@ func (l *Listener) accept() {
 	}
 }
 
-// exhausted says whether an error only means that too much is open at the moment.
+// exhausted reports whether an error only means that too much is open at the moment.
 func exhausted(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) ||
 		errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM) ||
@@ -234,14 +232,14 @@ func (l *Listener) enter(a *arrival) bool {
 	return false
 }
 
-// evict takes the place of a connection away. The caller holds mu.
+// evict drops a connection to free its place. The caller holds mu.
 func (l *Listener) evict(a *arrival) {
 	a.evicted = true
 	_ = a.nc.Close()
 	l.remove(a)
 }
 
-// remove forgets a connection. The caller holds mu.
+// remove removes a connection from the list. The caller holds mu.
 func (l *Listener) remove(a *arrival) {
 	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == a })
 }
@@ -254,9 +252,9 @@ func (l *Listener) greet(a *arrival) {
 	}
 	c, err := begin(l.ctx, nc, l.cfg)
 	if err == nil {
-		err = l.hand(a, c)
+		err = l.offerOrRefuse(a, c)
 	}
-	if l.leave(a) && c == nil {
+	if l.freePlace(a) && c == nil {
 		err = errEvicted
 	}
 	if err != nil && l.ctx.Err() == nil && l.cfg.Refused != nil {
@@ -264,9 +262,9 @@ func (l *Listener) greet(a *arrival) {
 	}
 }
 
-// hand puts a conversation where Accept finds it, unless its place was taken away. One for which
-// there is no room is ended, and keeps its place until it is.
-func (l *Listener) hand(a *arrival, c *Conn) error {
+// offerOrRefuse queues a conversation for Accept, unless it was evicted. If there is no room it
+// ends the conversation, which keeps its place until then.
+func (l *Listener) offerOrRefuse(a *arrival, c *Conn) error {
 	done, err := l.offer(a, c)
 	if err != nil || done {
 		return err
@@ -279,8 +277,7 @@ func (l *Listener) hand(a *arrival, c *Conn) error {
 	return err
 }
 
-// offer puts a conversation where Accept finds it if there is room. From then on nobody can take
-// its place away.
+// offer queues a conversation for Accept if there is room. From then on it cannot be evicted.
 func (l *Listener) offer(a *arrival, c *Conn) (done bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -294,13 +291,14 @@ func (l *Listener) offer(a *arrival, c *Conn) (done bool, err error) {
 	l.waiting = append(l.waiting, c)
 	l.remove(a)
 	l.wake()
-	go l.attend(c)
+	go l.watch(c)
 	return true, nil
 }
 
-// attend watches a conversation until Accept takes it, and drops it if the peer goes first, without
-// having sent anything. It reads no more than fits a small buffer; Accept continues from there.
-func (l *Listener) attend(c *Conn) {
+// watch watches a conversation until Accept takes it, and drops it if the peer goes first without
+// having sent anything. It reads at most a small buffer, from which the conversation then
+// continues.
+func (l *Listener) watch(c *Conn) {
 	_, err := c.r.Peek(1)
 	if head, _ := c.r.Peek(c.r.Buffered()); err == nil && bytes.HasPrefix(head, make([]byte, lengthLen)) {
 		err = ErrLeft
@@ -316,7 +314,7 @@ func (l *Listener) attend(c *Conn) {
 	c.listen()
 }
 
-// drop takes a conversation from those that wait, and reports whether it was there.
+// drop removes a conversation from those that wait for Accept, and reports whether it was there.
 func (l *Listener) drop(c *Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -328,8 +326,8 @@ func (l *Listener) drop(c *Conn) bool {
 	return true
 }
 
-// leave gives a place back, and reports whether it was taken away.
-func (l *Listener) leave(a *arrival) (evicted bool) {
+// freePlace frees the place of a connection, and reports whether it was evicted.
+func (l *Listener) freePlace(a *arrival) (evicted bool) {
 	l.mu.Lock()
 	l.remove(a)
 	evicted = a.evicted

@@ -167,7 +167,7 @@ func TestHasteOverTLS(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, end := range map[string]func(*Conn){
 			"Close": func(c *Conn) { _ = c.Close() },
-			"Fail":  func(c *Conn) { c.fail(ErrBusy, hasty) },
+			"Fail":  func(c *Conn) { c.fail(ErrBusy, shortFailTimeout) },
 		} {
 			nc, other := net.Pipe()
 			peer := tls.Server(other, cfg)
