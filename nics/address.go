@@ -11,7 +11,8 @@ import (
 	"ibverbx/verbs/roce"
 )
 
-// openRoCE makes NICs of the addresses that were named, else of all that the host has.
+// openRoCE makes NICs of the addresses that the configuration names, or else of all addresses of
+// the host.
 func openRoCE(c Config) (verbs.Provider, error) {
 	addrs, err := parseAddresses(c.Devices)
 	if err != nil {
@@ -22,15 +23,15 @@ func openRoCE(c Config) (verbs.Provider, error) {
 	}
 	p, err := roce.Open(c.RoCE)
 	if err != nil {
-		return nil, err // not a nil pointer in an interface
+		return nil, err // not p: a nil pointer in an interface is not nil
 	}
 	return p, nil
 }
 
-// loopback is the address of a NIC that only this host has to reach.
+// loopback returns the address for a NIC that only this host needs to reach.
 func loopback() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
 
-// hasAddress reports whether a list names an address: only NICs of roce have such names.
+// hasAddress reports whether a list names an address. Only NICs of roce are named by address.
 func hasAddress(list string) bool {
 	return slices.ContainsFunc(strings.Split(list, ","), func(word string) bool {
 		_, err := netip.ParseAddr(word)
@@ -45,7 +46,7 @@ func namesAddresses(list string) bool {
 }
 
 // parseAddresses reads a list of interfaces and addresses of this host. An interface stands for its
-// IPv4 addresses, or for its IPv6 ones where it has no others.
+// IPv4 addresses, or for its IPv6 addresses if it has no IPv4.
 func parseAddresses(list string) (addrs []netip.Addr, err error) {
 	if list == "" {
 		return nil, nil
@@ -67,7 +68,7 @@ func parseAddresses(list string) (addrs []netip.Addr, err error) {
 	return addrs, nil
 }
 
-// interfaceAddresses are the addresses of an interface that can be NICs.
+// interfaceAddresses returns the addresses of an interface that can be NICs.
 func interfaceAddresses(name string) (addrs []netip.Addr, err error) {
 	ifc, err := net.InterfaceByName(name)
 	if err != nil {
@@ -85,7 +86,7 @@ func interfaceAddresses(name string) (addrs []netip.Addr, err error) {
 	return addrs, nil
 }
 
-// nicAddresses are those of an interface's addresses that can be NICs.
+// nicAddresses returns those of an interface's addresses that can be NICs.
 func nicAddresses(all []net.Addr) (addrs []netip.Addr) {
 	var v6 []netip.Addr
 	for _, a := range all {
@@ -104,9 +105,9 @@ func nicAddresses(all []net.Addr) (addrs []netip.Addr) {
 	return addrs
 }
 
-// interfaceNames are the names of this host's interfaces.
+// interfaceNames returns the names of this host's interfaces.
 func interfaceNames() (names []string) {
-	all, _ := net.Interfaces() // they only complete an error
+	all, _ := net.Interfaces() // they only add to an error text
 	for i := range all {
 		names = append(names, all[i].Name)
 	}
@@ -114,14 +115,14 @@ func interfaceNames() (names []string) {
 }
 
 // Route is a connection between two processes, such as a *rendezvous.Conn or a net.Conn. Its two
-// addresses say which NIC of this host reaches the other end: see [Host.Reaching].
+// addresses determine which NIC of this host reaches the other end: see [Host.Reaching].
 type Route interface {
 	LocalAddr() net.Addr
 	RemoteAddr() net.Addr
 }
 
-// address is the address of a NIC that reaches the other end of a TCP connection, whose route is
-// proven: this end's address of the connection.
+// address returns the address for a NIC that reaches the other end of a TCP connection: this end's
+// address of the connection, because that route is known to work.
 func address(r Route) (netip.Addr, error) {
 	here, err := ipOf(r.LocalAddr())
 	if err != nil {
@@ -132,24 +133,24 @@ func address(r Route) (netip.Addr, error) {
 	case err != nil:
 		return here, err
 	case here.IsLoopback() || here.Is6() && here == there:
-		return loopback(), nil // two processes of a host, and over IPv6 a second one could have no NIC
+		return loopback(), nil // two processes of one host; over IPv6 the second could have no NIC
 	case here.IsLinkLocalUnicast():
 		return here, &LinkLocalError{here}
 	}
 	return here.WithZone(""), nil
 }
 
-// LinkLocalError says why [Host.Reaching], [Host.Agree] and [Host.Connect] can make no NIC at the
-// address over which a peer is met.
+// LinkLocalError reports that [Host.Reaching], [Host.Agree] and [Host.Connect] cannot make a NIC at
+// the address over which they meet a peer, because it is link-local.
 type LinkLocalError struct{ Addr netip.Addr }
 
-// Error says what to do.
+// Error returns the address, and what to do.
 func (e *LinkLocalError) Error() string {
 	return fmt.Sprintf("the two processes meet over %v, which is link-local and cannot be a NIC: connect to "+
 		"another address of that host, or name the NICs of both ends", e.Addr)
 }
 
-// ipOf is the address of a TCP connection's end.
+// ipOf returns the address of one end of a TCP connection.
 func ipOf(a net.Addr) (netip.Addr, error) {
 	at, err := netip.ParseAddrPort(a.String())
 	if err != nil {

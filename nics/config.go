@@ -17,25 +17,25 @@ const (
 	RoCE = "roce"     // NICs made of UDP sockets: verbs/roce
 )
 
-// Config says which NICs. The zero value works.
+// Config selects NICs. The zero value works.
 type Config struct {
-	// Provider names where the NICs come from: Real, RoCE, Soft, or one of Sources; empty chooses
-	// between Real and RoCE: the latter at once where Devices names an address.
+	// Provider names where the NICs come from: Real, RoCE, Soft, or one of Sources. Empty means
+	// Real if this host has RDMA NICs, and otherwise RoCE; it means RoCE at once if Devices names
+	// an address.
 	Provider string
-	// Devices chooses among the NICs. Of real ones it is what [verbs.ParseDeviceFilter] reads:
-	// "mlx5_0,mlx5_1:2", "^mlx5_2"; of software NICs too. Of roce it lists interfaces and addresses
-	// of this host: "eth0,192.0.2.7". Empty takes all that are usable; of roce it takes the address
-	// over which the peer is met.
+	// Devices chooses among the NICs. For real and software NICs it is a filter that
+	// [verbs.ParseDeviceFilter] reads: "mlx5_0,mlx5_1:2", "^mlx5_2". For roce it lists interfaces
+	// and addresses of this host: "eth0,192.0.2.7". Empty means all usable NICs; for roce, the
+	// address over which you meet the peer.
 	Devices string
-	// Library is the path of libibverbs; empty is the loader's choice.
+	// Library is the path of libibverbs; empty means the loader's choice.
 	Library string
-	// RoCE configures NICs made of UDP sockets. Its Addresses are a further way to name them.
+	// RoCE configures NICs made of UDP sockets. Its Addresses are another way to name them.
 	RoCE roce.Config
 	// Soft configures software NICs.
 	Soft soft.Config
-	// Logger logs which NICs were opened, and why, at DEBUG. At INFO it logs one line: that sockets
-	// take the place of RDMA NICs, when they are first used, and in a job only at rank 0. Nil is
-	// slog.Default.
+	// Logger logs which NICs were opened, and why, at DEBUG. At INFO it logs one line when sockets
+	// first take the place of RDMA NICs, in a job only at rank 0. Nil means slog.Default.
 	Logger *slog.Logger
 	// Sources are further providers. A source with the name of a built-in provider replaces it.
 	Sources []Source
@@ -49,13 +49,13 @@ type Source struct {
 	Open func(Config) (verbs.Provider, error)
 }
 
-// ConfigError says which field of a Config is wrong. It is [verbs.ErrInvalid].
+// ConfigError reports which field of a Config is wrong. It matches [verbs.ErrInvalid].
 type ConfigError struct {
 	Field  string // "Provider", "Devices"
 	Reason string
 }
 
-// Error names the field.
+// Error returns the field and what is wrong with it.
 func (e *ConfigError) Error() string {
 	return fmt.Sprintf("nics: config: %v: %s: %s", verbs.ErrInvalid, e.Field, e.Reason)
 }
@@ -63,8 +63,7 @@ func (e *ConfigError) Error() string {
 // Unwrap returns verbs.ErrInvalid.
 func (e *ConfigError) Unwrap() error { return verbs.ErrInvalid }
 
-// Validate returns the [*ConfigError] that [Open] would return for a wrong configuration, or nil.
-// It opens no NIC.
+// Validate returns the [*ConfigError] that [Open] would return, or nil. It opens no NIC.
 func (c Config) Validate() error {
 	if _, err := c.source(c.Provider); err != nil {
 		return err
@@ -91,7 +90,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// source finds a provider; with an empty name that of real NICs.
+// source returns the provider with a name; an empty name means that of real NICs.
 func (c *Config) source(name string) (Source, error) {
 	if name == "" {
 		name = Real

@@ -11,7 +11,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// kindNICs is the message with an offer.
+// kindNICs is the kind of the message with an offer.
 const kindNICs = "nics"
 
 // Agree returns the NICs that reach the peer of a conversation, as many as both ends have: a
@@ -36,7 +36,7 @@ func (h *Host) Agree(ctx context.Context, c *rendezvous.Conn) ([]verbs.Device, e
 	return mine[:n], nil
 }
 
-// swap tells the peer of this end's NICs, and learns of the peer's.
+// swap sends the peer an offer of this end's NICs, and receives the peer's.
 func (h *Host) swap(ctx context.Context, c *rendezvous.Conn, devices []verbs.Device) (theirs nicoffer.Offer,
 	err error) {
 	mine := nicoffer.Of(h.Name(), devices)

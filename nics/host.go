@@ -18,20 +18,20 @@ import (
 // Host holds the NICs of this process. It is a [verbs.Provider]. Its methods may be called from any
 // goroutine.
 type Host struct {
-	cfg     Config // the configuration, with the provider that was chosen
+	cfg     Config // with the provider that was chosen
 	source  Source
-	named   verbs.Provider // nil where NICs of roce are made by conversation
+	named   verbs.Provider // nil if NICs of roce are made as peers are met
 	usable  []verbs.Device // the NICs of named with a port that is up, unless the configuration names NICs
 	instead error
 	leftOut error
 	once    sync.Once // of logSockets
 
 	mu  sync.Mutex
-	at  map[netip.Addr]verbs.Provider // NICs of roce by address; the zero address: all of the host
+	at  map[netip.Addr]verbs.Provider // NICs of roce by address; at the zero address those of the whole host
 	end bool
 }
 
-// Open opens the NICs that cfg selects. An error says what is missing and how to get it.
+// Open opens the NICs that cfg selects. Its error says what is missing and how to get it.
 func Open(cfg Config) (*Host, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func Open(cfg Config) (*Host, error) {
 	chosen := cfg.Provider == ""
 	switch {
 	case chosen && hasAddress(cfg.Devices):
-		cfg.Provider = RoCE // no other provider has NICs of such names
+		cfg.Provider = RoCE // no other provider has NICs with such names
 	case chosen:
 		cfg.Provider = Real
 	}
@@ -78,7 +78,7 @@ func openHost(cfg Config) (*Host, error) {
 		return nil, err
 	}
 	if cfg.Provider == RoCE && cfg.Devices == "" && len(cfg.RoCE.Addresses) == 0 {
-		// A configuration that is wrong for every NIC fails here, before there is a peer.
+		// A configuration that no NIC can have fails here, before there is a peer.
 		cfg.RoCE.Addresses = []netip.Addr{loopback()}
 		probe, err := h.source.Open(cfg)
 		if err != nil {
@@ -101,7 +101,7 @@ func openHost(cfg Config) (*Host, error) {
 	if cfg.Devices == "" {
 		var down error
 		if h.usable, down = portsUp(all); len(h.usable) == 0 {
-			h.usable = all // taking none would say less than the error of connecting them
+			h.usable = all // the error of connecting them says more than an empty list
 		} else {
 			h.leftOut = errors.Join(h.leftOut, down)
 		}
@@ -109,7 +109,8 @@ func openHost(cfg Config) (*Host, error) {
 	return h, nil
 }
 
-// portsUp are the NICs that have a port which is up, or cannot say, and why the others are not.
+// portsUp returns the NICs with a port that is up, or whose port cannot be queried, and why the
+// others are left out.
 func portsUp(all []verbs.Device) (up []verbs.Device, down error) {
 	for _, d := range all {
 		if why := portDown(d); why != nil {
@@ -121,7 +122,7 @@ func portsUp(all []verbs.Device) (up []verbs.Device, down error) {
 	return up, down
 }
 
-// portDown says that no port of a NIC is up.
+// portDown returns an error if no port of a NIC is up.
 func portDown(d verbs.Device) error {
 	attr, err := d.Query()
 	if err != nil {
@@ -138,8 +139,8 @@ func portDown(d verbs.Device) error {
 	return fmt.Errorf("%s: no port is up: the last one is %v", d.Name(), state)
 }
 
-// unusable is why there is no real NIC to work with; nil where there is one, and where there are
-// some that could not be opened.
+// unusable returns why there is no real NIC to work with; nil if there is one, or if some could not
+// be opened.
 func (h *Host) unusable(err error) error {
 	if err != nil {
 		if errors.Is(err, verbs.ErrNotSupported) {
@@ -155,8 +156,8 @@ func (h *Host) unusable(err error) error {
 	return nil
 }
 
-// mayTakeSockets is nil where NICs made of UDP sockets may take the place of real ones: nobody has
-// asked for those. Names of interfaces and addresses ask for sockets.
+// mayTakeSockets returns nil if NICs made of UDP sockets may take the place of real ones, because
+// the configuration does not ask for real ones. Names of interfaces and addresses ask for sockets.
 func (c *Config) mayTakeSockets(why error) error {
 	switch {
 	case c.Library != "":
@@ -179,8 +180,9 @@ func (h *Host) log() {
 	}
 }
 
-// logSockets logs once that sockets have taken the place of real NICs, when they are first used: by
-// then the route may tell that this process is one of many in a job, of which rank 0 says it.
+// logSockets logs once that sockets have taken the place of real NICs. It does so when they are
+// first used: by then the route may show that this process belongs to a job, in which only rank 0
+// logs it.
 func (h *Host) logSockets(r Route) {
 	if h.instead == nil {
 		return
@@ -197,11 +199,11 @@ func (h *Host) logSockets(r Route) {
 	})
 }
 
-// Name is the name of the provider: Real, RoCE, Soft, or that of a Source.
+// Name returns the name of the provider: Real, RoCE, Soft, or that of a Source.
 func (h *Host) Name() string { return h.cfg.Provider }
 
-// Provider is the provider underneath, for what it has beyond the contract, such as the faults that
-// a *soft.Fabric can inject; nil for NICs of roce that are made as peers come.
+// Provider returns the underlying provider, for its own methods, such as the faults of a
+// *soft.Fabric. It is nil if NICs of roce are made as peers are met.
 func (h *Host) Provider() verbs.Provider {
 	if s, ok := h.named.(softChosen); ok {
 		return s.Fabric
@@ -237,10 +239,10 @@ func (h *Host) String() string {
 	return strings.Join(names, ", ")
 }
 
-// Devices lists all NICs, whether a port is up or not. For roce without named addresses these are
-// all that this host can have. Those that were made for a peer before come first, and an index may
-// then occur twice, which [ibverbx.NewDomain] refuses: to have all of them in a domain, call
-// Devices before you meet a peer.
+// Devices lists all NICs, whether or not a port is up. For roce without named addresses these are
+// all that this host can have. Those already made for a peer come first, and an index may then
+// occur twice, which [ibverbx.NewDomain] refuses: to have all of them in a domain, call Devices
+// before you meet a peer.
 func (h *Host) Devices() ([]verbs.Device, error) {
 	h.logSockets(nil)
 	if h.named == nil {
@@ -255,7 +257,7 @@ func (h *Host) Reaching(r Route) ([]verbs.Device, error) {
 	return prefixed(h.reaching(r))
 }
 
-// reaching is Reaching, whose errors do not name the package.
+// reaching is Reaching without the package's name in its errors.
 func (h *Host) reaching(r Route) ([]verbs.Device, error) {
 	h.logSockets(r)
 	if h.named != nil {
@@ -268,7 +270,7 @@ func (h *Host) reaching(r Route) ([]verbs.Device, error) {
 	return h.socket(addr)
 }
 
-// prefixed has an error name the package.
+// prefixed adds the package's name to an error.
 func prefixed(list []verbs.Device, err error) ([]verbs.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nics: %w", err)
@@ -276,7 +278,7 @@ func prefixed(list []verbs.Device, err error) ([]verbs.Device, error) {
 	return list, nil
 }
 
-// socket is the NIC of roce at an address: the one that is there, or a new one.
+// socket returns the NIC of roce at an address, and makes it if there is none.
 func (h *Host) socket(addr netip.Addr) ([]verbs.Device, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -295,8 +297,8 @@ func (h *Host) socket(addr netip.Addr) ([]verbs.Device, error) {
 	return h.make(addr)
 }
 
-// allSockets are the NICs of roce at all addresses of the host: those that are there, and new ones
-// at the others.
+// allSockets returns the NICs of roce at all addresses of the host, and makes those that are
+// missing.
 func (h *Host) allSockets() ([]verbs.Device, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -317,14 +319,14 @@ func (h *Host) allSockets() ([]verbs.Device, error) {
 	return h.made()
 }
 
-// made lists the NICs of roce that are there, those made for a peer first. A second one at the
-// address of such a one is left out: its port is not that of RoCE.
+// made lists the NICs of roce, those made for a peer first. It leaves out a second NIC at the same
+// address, which does not have RoCE's port.
 func (h *Host) made() (list []verbs.Device, err error) {
 	if h.end {
 		return nil, verbs.ErrClosed
 	}
 	addrs := slices.SortedFunc(maps.Keys(h.at), netip.Addr.Compare)
-	slices.Reverse(addrs) // the zero address is the least
+	slices.Reverse(addrs) // the zero address, the least, comes last
 	for _, addr := range addrs {
 		these, err := h.at[addr].Devices()
 		if err != nil {
@@ -339,7 +341,7 @@ func (h *Host) made() (list []verbs.Device, err error) {
 	return list, nil
 }
 
-// make makes a NIC of roce at an address; at the zero address those of the host.
+// make makes the NIC of roce at an address, or at the zero address the NICs of the whole host.
 func (h *Host) make(addr netip.Addr) ([]verbs.Device, error) {
 	cfg := h.cfg
 	if addr.IsValid() {
@@ -353,7 +355,7 @@ func (h *Host) make(addr netip.Addr) ([]verbs.Device, error) {
 	return p.Devices()
 }
 
-// addressOf is the address of a NIC that is made of a socket.
+// addressOf returns the address of a NIC that is made of a socket.
 func addressOf(d verbs.Device) netip.Addr {
 	if socket, ok := d.(interface{ Addr() netip.AddrPort }); ok {
 		return socket.Addr().Addr()
@@ -361,8 +363,8 @@ func addressOf(d verbs.Device) netip.Addr {
 	return netip.Addr{}
 }
 
-// Close closes the NICs. It returns verbs.ErrBusy while objects made from them are open; you may
-// call it again then. Once it has succeeded it returns nil.
+// Close closes the NICs. It returns verbs.ErrBusy while objects made from them are open; call it
+// again later. Once it has succeeded, further calls return nil.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -379,7 +381,7 @@ func (h *Host) Close() error {
 	return err
 }
 
-// closeSockets closes the NICs of roce that were made.
+// closeSockets closes the NICs of roce that were made as peers were met.
 func (h *Host) closeSockets() error {
 	var errs []error
 	for addr, p := range h.at {

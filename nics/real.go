@@ -11,7 +11,7 @@ import (
 func openReal(c Config) (verbs.Provider, error) {
 	p, err := rdmacore.Open(rdmacore.Config{Devices: c.Devices, Library: c.Library})
 	if err != nil {
-		return nil, err // not a nil pointer in an interface
+		return nil, err // not p: a nil pointer in an interface is not nil
 	}
 	return p, nil
 }

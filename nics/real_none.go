@@ -8,7 +8,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// openReal says that this build has no real NICs.
+// openReal returns an error: this build has no real NICs.
 func openReal(Config) (verbs.Provider, error) {
 	return nil, fmt.Errorf("built with -tags softonly: %w: build it without the tag for real NICs",
 		verbs.ErrNotSupported)

@@ -12,7 +12,7 @@ import (
 func openSoft(c Config) (verbs.Provider, error) {
 	fabric, err := soft.New(c.Soft)
 	if err != nil {
-		return nil, err // not a nil pointer in an interface
+		return nil, err // not p: a nil pointer in an interface is not nil
 	}
 	if c.Devices == "" {
 		return fabric, nil
@@ -27,13 +27,13 @@ func openSoft(c Config) (verbs.Provider, error) {
 	return softChosen{fabric, all}, nil
 }
 
-// softChosen is some NICs of a fabric.
+// softChosen is a fabric of which only some NICs are offered.
 type softChosen struct {
 	*soft.Fabric
 	chosen []verbs.Device
 }
 
-// Devices are those that were chosen.
+// Devices returns the chosen NICs.
 func (s softChosen) Devices() ([]verbs.Device, error) {
 	if _, err := s.Fabric.Devices(); err != nil {
 		return nil, err
@@ -41,9 +41,9 @@ func (s softChosen) Devices() ([]verbs.Device, error) {
 	return append([]verbs.Device(nil), s.chosen...), nil
 }
 
-// Choose returns those of devices that filter, a Config.Devices, names, in its order. It is for the
-// Open of a [Source] whose NICs have one port each. A filter that names a NIC that is not there, or
-// a port other than 1, is refused.
+// Choose returns the devices that filter, a Config.Devices, names, in its order. Use it in the Open
+// of a [Source] whose NICs have one port each. It refuses a filter that names a missing NIC, or a
+// port other than 1.
 func Choose(devices []verbs.Device, filter string) ([]verbs.Device, error) {
 	f, err := verbs.ParseDeviceFilter(filter)
 	if err != nil {
@@ -55,7 +55,7 @@ func Choose(devices []verbs.Device, filter string) ([]verbs.Device, error) {
 	}
 	selections, err := f.Select(names)
 	if err != nil {
-		return nil, err // as of real NICs: the filter is sound, and the NIC is not there
+		return nil, err // as for real NICs: the filter is valid, and the NIC is missing
 	}
 	var chosen []verbs.Device
 	for _, s := range selections {
