@@ -2,7 +2,7 @@
 
 package verbs
 
-// RDMA on a machine of 32 bits is nobody's: lengths and addresses are counted in int and uint64
-// here without looking. Everything in the module imports this package, so a build for such a
-// machine stops at this line, and says why.
+// This module needs a 64-bit platform: it keeps lengths and addresses in int and uint64 without
+// checks. Everything in the module imports this package, so a build for a 32-bit platform stops at
+// this line and says why.
 var _ = this_module_needs_a_64_bit_platform

@@ -22,12 +22,12 @@ type DeviceAttr struct {
 	MaxMR       int    `json:"max_mr"`
 	MaxMRSize   uint64 `json:"max_mr_size"` // bytes
 	MaxPD       int    `json:"max_pd"`
-	MaxRDAtomic int    `json:"max_rd_atomic"` // reads and atomics outstanding per queue pair, either way
-	// Software is whether processors do the NIC's work. It then answers late where these are busy,
-	// and not at all while the process is stopped that it is part of.
+	MaxRDAtomic int    `json:"max_rd_atomic"` // reads and atomics outstanding per queue pair, each way
+	// Software says that the NIC is software. It then answers late when processors are busy, and
+	// not at all while its process is stopped.
 	Software bool `json:"software"`
-	// MaxInline is the longest inline send in bytes; 0 where only the creation of a queue pair
-	// shows it.
+	// MaxInline is the longest inline send in bytes; 0 if only the creation of a queue pair shows
+	// it.
 	MaxInline int `json:"max_inline"`
 }
 
@@ -40,7 +40,7 @@ type PortAttr struct {
 	MaxMsgSize  uint32 // longest message, bytes
 	LID         uint16 // InfiniBand only
 	LinkLayer   LinkLayer
-	// Speed is the port's signalling rate in bits a second; 0 when unknown.
+	// Speed is the port's signalling rate in bits a second; 0 if unknown.
 	Speed uint64
 }
 
@@ -59,7 +59,7 @@ const (
 
 var portStateNames = [...]string{"NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"}
 
-// String is the verbs name of the state.
+// String returns the verbs name of the state.
 func (s PortState) String() string {
 	if int(s) < len(portStateNames) {
 		return portStateNames[s]
@@ -77,7 +77,7 @@ const (
 	LinkLayerEthernet    LinkLayer = 2
 )
 
-// String names the link layer.
+// String returns the name of the link layer.
 func (l LinkLayer) String() string {
 	switch l {
 	case LinkLayerInfiniBand:
@@ -100,7 +100,7 @@ const (
 	MTU4096 MTU = 5
 )
 
-// Bytes is the MTU in bytes; 0 for an invalid code.
+// Bytes returns the MTU in bytes; 0 for an invalid code.
 func (m MTU) Bytes() int {
 	if m < MTU256 || m > MTU4096 {
 		return 0
@@ -108,7 +108,7 @@ func (m MTU) Bytes() int {
 	return 128 << m
 }
 
-// String is the MTU in bytes.
+// String returns the MTU in bytes.
 func (m MTU) String() string {
 	if n := m.Bytes(); n != 0 {
 		return strconv.Itoa(n)
@@ -119,13 +119,13 @@ func (m MTU) String() string {
 // GID is the 128-bit address of a port, written like an IPv6 address.
 type GID [16]byte
 
-// String writes the GID as an IPv6 address; a RoCE v2 GID over IPv4 reads "::ffff:10.0.0.1".
+// String returns the GID as an IPv6 address; a RoCE v2 GID over IPv4 reads "::ffff:10.0.0.1".
 func (g GID) String() string { return netip.AddrFrom16(g).String() }
 
-// IsZero reports whether the GID is not set.
+// IsZero reports whether the GID is unset, all zeros.
 func (g GID) IsZero() bool { return g == GID{} }
 
-// IsIPv4 reports whether the GID stands for an IPv4 address, as RoCE v2 over IPv4 has it.
+// IsIPv4 reports whether the GID stands for an IPv4 address, as in RoCE v2 over IPv4.
 func (g GID) IsIPv4() bool { return netip.AddrFrom16(g).Is4In6() }
 
 // IsLinkLocal reports whether the GID stands for an address that no router forwards: fe80::/10, or
@@ -135,9 +135,9 @@ func (g GID) IsLinkLocal() bool { return netip.AddrFrom16(g).Unmap().IsLinkLocal
 // portGID begins a GID of package verbs/roce that contains a UDP port; see UDPAddr.
 const portGID = "\xfdibvrx\x00\x00"
 
-// UDPAddr is the address and UDP port that a GID of package verbs/roce contains where its NIC is
-// not at the port of RoCEv2; ok is false for any other GID. No other NIC can reach such a GID: it
-// is refused as a queue pair goes to RTR, by the kernel with EINVAL.
+// UDPAddr returns the address and UDP port in the GID of a NIC of package verbs/roce that does not
+// use RoCEv2's port; ok is false for any other GID. Other kinds of NIC cannot reach such a GID and
+// refuse it when a queue pair goes to RTR, the kernel with EINVAL.
 //
 //	fd69:6276:7278:0:PORT:ffff:A.B.C.D
 func (g GID) UDPAddr() (at netip.AddrPort, ok bool) {
@@ -147,7 +147,7 @@ func (g GID) UDPAddr() (at netip.AddrPort, ok bool) {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(g[12:])), uint16(g[8])<<8|uint16(g[9])), true
 }
 
-// ParseGID reads what String writes.
+// ParseGID parses the form that String returns.
 func ParseGID(s string) (GID, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" {
@@ -157,7 +157,7 @@ func ParseGID(s string) (GID, error) {
 	return a.As16(), nil
 }
 
-// MarshalText writes the GID for JSON and the like.
+// MarshalText returns the form of String, for JSON and the like.
 func (g GID) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
 
 // UnmarshalText reads what MarshalText writes.
@@ -170,7 +170,7 @@ func (g *GID) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// GIDType says which protocol a GID table entry is for.
+// GIDType is the protocol that a GID table entry is for.
 type GIDType uint8
 
 // The kinds of GID table entries.
@@ -180,7 +180,7 @@ const (
 	GIDTypeRoCEv2 GIDType = 2
 )
 
-// String names the kind as sysfs does.
+// String returns sysfs's name of the kind.
 func (t GIDType) String() string {
 	switch t {
 	case GIDTypeRoCEv1:
@@ -196,5 +196,5 @@ type GIDEntry struct {
 	Index  int
 	GID    GID
 	Type   GIDType
-	NetDev string // the network interface behind it; empty when there is none
+	NetDev string // its network interface; empty if there is none
 }

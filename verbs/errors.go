@@ -6,8 +6,7 @@ import (
 	"io/fs"
 )
 
-// The errors that a program can act on. Providers return them beneath an [*OpError]; test with
-// errors.Is.
+// The errors that a program can act on. Providers wrap them in an [*OpError]; test with errors.Is.
 var (
 	// ErrQueueFull: the queue has no room for another work request. Poll completions, then post
 	// again.
@@ -27,9 +26,9 @@ var (
 	ErrNoMemory = errors.New("out of memory")
 	// ErrOverrun: a completion queue had no room for a completion, and is dead.
 	ErrOverrun = errors.New("completion queue overrun")
-	// ErrUnreachable: there is no way from the NIC to the peer's port. See [PathChecker].
+	// ErrUnreachable: there is no path from the NIC to the peer's port. See [PathChecker].
 	ErrUnreachable = errors.New("unreachable")
-	// ErrClosed: the object was closed. It is also [fs.ErrClosed] (os.ErrClosed) to errors.Is.
+	// ErrClosed: the object was closed. It matches [fs.ErrClosed] (os.ErrClosed).
 	ErrClosed error = closedError{}
 )
 
@@ -38,16 +37,17 @@ type closedError struct{}
 func (closedError) Error() string        { return "closed" }
 func (closedError) Is(target error) bool { return target == fs.ErrClosed }
 
-// IsTransient reports whether the same call may succeed later without anything being repaired.
+// IsTransient reports whether the same call may succeed later without a repair: the queue is full,
+// or memory is short.
 func IsTransient(err error) bool {
 	return errors.Is(err, ErrQueueFull) || errors.Is(err, ErrNoMemory)
 }
 
-// OpError says which call failed on which device, and why.
+// OpError reports which call failed on which device, and why.
 type OpError struct {
 	Op     string // the call: "post send", "register"
 	Device string // the device's name; may be empty
-	QPNum  uint32 // the queue pair's number; 0 if none is concerned
+	QPNum  uint32 // the queue pair's number; 0 if the call concerns none
 	Detail string // what was asked, what was found, what to do; may be empty
 	Err    error  // a sentinel of this package, a [Status], or an errno
 }
@@ -69,18 +69,18 @@ func (e *OpError) Error() string {
 	return s
 }
 
-// Unwrap returns what lies beneath.
+// Unwrap returns Err.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// ModifyError says why a change of a queue pair was refused. It is [ErrState] to errors.Is when
-// there is no such transition, and [ErrInvalid] when the attributes do not fit it.
+// ModifyError reports why a change of a queue pair was refused. It matches [ErrState] if there is
+// no such transition, and [ErrInvalid] if the attributes do not fit it.
 type ModifyError struct {
 	From, To   QPState
 	Missing    QPAttrMask // attributes that the transition demands and the mask lacks
 	NotAllowed QPAttrMask // attributes in the mask that the transition does not allow
 }
 
-// Error names the transition, and the attributes that are missing or not allowed.
+// Error returns the transition, and the attributes that are missing or not allowed.
 func (e *ModifyError) Error() string {
 	s := fmt.Sprintf("queue pair from %v to %v", e.From, e.To)
 	switch {
@@ -94,7 +94,7 @@ func (e *ModifyError) Error() string {
 	return fmt.Sprintf("%s: attributes not allowed: %v", s, e.NotAllowed)
 }
 
-// Is makes the error match its sentinel.
+// Is reports whether target is the error's sentinel.
 func (e *ModifyError) Is(target error) bool {
 	if e.Missing == 0 && e.NotAllowed == 0 {
 		return target == ErrState

@@ -2,24 +2,23 @@ package verbs
 
 import "strconv"
 
-// Event is an asynchronous event of a NIC, apart from the completions of its work requests (struct
-// ibv_async_event). [Device.Watch] delivers them. Which of the fields after Device mean something
-// depends on the type.
+// Event is an asynchronous event of a NIC (struct ibv_async_event); completions of work requests
+// are reported elsewhere. [Device.Watch] delivers it. Its type determines which of the fields after
+// Device are set.
 //
-// State, and not events, is the truth: events may be lost ([Device.Watch] says when), arrive late,
-// and be outdated when they are read. Take one as a reason to look: [Device.QueryPort], [QP.State],
-// [CQ.Poll].
+// Events may be lost ([Device.Watch] says when), arrive late, and be outdated when you read them.
+// Take one as a reason to look at the state: [Device.QueryPort], [QP.State], [CQ.Poll].
 type Event struct {
 	Type   EventType
 	Device Device
 	Port   int    // events of a port, [EventType.IsPort]
-	QPNum  uint32 // events of a queue pair, [EventType.IsQP]; it may be closed by now
-	// CQ is the completion queue that the event concerns, [EventType.IsCQ]. It may be closed by
-	// now, and is nil if it was closed before the event was read from the NIC.
+	QPNum  uint32 // events of a queue pair, [EventType.IsQP], which may be closed by now
+	// CQ is the completion queue of an event with [EventType.IsCQ]. It may be closed by now, and is
+	// nil if it was closed before the event was read from the NIC.
 	CQ CQ
 }
 
-// String reads "rxe0 port 1: port error".
+// String returns a line like "rxe0 port 1: port error".
 func (e Event) String() string {
 	s := "no device"
 	if e.Device != nil {
@@ -34,26 +33,26 @@ func (e Event) String() string {
 	return s + ": " + e.Type.String()
 }
 
-// EventType is what has happened (enum ibv_event_type).
+// EventType is the kind of an event (enum ibv_event_type).
 //
-// It has the number that the kernel gives it. Events of what this package does not have are not
-// named: shared receive queues, work queues, alternate paths, the notice that a send queue has
-// drained. If one comes, it prints as its number: "unknown event 14".
+// It has the kernel's number. Events of features that this package lacks have no name here: shared
+// receive queues, work queues, alternate paths, drained send queues. Such an event prints as its
+// number: "unknown event 14".
 type EventType uint32
 
-// The events. Not every NIC raises every one: rdma_rxe, for one, has none for a queue pair that
-// fails as the responder.
+// The events. Not every NIC raises all of them: rdma_rxe, for example, raises none when a queue
+// pair fails as the responder.
 const (
 	// EventCQErr: a completion queue has overrun, and is dead.
 	EventCQErr EventType = 0
 	// EventQPFatal: a queue pair failed and could not say so in a completion.
 	EventQPFatal EventType = 1
-	// EventQPReqErr: a queue pair failed as the responder, since the peer's request was invalid.
+	// EventQPReqErr: a queue pair failed as the responder, because the peer's request was invalid.
 	EventQPReqErr EventType = 2
-	// EventQPAccessErr: a queue pair failed as the responder, since the peer's request named memory
-	// that it may not touch.
+	// EventQPAccessErr: a queue pair failed as the responder, because the peer's request named
+	// memory that it must not access.
 	EventQPAccessErr EventType = 3
-	// EventCommEst: the first message arrived at a queue pair that is in RTR still.
+	// EventCommEst: the first message arrived at a queue pair that is still in RTR.
 	EventCommEst EventType = 4
 	// EventDeviceFatal: the NIC has failed, and everything on it.
 	EventDeviceFatal EventType = 8
@@ -62,15 +61,15 @@ const (
 	// EventPortErr: the port's link is down.
 	EventPortErr EventType = 10
 	// EventLIDChange, EventPKeyChange, EventSMChange: the subnet manager gave the port another
-	// address or other partition keys, or is another one.
+	// address, or other partition keys, or was replaced by another.
 	EventLIDChange  EventType = 11
 	EventPKeyChange EventType = 12
 	EventSMChange   EventType = 13
-	// EventClientReregister: the subnet manager has forgotten what was registered with it.
+	// EventClientReregister: the subnet manager has lost its registrations.
 	EventClientReregister EventType = 17
 	// EventGIDChange: an entry of the port's GID table changed.
 	EventGIDChange EventType = 18
-	// EventDeviceSpeedChange: the port is faster or slower than before.
+	// EventDeviceSpeedChange: the port's speed changed.
 	EventDeviceSpeedChange EventType = 20
 )
 
@@ -85,8 +84,8 @@ const (
 	aboutCQ
 )
 
-// eventText holds, for each event, its verbs name, what it means, and what it is about. Numbers
-// that this package does not name are empty.
+// eventText holds, for each event, its verbs name, its meaning, and its subject. Numbers that this
+// package does not name are empty.
 var eventText = [...]struct {
 	name, words string
 	about       eventSubject
@@ -108,7 +107,7 @@ var eventText = [...]struct {
 	EventDeviceSpeedChange: {"DEVICE_SPEED_CHANGE", "speed changed", aboutPort},
 }
 
-// String says the event in words.
+// String returns the event in words.
 func (t EventType) String() string {
 	if t.about() != aboutUnknown {
 		return eventText[t].words
@@ -116,7 +115,7 @@ func (t EventType) String() string {
 	return "unknown event " + strconv.FormatUint(uint64(t), 10)
 }
 
-// Name is the verbs name of the event: "PORT_ERR".
+// Name returns the verbs name of the event: "PORT_ERR".
 func (t EventType) Name() string {
 	if t.about() != aboutUnknown {
 		return eventText[t].name
@@ -124,13 +123,13 @@ func (t EventType) Name() string {
 	return "EVENT_" + strconv.FormatUint(uint64(t), 10)
 }
 
-// IsPort reports whether the event concerns a port: [Event].Port says which.
+// IsPort reports whether the event concerns a port, Event.Port.
 func (t EventType) IsPort() bool { return t.about() == aboutPort }
 
-// IsQP reports whether the event concerns a queue pair: [Event].QPNum says which.
+// IsQP reports whether the event concerns a queue pair, Event.QPNum.
 func (t EventType) IsQP() bool { return t.about() == aboutQP }
 
-// IsCQ reports whether the event concerns a completion queue: [Event].CQ says which.
+// IsCQ reports whether the event concerns a completion queue, Event.CQ.
 func (t EventType) IsCQ() bool { return t.about() == aboutCQ }
 
 func (t EventType) about() eventSubject {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// DeviceFilter chooses devices by name, in the words that users of NICs know from NCCL_IB_HCA and
-// UCX_NET_DEVICES: a list separated by commas, of which each entry is one of
+// DeviceFilter selects devices by name, in the syntax known from NCCL_IB_HCA and UCX_NET_DEVICES: a
+// list separated by commas. Each entry is one of
 //
 //	mlx5_0      the device of that name
 //	mlx5_*      every device whose name starts so
@@ -16,12 +16,12 @@ import (
 //	mlx5_*:2    the same for each of them
 //	=mlx5_0     the same as mlx5_0
 //
-// A ^ before the list chooses every device that no entry names: "^mlx5_2,mlx5_3". Such a list has
-// no ports, since devices are left out as a whole. The empty list, which is the zero value, chooses
+// A ^ before the list selects every device that no entry names: "^mlx5_2,mlx5_3". Such a list has
+// no ports, since it leaves out whole devices. The empty list, which is the zero value, selects
 // every device.
 //
-// Unlike in NCCL, a plain name is the whole name: mlx5_1 does not choose mlx5_10 as well. NCCL's =
-// asks for just that and may be left in place.
+// Unlike in NCCL, a plain name is the whole name: mlx5_1 does not select mlx5_10. NCCL's =, which
+// has this meaning, may stay.
 type DeviceFilter struct {
 	exclude bool
 	entries []filterEntry
@@ -30,25 +30,26 @@ type DeviceFilter struct {
 // filterEntry is one entry of the list.
 type filterEntry struct {
 	name   string
-	prefix bool // name is the start of the device's name
-	port   int  // 0: not said
+	prefix bool // name is a prefix of the device's name
+	port   int  // 0 if the entry has none
 }
 
-// Selection is a device that a filter chose.
+// Selection is a device that a filter selected.
 type Selection struct {
-	Index int // of the device's name in the list that was given to Select
-	Port  int // the port to use; 0 when the filter does not say
+	Index int // index of the device's name in the list passed to Select
+	Port  int // the port to use; 0 if the filter names none
 }
 
 const (
 	// maxDeviceName is the longest name in bytes that the kernel gives a device: IB_DEVICE_NAME_MAX
 	// less the final zero.
 	maxDeviceName = 63
-	// maxFilterText bounds the text of a filter: MaxDevices entries of the longest names fit twice.
+	// maxFilterText bounds the text of a filter, in bytes: twice MaxDevices entries with the
+	// longest names.
 	maxFilterText = 2 * MaxDevices * (maxDeviceName + len("=:255,"))
 )
 
-// ParseDeviceFilter reads a filter.
+// ParseDeviceFilter parses a filter.
 func ParseDeviceFilter(s string) (DeviceFilter, error) {
 	if s == "" {
 		return DeviceFilter{}, nil
@@ -74,7 +75,7 @@ func ParseDeviceFilter(s string) (DeviceFilter, error) {
 	return f, nil
 }
 
-// parseFilterEntry reads one entry. If the entry is wrong, wrong says why.
+// parseFilterEntry parses one entry. If the entry is invalid, wrong says why.
 func parseFilterEntry(text string) (e filterEntry, wrong string) {
 	name, port, hasPort := strings.Cut(text, ":")
 	if hasPort {
@@ -107,21 +108,21 @@ func parseFilterEntry(text string) (e filterEntry, wrong string) {
 	return e, ""
 }
 
-// notInDeviceName reports whether r has a meaning of its own in a filter, or occurs in no device's
-// name.
+// notInDeviceName reports whether r cannot be part of a device's name, or has a meaning of its own
+// in a filter.
 func notInDeviceName(r rune) bool { return r <= ' ' || r >= 0x7f || strings.ContainsRune("^*=/", r) }
 
 func filterError(s, wrong string) error {
 	return &OpError{Op: "parse device filter", Detail: fmt.Sprintf("%.80q: %s", s, wrong), Err: ErrInvalid}
 }
 
-// Select applies the filter to the names of the devices that there are. The result is in the order
-// of the filter's entries, and within one entry in the order of names: rails pair with the peer's
-// by their place, so the order is the user's to choose.
+// Select applies the filter to the names of existing devices. The result is in the order of the
+// filter's entries, and within one entry in the order of names. You choose the order because each
+// rail pairs with the peer's rail of the same index.
 //
-// An entry that names no device is an error, which says what there is; not so after ^. A device
-// that several entries choose takes the first one's place, and the port of whichever says one. Two
-// that say different ports are an error: a device is used by one port.
+// An entry that names no device is an error, which lists the devices, except after ^. A device that
+// several entries select takes the place of the first, and the port of the one that names a port.
+// Entries that name different ports for a device are an error: a device is used through one port.
 func (f DeviceFilter) Select(names []string) ([]Selection, error) {
 	if f.exclude || len(f.entries) == 0 {
 		return f.rest(names), nil
@@ -153,7 +154,7 @@ func (f DeviceFilter) Select(names []string) ([]Selection, error) {
 	return chosen, nil
 }
 
-// rest chooses the devices that no entry names.
+// rest selects the devices that no entry names.
 func (f DeviceFilter) rest(names []string) []Selection {
 	var chosen []Selection
 	for i, name := range names {
@@ -168,7 +169,7 @@ func (e filterEntry) matches(name string) bool {
 	return name == e.name || e.prefix && strings.HasPrefix(name, e.name)
 }
 
-// missing says that there is no such device.
+// missing returns the text for an entry that names no device.
 func (e filterEntry) missing(names []string) string {
 	if len(names) == 0 {
 		return fmt.Sprintf("no device %s (there is none at all)", e.pattern())
@@ -187,7 +188,7 @@ func selectError(detail string) error {
 	return &OpError{Op: "select devices", Detail: detail, Err: ErrInvalid}
 }
 
-// String writes the filter as ParseDeviceFilter reads it.
+// String returns the filter in the form that ParseDeviceFilter parses.
 func (f DeviceFilter) String() string {
 	var b strings.Builder
 	if f.exclude {
@@ -205,10 +206,10 @@ func (f DeviceFilter) String() string {
 	return b.String()
 }
 
-// MarshalText writes the filter for JSON and the like.
+// MarshalText returns the form of String, for JSON and the like.
 func (f DeviceFilter) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// UnmarshalText reads what MarshalText writes, so that a filter can be a flag (flag.TextVar).
+// UnmarshalText parses the filter, so that a filter can be a flag (flag.TextVar).
 func (f *DeviceFilter) UnmarshalText(text []byte) error {
 	v, err := ParseDeviceFilter(string(text))
 	if err != nil {

@@ -29,7 +29,7 @@ var opcodeNames = [...]string{
 	OpAtomicFetchAdd:   "ATOMIC_FETCH_AND_ADD",
 }
 
-// String is the verbs name of the operation.
+// String returns the verbs name of the operation.
 func (o Opcode) String() string {
 	if int(o) < len(opcodeNames) {
 		return opcodeNames[o]
@@ -62,15 +62,15 @@ const (
 	WCRecv            WCOpcode = 128
 	WCRecvRDMAWithImm WCOpcode = 129
 
-	// WCUnknown is no verbs value. It stands where a failed completion does not say which operation
-	// it ends.
+	// WCUnknown is not a verbs value. It stands in a failed completion that does not say which
+	// operation it ends.
 	WCUnknown WCOpcode = 64
 )
 
-// IsRecv reports whether the completion ends a receive. Ask only when the status is success.
+// IsRecv reports whether the completion ends a receive. Call it only if the status is success.
 func (o WCOpcode) IsRecv() bool { return o&WCRecv != 0 }
 
-// String is the verbs name.
+// String returns the verbs name.
 func (o WCOpcode) String() string {
 	switch o {
 	case WCSend:
@@ -93,7 +93,7 @@ func (o WCOpcode) String() string {
 	return "completion opcode " + strconv.FormatUint(uint64(o), 10)
 }
 
-// WCOpcode is the opcode that a completion of a send work request carries.
+// WCOpcode returns the opcode of a successful completion of a send work request.
 func (o Opcode) WCOpcode() WCOpcode {
 	switch o {
 	case OpSend, OpSendWithImm:
@@ -124,13 +124,13 @@ const (
 	SendInline SendFlags = 1 << 3
 )
 
-// String lists the flags by name.
+// String returns the names of the flags.
 func (f SendFlags) String() string {
 	return flagString(uint64(f), "FENCE", "SIGNALED", "SOLICITED", "INLINE")
 }
 
-// AccessFlags say what may be done to memory, and what a queue pair lets its peer do (enum
-// ibv_access_flags).
+// AccessFlags are rights to memory: those that a region grants, or those that a queue pair grants
+// its peer (enum ibv_access_flags).
 type AccessFlags uint32
 
 // Access rights. Local read is always granted.
@@ -143,22 +143,22 @@ const (
 	// AccessAll grants everything: handy for tests and for peers that trust each other.
 	AccessAll = AccessLocalWrite | AccessRemoteWrite | AccessRemoteRead | AccessRemoteAtomic
 
-	// AccessRelaxedOrdering is no right but a permission for the NIC, of a memory region only: its
-	// writes to the region may reach memory in any order (ibv_reg_mr(3); the attribute of that name
-	// of PCIe writes). On some hosts a NIC is more than twice as fast with it. It is optional:
-	// NICs, kernels and libraries without it leave it out (Linux 5.6 and rdma-core 28 have it), and
-	// software NICs have no use for it.
+	// AccessRelaxedOrdering is not a right of the peer but a permission for the NIC, for a memory
+	// region only: its writes to the region may reach memory in any order (ibv_reg_mr(3); the PCIe
+	// attribute of that name). On some hosts a NIC is more than twice as fast with it. It is
+	// optional: NICs, kernels and libraries without it ignore it (Linux 5.6 and rdma-core 28 have
+	// it), and software NICs do not need it.
 	//
-	// What a completion means stays: when it has been polled, the data of its message, and of those
-	// before it on its queue pair, is visible. What is lost is any order before that. A program
-	// that finds out by looking at memory must not look into such a region: a later write may be
-	// visible before an earlier one, and the last byte of a message before its first. Keep the
-	// words that it looks at in a region of their own, without this flag: the write to such a word,
-	// on the same queue pair behind the data, passes none of it on PCIe.
+	// The meaning of a completion stays the same: once you have polled it, the data of its message,
+	// and of earlier messages on its queue pair, is visible. There is no order before that. If your
+	// program polls memory, do not poll such a region: a later write may be visible before an
+	// earlier one, and the last byte of a message before its first. Keep the words that you poll in
+	// a region of their own, without this flag: a write to such a word, sent on the same queue pair
+	// after the data, does not overtake the data on PCIe.
 	AccessRelaxedOrdering AccessFlags = 1 << 20
 )
 
-// String lists the rights by name.
+// String returns the names of the rights.
 func (f AccessFlags) String() string {
 	const relaxed = "RELAXED_ORDERING"
 	if f == AccessRelaxedOrdering {
@@ -172,8 +172,8 @@ func (f AccessFlags) String() string {
 	return s
 }
 
-// Valid reports whether f grants only rights that exist, and local write wherever the peer may
-// write (ibv_reg_mr(3)).
+// Valid reports whether f has only rights that exist, and local write if the peer may write
+// (ibv_reg_mr(3)).
 func (f AccessFlags) Valid() bool {
 	if f&^(AccessAll|AccessRelaxedOrdering) != 0 {
 		return false
@@ -181,13 +181,13 @@ func (f AccessFlags) Valid() bool {
 	return f&(AccessRemoteWrite|AccessRemoteAtomic) == 0 || f&AccessLocalWrite != 0
 }
 
-// WCFlags say which optional fields of a completion are filled (enum ibv_wc_flags).
+// WCFlags tell which optional fields of a completion are set (enum ibv_wc_flags).
 type WCFlags uint32
 
 // WCWithImm says that the completion carries an immediate.
 const WCWithImm WCFlags = 1 << 1
 
-// flagString names the set bits of v, the first name being bit 0; bits without a name print as a
+// flagString returns the names of the set bits of v, from bit 0 up; bits without a name print as a
 // number.
 func flagString(v uint64, names ...string) string {
 	if v == 0 {

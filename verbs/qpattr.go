@@ -2,24 +2,22 @@ package verbs
 
 import "time"
 
-// QPAttr holds the attributes of a reliable-connected queue pair; a [QPAttrMask] says which are
-// meant.
+// QPAttr holds the attributes of a reliable-connected queue pair; a [QPAttrMask] selects some.
 type QPAttr struct {
 	State    QPState
-	CurState QPState // what the caller takes the present state to be
+	CurState QPState // the state that the caller expects now
 	// PathMTU is the largest payload of one packet.
 	PathMTU   MTU
 	DestQPNum uint32 // the peer's queue pair number
 	RQPSN     uint32 // first packet sequence number expected; 24 bits, the peer's SQPSN
-	// SQPSN is the first packet sequence number sent; 24 bits. Between queue pairs that were
-	// connected before, packets of the earlier connection may still be on their way: begin far from
-	// their numbers.
+	// SQPSN is the first packet sequence number sent; 24 bits. If the queue pairs were connected
+	// before, packets of that connection may still be in flight: begin far from their numbers.
 	SQPSN uint32
-	// Access is the peer's rights through this queue pair; a memory region must grant them too.
+	// Access holds the peer's rights through this queue pair; a memory region must grant them too.
 	Access      AccessFlags
 	MaxRDAtomic uint8 // reads and atomics outstanding as the requester
-	// MaxDestRDAtomic is the most reads and atomics of the peer that it serves at a time; the
-	// peer's MaxRDAtomic must not exceed it.
+	// MaxDestRDAtomic is the most reads and atomics of the peer that the queue pair serves at a
+	// time; the peer's MaxRDAtomic must not exceed it.
 	MaxDestRDAtomic uint8
 	MinRNRTimer     uint8 // 5-bit code of [RNRTimer]: how long the peer waits when no receive is posted
 	PKeyIndex       uint16
@@ -33,7 +31,7 @@ type QPAttr struct {
 // RNRRetryForever is the RNRRetry that never gives up.
 const RNRRetryForever = 7
 
-// AH is an address handle: the way to the peer's port.
+// AH is an address handle: the path to the peer's port.
 type AH struct {
 	DGID         GID   // the peer's GID
 	SGIDIndex    uint8 // which entry of the local port's GID table is the source
@@ -47,7 +45,7 @@ type AH struct {
 }
 
 // AckTimeout decodes the 5-bit timeout of a queue pair: 4.096 µs times 2 to the code (IBTA
-// 9.7.6.1.3). Code 0 is no timeout at all and returns 0.
+// 9.7.6.1.3). Code 0 means no timeout and returns 0.
 func AckTimeout(code uint8) time.Duration {
 	if code == 0 {
 		return 0

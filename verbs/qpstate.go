@@ -18,7 +18,7 @@ const (
 
 var stateNames = [...]string{"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"}
 
-// String is the state's verbs name.
+// String returns the state's verbs name.
 func (s QPState) String() string {
 	if int(s) < len(stateNames) {
 		return stateNames[s]
@@ -26,10 +26,10 @@ func (s QPState) String() string {
 	return "state " + strconv.FormatUint(uint64(s), 10)
 }
 
-// MarshalText writes the state's verbs name.
+// MarshalText returns the state's verbs name.
 func (s QPState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads what MarshalText writes.
+// UnmarshalText parses the form of MarshalText.
 func (s *QPState) UnmarshalText(text []byte) error {
 	for i, name := range stateNames {
 		if name == string(text) {
@@ -40,7 +40,7 @@ func (s *QPState) UnmarshalText(text []byte) error {
 	return &OpError{Op: "parse queue pair state", Detail: strconv.Quote(string(text)), Err: ErrInvalid}
 }
 
-// QPAttrMask says which fields of a [QPAttr] a Modify means (enum ibv_qp_attr_mask).
+// QPAttrMask selects the fields of a [QPAttr] that a Modify sets (enum ibv_qp_attr_mask).
 type QPAttrMask uint32
 
 // Bits of the mask; the names follow the fields of QPAttr.
@@ -63,7 +63,7 @@ const (
 	QPAttrDestQPNum       QPAttrMask = 1 << 20
 )
 
-// String lists the attributes by their verbs names.
+// String returns the verbs names of the attributes.
 func (m QPAttrMask) String() string {
 	return flagString(uint64(m), "STATE", "CUR_STATE", "EN_SQD_ASYNC_NOTIFY", "ACCESS_FLAGS", "PKEY_INDEX",
 		"PORT", "QKEY",
@@ -72,14 +72,15 @@ func (m QPAttrMask) String() string {
 		"SQ_PSN", "MAX_DEST_RD_ATOMIC", "PATH_MIG_STATE", "CAP", "DEST_QPN")
 }
 
-// transition holds what a change of state demands and what it allows besides.
+// transition holds the attributes that a change of state requires, and those that it allows
+// besides.
 type transition struct {
 	valid              bool
 	required, optional QPAttrMask
 }
 
 // transitions is the state table of a reliable-connected queue pair (IBTA 10.3.1 and 11.2.5.3; the
-// kernel's ib_modify_qp_is_ok decides by the same one).
+// kernel's ib_modify_qp_is_ok uses the same table).
 var transitions = [StateErr + 1][StateErr + 1]transition{
 	StateReset: {
 		StateReset: {valid: true},

@@ -3,11 +3,11 @@ package verbs
 import "strconv"
 
 // Status is how a work request ended (enum ibv_wc_status). A status other than success is an error:
-// it can be returned, compared with errors.Is, and says in words what happened.
+// you can return it and test for it with errors.Is, and it prints what happened in words.
 //
-// It has the number that the kernel gives it. Statuses of what this package does not have are not
-// named: memory windows, tag matching, end-to-end contexts. If one comes, it prints as its number:
-// "unknown status 22".
+// It has the kernel's number. Statuses of features that this package lacks have no name here:
+// memory windows, tag matching, end-to-end contexts. Such a status prints as its number: "unknown
+// status 22".
 type Status uint32
 
 // The statuses of a work completion.
@@ -30,7 +30,7 @@ const (
 	StatusGeneralErr     Status = 21
 )
 
-// statusText holds, for each status, its verbs name, what it means, and what to check. Numbers that
+// statusText holds, for each status, its verbs name, its meaning, and what to check. Numbers that
 // this package does not name are empty.
 var statusText = [...]struct{ name, words, advice string }{
 	StatusSuccess: {"SUCCESS", "success", ""},
@@ -85,7 +85,7 @@ var statusText = [...]struct{ name, words, advice string }{
 		"the vendor code and the kernel's log are all there is to go by"},
 }
 
-// String says the status in words.
+// String returns the status in words.
 func (s Status) String() string {
 	if s.known() {
 		return statusText[s].words
@@ -93,7 +93,7 @@ func (s Status) String() string {
 	return "unknown status " + strconv.FormatUint(uint64(s), 10)
 }
 
-// Name is the verbs name of the status: "RETRY_EXC_ERR".
+// Name returns the verbs name of the status: "RETRY_EXC_ERR".
 func (s Status) Name() string {
 	if s.known() {
 		return statusText[s].name
@@ -101,9 +101,9 @@ func (s Status) Name() string {
 	return "STATUS_" + strconv.FormatUint(uint64(s), 10)
 }
 
-// Advice says what usually is the matter and what to check, most likely first: "check that the
-// peer's process lives ...". It is empty for success, for an unknown status, and where nothing is
-// known that the words do not say.
+// Advice returns the usual causes and what to check, most likely first: "check that the peer's
+// process lives ...". It is empty for success, for an unknown status, and if there is nothing to
+// add to String.
 func (s Status) Advice() string {
 	if s.known() {
 		return statusText[s].advice
@@ -113,7 +113,7 @@ func (s Status) Advice() string {
 
 func (s Status) known() bool { return int(s) < len(statusText) && statusText[s].name != "" }
 
-// Error is the verbs name followed by the words.
+// Error returns the verbs name followed by the words.
 func (s Status) Error() string { return s.Name() + ": " + s.String() }
 
 // Err returns nil for success and the status itself otherwise.

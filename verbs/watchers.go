@@ -7,17 +7,17 @@ import (
 	"ibverbx/internal/guard"
 )
 
-// Watchers hands out the events of a device to those who watch it. Providers keep one for each
-// device, and their Watch is its Watch; programs have no use for it. The zero value is ready. It is
-// safe for concurrent use. Its lock is the last one taken, and nothing waits under it, so a
-// provider may publish with its own locks held.
+// Watchers sends the events of a device to its watchers. It is for providers, which keep one for
+// each device to implement [Device.Watch]; programs do not need it. The zero value is ready. It is
+// safe for concurrent use. Its lock is taken last and nothing waits under it, so a provider may
+// publish while it holds its own locks.
 type Watchers struct {
 	_    guard.NoCopy
 	mu   sync.Mutex
 	list []*watcher
 }
 
-// watcher is one call of Watch: a channel may be given to several.
+// watcher is one call of Watch. Several calls may have the same channel.
 type watcher struct{ c chan<- Event }
 
 // Watch is [Device.Watch].
@@ -36,10 +36,9 @@ func (w *Watchers) Watch(c chan<- Event) (stop func()) {
 }
 
 // Publish sends an event to every watcher that has room for it. The last place of a channel with
-// room for two or more is kept for EventDeviceFatal: a NIC's death comes through whatever it has
-// reported before, and however long nobody has looked. Publish never blocks and calls nothing,
-// so that it may be called with locks held. The lock is kept while it sends: that is what makes
-// stop final.
+// room for two or more is reserved for EventDeviceFatal, so a NIC's death is delivered even if
+// earlier events were not read. Publish never blocks and calls nothing, so it may be called with
+// locks held. It holds the lock while it sends, so that nothing is sent after stop.
 func (w *Watchers) Publish(e Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

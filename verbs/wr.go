@@ -4,9 +4,9 @@ import "fmt"
 
 // SGE is a scatter-gather element: a piece of registered local memory.
 type SGE struct {
-	Addr   uint64 // address of the first byte, as [MR.Addr] counts
+	Addr   uint64 // address of the first byte, based on [MR.Addr]
 	Length uint32 // bytes
-	LKey   uint32 // local key of the region that the piece lies in
+	LKey   uint32 // local key of the region that contains the piece
 }
 
 // SendWR is a work request for the send queue.
@@ -18,7 +18,7 @@ type SendWR struct {
 	// (eight bytes). It may be empty for a message of no bytes.
 	SGL []SGE
 	// Inline is the payload itself when Flags has [SendInline]; SGL is then empty. It needs no
-	// registration, and is the caller's again when the post returns.
+	// registration, and you may reuse it when the post returns.
 	Inline []byte
 	// Imm travels with the _WITH_IMM opcodes: a number in host order, big-endian on the wire.
 	Imm  uint32
@@ -29,7 +29,7 @@ type SendWR struct {
 	Swap       uint64 // compare-and-swap: the value to store
 }
 
-// Bytes is the length of the request's message.
+// Bytes returns the length of the request's message.
 func (wr *SendWR) Bytes() uint64 {
 	if wr.Flags&SendInline != 0 {
 		return uint64(len(wr.Inline))
@@ -42,28 +42,28 @@ func (wr *SendWR) Bytes() uint64 {
 }
 
 // RecvWR is a work request for the receive queue. An RDMA write with immediate consumes one too,
-// but never touches its memory.
+// but never writes to its memory.
 type RecvWR struct {
 	ID  uint64 // comes back in the completion
 	SGL []SGE  // where the payload goes; may be empty
 }
 
-// WC is a work completion. Unless Status is [StatusSuccess] only ID, Status, VendorErr and QPNum
-// mean anything.
+// WC is a work completion. Unless Status is [StatusSuccess], only ID, Status, VendorErr and QPNum
+// are defined.
 type WC struct {
 	ID        uint64
 	Status    Status
 	Opcode    WCOpcode
 	VendorErr uint32
-	ByteLen   uint32 // receives, and what a read or atomic brought: bytes
-	Imm       uint32 // when Flags has WCWithImm: in host order
+	ByteLen   uint32 // bytes received, or brought by a read or atomic
+	Imm       uint32 // if Flags has WCWithImm; in host order
 	QPNum     uint32 // the local queue pair; unique on its device only
 	SrcQP     uint32
 	Flags     WCFlags
 }
 
-// String is a line for a log: "qp 17: receive 7 (RECV, 64 bytes) succeeded". Of a failure it says
-// no more than the completion does.
+// String returns a line for a log: "qp 17: receive 7 (RECV, 64 bytes) succeeded". For a failure it
+// contains only the defined fields.
 func (w WC) String() string {
 	if w.Status != StatusSuccess {
 		s := fmt.Sprintf("qp %d: work request %d failed: %s", w.QPNum, w.ID, w.Status.Error())
