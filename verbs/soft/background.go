@@ -9,22 +9,23 @@ import (
 	"ibverbx/verbs/internal/nic"
 )
 
-// A post or a poll executes this much on its caller's goroutine, and leaves the rest to the worker:
-// waking a goroutine costs microseconds, an 8-byte write some 50 ns.
+// Limits of what a post or a poll executes on its caller's goroutine; the worker does the rest.
+// Waking a goroutine costs microseconds, an 8-byte write some 50 ns.
 const (
 	inlineRequests = 64
 	inlineBytes    = 32 << 10
 )
 
-// A poll copies payloads for the worker, which would have to wake first, on another core, and
-// copies slower: one of up to helpCopy bytes, a fragment of the usual size (some 30 µs here), and a
-// longer one piece by piece as long as nothing else waits, up to helpMost.
+// A poll copies payloads in place of the worker, which would first have to wake, on another core,
+// and would copy more slowly. It copies a payload of up to helpCopy bytes, a fragment of the usual
+// size (some 30 µs here), and a longer one piece by piece while nothing else waits, up to helpMost
+// bytes.
 const (
 	helpCopy = copyChunk
 	helpMost = 4 << 20
 )
 
-// The worker turns to the next queue pair after this many requests or bytes of one.
+// The worker serves the next queue pair after this many requests or bytes of one.
 const (
 	turnRequests = 32
 	turnBytes    = 128 << 10
@@ -53,7 +54,7 @@ func (s *bgState) init(q *QP) {
 	}
 }
 
-// now is the time since the engine's start, in nanoseconds, and never 0.
+// now returns the time since the engine's start in nanoseconds; never 0.
 func (b *background) now() int64 { return int64(time.Since(b.start)) + 1 }
 
 func (b *background) posted(q *QP) {
@@ -102,7 +103,7 @@ func (b *background) executed(q *QP) {
 	}
 }
 
-// acknowledge ends the requests of q whose acknowledgements are back.
+// acknowledge ends the requests of q whose acknowledgements have returned.
 func (b *background) acknowledge(q *QP) {
 	blocked := q.run.reads > 0
 	for q.unacknowledged() {
@@ -138,7 +139,7 @@ func (b *background) hide(q *QP, dir nic.Direction, due int64) bool {
 	return true
 }
 
-// arrive makes the receives of q visible whose messages have arrived.
+// arrive makes visible the completions of q's receives whose messages have arrived.
 func (b *background) arrive(q *QP) {
 	for len(q.hidden[nic.Recv]) > 0 {
 		if due := q.hidden[nic.Recv][0].due; due > b.now() {
@@ -151,8 +152,8 @@ func (b *background) arrive(q *QP) {
 
 func (b *background) after(d time.Duration) int64 { return b.now() + int64(d) }
 
-// awaitLate lets q's late messages arrive and late data be placed as far as they are due, and arms
-// the timer for the rest.
+// awaitLate handles those of q's late messages and late data that are due, and arms the timer for
+// the rest.
 func (b *background) awaitLate(q *QP) {
 	l := &q.late
 	for len(l.placements) > 0 && l.placements[0].due <= b.now() {
@@ -203,7 +204,7 @@ func (b *background) arm(t *timer, when int64) {
 	}
 }
 
-// fireDue fires the timers of a NIC whose time has come.
+// fireDue fires the timers of a NIC that are due.
 func (b *background) fireDue(w *worker) {
 	for len(w.timers) > 0 {
 		t := w.timers.Due(b.now())
@@ -224,7 +225,7 @@ func (b *background) hasWork(w *worker) bool {
 	return due != math.MaxInt64 && due <= b.now()
 }
 
-// fire performs the action of a timer that has run out.
+// fire performs the action of an expired timer.
 func (b *background) fire(t *timer) {
 	switch q := t.Of.qp; t.Of.kind {
 	case timerRetry:
@@ -238,7 +239,7 @@ func (b *background) fire(t *timer) {
 	}
 }
 
-// close ends the workers and waits for them.
+// close stops the workers and waits for them.
 func (b *background) close() {
 	b.f.mu.Lock()
 	for _, d := range b.f.devices {
@@ -251,8 +252,8 @@ func (b *background) close() {
 }
 
 // help executes a few requests for a poller that found nothing, if the lock is free. The worker may
-// take microseconds to wake for what is in the run queue, and two goroutines keep simulated times
-// better than one. It reports whether the lock was free.
+// take microseconds to wake, and two goroutines keep to simulated times better than one. It reports
+// whether the lock was free.
 func (f *Fabric) help(c *CQ) bool {
 	if !f.mu.TryLock() {
 		return false
@@ -287,9 +288,9 @@ func (b *background) mayHelp(q *QP) bool {
 		alone && q.runnable()
 }
 
-// copyWhileAlone copies the payload of q's head request outside of the lock, until all of it has
-// moved, or something else waits for the poll of c or for the worker. The rest is then first in the
-// run queue.
+// copyWhileAlone copies the payload of q's head request outside the lock, until all of it is copied
+// or something else waits for the poll of c or for the worker. In that case the rest goes first in
+// the run queue.
 func (b *background) copyWhileAlone(c *CQ, q *QP) {
 	f, w := b.f, &q.dev.worker
 	q.run.partial = false
@@ -310,8 +311,8 @@ func (b *background) copyWhileAlone(c *CQ, q *QP) {
 	}
 }
 
-// serve executes a turn's worth of q's requests. It leaves the lock to copy, and returns with the
-// lock held.
+// serve executes one turn of q's requests. It releases the lock while it copies, and returns with
+// the lock held.
 func (b *background) serve(q *QP) {
 	if q.run.partial {
 		q.run.partial = false
@@ -331,15 +332,15 @@ func (b *background) serve(q *QP) {
 	b.ready(q)
 }
 
-// execute executes the head request of q. It leaves the lock to copy a large payload, and returns
-// with the lock held.
+// execute executes the head request of q. It releases the lock while it copies a large payload, and
+// returns with the lock held.
 func (b *background) execute(q *QP) {
 	if b.f.execute(q) == copying {
 		b.copyRest(q)
 	}
 }
 
-// copyRest copies the rest of the payload of q's head request outside of the lock.
+// copyRest copies the rest of the payload of q's head request outside the lock.
 func (b *background) copyRest(q *QP) {
 	b.f.mu.Unlock()
 	for !q.run.xfer.copySome(copyChunk) {
@@ -351,18 +352,18 @@ func (b *background) copyRest(q *QP) {
 var _ engine = (*background)(nil)
 var _ verbs.Provider = (*Fabric)(nil)
 
-// timerKind is the event that a timer brings.
+// timerKind is the event that a timer triggers.
 type timerKind uint8
 
 const (
 	timerRetry  timerKind = iota // a receiver was not ready, or the peer did not answer
-	timerAck                     // the oldest acknowledgement is back
-	timerArrive                  // the oldest message that is still on its way to a receive is there
+	timerAck                     // the oldest acknowledgement has returned
+	timerArrive                  // the oldest message in flight to a receive has arrived
 	timerLate                    // a late message arrives, or late data is placed
 	timerKinds
 )
 
-// timer is the time of an event of a queue pair, which has one timer of each kind.
+// timer is the timer of one event of a queue pair, which has one of each kind.
 type timer = nic.Timer[timed]
 
 // timed is the queue pair and the event that a timer belongs to.

@@ -5,9 +5,9 @@ import (
 	"ibverbx/verbs/internal/nic"
 )
 
-// acknowledge ends the oldest executed request of q; there must be one. The data of a read or
-// atomic lands, the completion is raised if the request has one, and an error takes the queue pair
-// to ERR.
+// acknowledge ends the oldest executed request of q; there must be one. It lands the data of a read
+// or atomic and raises the request's completion, if it has one. An error takes the queue pair to
+// ERR.
 func (f *Fabric) acknowledge(q *QP) {
 	seq := q.core.SQ.Acked
 	s := q.core.SQ.At(seq)
@@ -32,8 +32,8 @@ func (f *Fabric) acknowledge(q *QP) {
 	}
 }
 
-// addCompletion makes room for the completion of request seq of q in its queue, visible or, until
-// it is due, not yet. The caller fills it in; it is nil where the completion is lost.
+// addCompletion adds an entry for the completion of request seq of q to its queue, hidden until it
+// is due. The caller fills it in. It returns nil if the completion is lost.
 func (f *Fabric) addCompletion(q *QP, dir nic.Direction, seq uint64, solicited bool,
 	due int64) *nic.Completion {
 	c := q.core.CQs[dir]
@@ -52,7 +52,7 @@ func (f *Fabric) addCompletion(q *QP, dir nic.Direction, seq uint64, solicited b
 	return c.Next(solicited)
 }
 
-// reveal makes hidden completion number i of a queue visible.
+// reveal makes hidden completion i of a queue visible.
 func (f *Fabric) reveal(q *QP, dir nic.Direction, i int) {
 	list := q.hidden[dir]
 	e := list[i]
@@ -73,8 +73,8 @@ func (f *Fabric) completeError(q *QP, dir nic.Direction, seq uint64, status verb
 	}
 }
 
-// toError moves a queue pair to ERR. Everything outstanding is flushed at once, except for a
-// request whose payload is being copied outside of the lock.
+// toError moves a queue pair to ERR. Everything outstanding is flushed at once, except a request
+// whose payload is being copied outside the lock.
 func (f *Fabric) toError(q *QP) {
 	if q.core.State == verbs.StateErr || q.core.State == verbs.StateReset {
 		return
@@ -110,7 +110,7 @@ func (f *Fabric) settle(q *QP) {
 func (f *Fabric) receive(q, p *QP, s *nic.SendSlot) {
 	if len(f.injections) != 0 {
 		if i := f.strikeReceive(q, p); i != nil {
-			// The requester's status says that the peer could not complete it.
+			// The requester learns that the peer could not complete the request.
 			s.Status = verbs.StatusRemOpErr
 			q.run.failed = true
 			f.consumeFailed(p, i.fault.Status, i.fault.VendorErr)
@@ -121,7 +121,7 @@ func (f *Fabric) receive(q, p *QP, s *nic.SendSlot) {
 		Solicited: s.Flags&verbs.SendSolicited != 0}, q.run.xfer.arrive)
 }
 
-// consume ends the next receive of p with a message, which is there when it is due.
+// consume completes the next receive of p with a message that arrives at the time due.
 func (f *Fabric) consume(p *QP, m *nic.Message, due int64) {
 	seq, _ := p.core.RQ.Take()
 	if e := f.addCompletion(p, nic.Recv, seq, m.Solicited, due); e != nil {

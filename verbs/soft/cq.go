@@ -22,18 +22,18 @@ func (d *Device) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
 	return c, nil
 }
 
-// Device is the NIC that the queue belongs to.
+// Device returns the NIC that the queue belongs to.
 func (c *CQ) Device() verbs.Device { return c.dev }
 
-// Depth is the depth that was asked for.
+// Depth returns CQConfig.Depth, or its default.
 func (c *CQ) Depth() int { return c.core.Depth() }
 
-// Channel is the completion channel, or nil.
+// Channel returns the completion channel, or nil.
 func (c *CQ) Channel() *verbs.CompChannel { return c.core.Channel() }
 
-// Poll moves completions into wcs. When it finds nothing, and the NIC's worker has not reached what
-// was posted, it executes some of that itself (at most helpMost bytes), which avoids a goroutine
-// switch.
+// Poll moves completions into wcs. If it finds nothing, and the NIC's worker has not executed
+// everything that was posted, it executes some of it itself (at most 4 MiB), which avoids a
+// goroutine switch.
 func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 	if !c.core.Attention() {
 		f := c.dev.f
@@ -44,7 +44,8 @@ func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 	return c.core.Poll(wcs)
 }
 
-// Arm asks for one event. Arming for any completion outweighs arming for solicited ones.
+// Arm asks for one event. Arming for any completion takes precedence over arming for solicited
+// ones.
 func (c *CQ) Arm(solicitedOnly bool) error { return c.core.Arm(solicitedOnly) }
 
 // Close destroys the queue.

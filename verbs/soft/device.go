@@ -49,13 +49,13 @@ func newDevice(f *Fabric, i int, cfg DeviceConfig) *Device {
 	return d
 }
 
-// ID is the NIC's index in its fabric.
+// ID returns the NIC's index in its fabric.
 func (d *Device) ID() verbs.DeviceID { return d.id }
 
-// Name is "soft0" and so on.
+// Name returns "soft0", "soft1" and so on.
 func (d *Device) Name() string { return d.core.Name }
 
-// DefaultPort is 1, the only one.
+// DefaultPort returns 1, the only port.
 func (d *Device) DefaultPort() int { return 1 }
 
 // Query describes the NIC.
@@ -96,7 +96,7 @@ func (d *Device) QueryPort(port int) (verbs.PortAttr, error) {
 	return attr, nil
 }
 
-// QueryGID reads an entry of the GID table: 0 is the GID over IPv4, 1 the link-local one.
+// QueryGID returns an entry of the GID table: 0 is the GID over IPv4, 1 the link-local GID.
 func (d *Device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
@@ -110,8 +110,8 @@ func (d *Device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	return verbs.GIDEntry{Index: index, GID: d.gids[index], Type: verbs.GIDTypeRoCEv2}, nil
 }
 
-// SetSpeed changes the bandwidth, in bytes a second, and the one-way latency; 0 is unlimited, and
-// none. Messages that are on the wire keep the speed they left with. A stepped fabric has no clock
+// SetSpeed changes the bandwidth, in bytes a second, and the one-way latency. 0 means no limit and
+// no latency. Messages on the wire keep the speed at which they left. A stepped fabric has no clock
 // and ignores it.
 func (d *Device) SetSpeed(bandwidth uint64, latency time.Duration) {
 	d.f.mu.Lock()
@@ -119,9 +119,9 @@ func (d *Device) SetSpeed(bandwidth uint64, latency time.Duration) {
 	d.bandwidth, d.latency = bandwidth, max(latency, 0)
 }
 
-// SetLink takes the NIC's link down or up again. While it is down packets vanish in both
-// directions, and senders on both ends run into RETRY_EXC_ERR after their retries, unless the link
-// comes back in time. A change raises verbs.EventPortErr or verbs.EventPortActive.
+// SetLink takes the NIC's link down or up again. While it is down, packets are lost in both
+// directions, and senders at both ends get RETRY_EXC_ERR after their retries, unless the link comes
+// back in time. A change raises verbs.EventPortErr or verbs.EventPortActive.
 func (d *Device) SetLink(up bool) {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
@@ -140,10 +140,10 @@ func (d *Device) setLink(up bool, by *Injection) {
 	}
 }
 
-// Kill takes the NIC away, as when it fails or is unplugged: its queue pairs go to ERR and flush,
-// posts and queries are refused with verbs.ErrDeviceGone, and peers run into RETRY_EXC_ERR. Poll
-// still drains what there is, and everything can be closed. It raises verbs.EventDeviceFatal, and
-// no event after it.
+// Kill removes the NIC, as when it fails or is unplugged: its queue pairs go to ERR and flush,
+// posts and queries are refused with verbs.ErrDeviceGone, and peers get RETRY_EXC_ERR. Poll still
+// returns the completions that there are, and you can close everything. It raises
+// verbs.EventDeviceFatal, and no event after it.
 func (d *Device) Kill() {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
@@ -164,8 +164,8 @@ func (d *Device) kill(by *Injection) {
 }
 
 // Restore brings a killed NIC back. Its queue pairs stay in ERR until they are reset. It raises the
-// event that says what the port is then: verbs.EventPortActive, or verbs.EventPortErr if the link
-// is down.
+// event for the state of the port: verbs.EventPortActive, or verbs.EventPortErr if the link is
+// down.
 func (d *Device) Restore() {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()

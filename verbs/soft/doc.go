@@ -7,9 +7,9 @@
 //
 // A [Fabric] holds the NICs, soft0, soft1 and so on, each with one RoCE v2-like port. Any of them
 // reaches any other by the GID in a queue pair's address handle. The GIDs and GUIDs of a fabric
-// contain an identity drawn anew in each process, stepped or not, so an end that gets the address
-// of a NIC elsewhere can say so ([Device.CheckPath]). NICs hand out the same queue pair numbers on
-// purpose, as real ones do, while their memory keys always differ.
+// contain an identity drawn anew in each process, stepped or not, so an end can tell that an
+// address belongs to a NIC elsewhere ([Device.CheckPath]). NICs hand out the same queue pair
+// numbers on purpose, as real ones do, while their memory keys always differ.
 //
 //	fabric, _ := soft.New(soft.Config{Devices: 2})
 //	defer fabric.Close()
@@ -22,8 +22,7 @@
 //
 // By default requests execute in the background: small ones at once on the goroutine that posts
 // them, the others on one worker goroutine per NIC, which starts when it is first needed and ends
-// with [Fabric.Close]. With a bandwidth or a latency ([DeviceConfig], [Device.SetSpeed]) they take
-// their time.
+// with [Fabric.Close]. A bandwidth or a latency ([DeviceConfig], [Device.SetSpeed]) delays them.
 //
 // With [Config].Stepped nothing moves by itself and there is no clock: [Fabric.Actions] lists what
 // can happen next, [Fabric.Do] makes one of them happen, [Fabric.Step] lets a seeded generator
@@ -66,7 +65,7 @@
 //   - A queue pair whose packet sequence numbers do not fit its peer's receives nothing from it;
 //     after a reset of one side you must connect both anew.
 //   - A request that the access rights of a queue pair forbid ends in REM_INV_REQ_ERR, as in the
-//     kernel's rdma_rxe; some NICs say REM_ACCESS_ERR.
+//     kernel's rdma_rxe; some NICs report REM_ACCESS_ERR.
 //   - A completion queue that overruns moves its queue pairs to ERR.
 //   - Access to memory is checked for the whole message before the first byte moves.
 //
@@ -74,7 +73,7 @@
 //
 // The duties of package verbs apply. Close objects before their parents: queue pairs and regions
 // before their protection domain, queue pairs before completion queues, all of it before the
-// fabric. A Close that comes too early returns verbs.ErrBusy, names what is open, and changes
+// fabric. If you close too early, Close returns verbs.ErrBusy, names what is open, and changes
 // nothing. [Fabric.Objects] counts open objects, for leak tests.
 //
 // A payload that is a word in memory, eight bytes at a multiple of eight or four at a multiple of

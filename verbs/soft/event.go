@@ -4,7 +4,7 @@ import "ibverbx/verbs"
 
 // Watch sends the NIC's events to c. They are
 //
-//   - verbs.EventPortErr and EventPortActive, when [Device.SetLink] or [CutLink] changes something,
+//   - verbs.EventPortErr and EventPortActive, when [Device.SetLink] or [CutLink] changes the link,
 //     and one of them at [Device.Restore];
 //   - verbs.EventDeviceFatal, at [Device.Kill] and [KillNIC];
 //   - verbs.EventCQErr, when a completion queue overruns, and then EventQPFatal for each queue pair
@@ -17,7 +17,7 @@ import "ibverbx/verbs"
 // none until it is restored.
 func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.core.Watch(c) }
 
-// publishPort raises the event for the port's present state.
+// publishPort raises the event for the port's current state.
 func (d *Device) publishPort() {
 	e := verbs.Event{Type: verbs.EventPortActive, Port: 1}
 	if d.linkDown {
@@ -26,8 +26,8 @@ func (d *Device) publishPort() {
 	d.core.Publish(e)
 }
 
-// failWithEvent takes a queue pair to ERR where no completion says why, and raises the event that
-// does.
+// failWithEvent takes a queue pair to ERR for a reason that no completion reports, and raises the
+// event that does.
 func (f *Fabric) failWithEvent(q *QP, why verbs.EventType) {
 	if q.core.State == verbs.StateErr || q.core.State == verbs.StateReset {
 		return
@@ -36,7 +36,7 @@ func (f *Fabric) failWithEvent(q *QP, why verbs.EventType) {
 	f.toError(q)
 }
 
-// refusalEvent is the event of a responder that refused a request with a status.
+// refusalEvent returns the event of a responder that refused a request with a status.
 func refusalEvent(status verbs.Status) verbs.EventType {
 	if status == verbs.StatusRemAccessErr {
 		return verbs.EventQPAccessErr

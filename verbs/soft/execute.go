@@ -11,14 +11,14 @@ import (
 type outcome uint8
 
 const (
-	done outcome = iota // executed, with success or without
-	// Not executed: it waits for a receive, for the peer, or for a fault's delay or removal; or a
-	// fault has ended it.
+	done outcome = iota // executed, successfully or not
+	// Not executed: the request waits for a receive, for the peer, or for a fault's delay or
+	// removal, or a fault has ended it.
 	held
 	copying // the caller unlocks, calls q.run.xfer.copy, locks, and calls landed
 )
 
-// head is the request to execute next. There has to be one.
+// head returns the request to execute next, which must exist.
 func (q *QP) head() *nic.SendSlot { return q.core.SQ.At(q.core.SQ.Executed) }
 
 // runnable reports whether the head request may be executed now.
@@ -37,8 +37,8 @@ func (q *QP) runnable() bool {
 	return true
 }
 
-// execute carries out the head request of q, which has to be runnable: the requester's part, then
-// the responder's.
+// execute carries out the head request of q, which must be runnable: the requester's part, then the
+// responder's.
 func (f *Fabric) execute(q *QP) outcome {
 	s := q.head()
 	x := &q.run.xfer
@@ -108,7 +108,7 @@ func (f *Fabric) notReady(q, p *QP) outcome {
 	return done
 }
 
-// reach returns the peer, or nil if packets to it would vanish: the path is down, the queue pair
+// reach returns the peer, or nil if packets to it would be lost: the path is down, the queue pair
 // does not exist, is not ready to receive, or is connected to another one, or its packet sequence
 // numbers do not fit. Real NICs number packets; here a message counts as one packet, which also
 // tells a connection from an earlier one.
@@ -124,7 +124,7 @@ func (q *QP) reach() *QP {
 	return p
 }
 
-// partner is the queue pair that q is connected to, in whatever state, or nil.
+// partner returns the queue pair that q is connected to, in any state, or nil.
 func (q *QP) partner() *QP {
 	if p := q.peer; p != nil && !p.core.Closed {
 		return p
@@ -163,7 +163,7 @@ func (f *Fabric) finish(q, p *QP, s *nic.SendSlot) {
 	f.engine.executed(q)
 }
 
-// landAtomic writes what an atomic found to the requester's memory.
+// landAtomic writes the value that an atomic found to the requester's memory.
 func (q *QP) landAtomic(s *nic.SendSlot) {
 	word := q.run.word[:]
 	binary.NativeEndian.PutUint64(word, s.Result)
@@ -173,7 +173,7 @@ func (q *QP) landAtomic(s *nic.SendSlot) {
 	x.copy()
 }
 
-// landed follows a copy outside of the lock. Either side may have failed in the meantime.
+// landed continues after a copy outside the lock. Either side may have failed in the meantime.
 func (f *Fabric) landed(q *QP) {
 	p := q.run.xfer.peer
 	q.run.xfer.release()
@@ -219,7 +219,7 @@ func (f *Fabric) reject(q, p *QP, s *nic.SendSlot, status verbs.Status) {
 	f.refused(p, op, status)
 }
 
-// refused takes p to ERR, which has refused its peer's request.
+// refused takes p to ERR after it has refused its peer's request.
 func (f *Fabric) refused(p *QP, op verbs.Opcode, status verbs.Status) {
 	switch {
 	case !op.IsSend() || !p.core.Receptive(): // not receptive: a queue pair connected to itself

@@ -12,7 +12,7 @@ import (
 
 // Config describes a fabric. The zero value is one fast NIC that works in the background.
 type Config struct {
-	// Devices is how many NICs there are; 0 means 1, at most verbs.MaxDevices.
+	// Devices is the number of NICs; 0 means 1, at most verbs.MaxDevices.
 	Devices int
 	// Stepped makes a fabric in which nothing moves until Step, Run or Do is called.
 	Stepped bool
@@ -27,9 +27,9 @@ type Config struct {
 
 // DeviceConfig describes a NIC. Zero fields take the default in brackets.
 type DeviceConfig struct {
-	// Bandwidth is how many bytes a second leave the NIC; 0 is as fast as memory.
+	// Bandwidth is how many bytes a second leave the NIC; 0 means as fast as memory.
 	Bandwidth uint64
-	// Latency is the time from one NIC to another, one way. Between two NICs the larger one counts.
+	// Latency is the one-way time from one NIC to another. Between two NICs the larger one counts.
 	Latency time.Duration
 
 	MaxQPWR     int    // largest queue of a queue pair, work requests [16384]
@@ -37,7 +37,7 @@ type DeviceConfig struct {
 	MaxSGE      int    // largest scatter-gather list [32]
 	MaxInline   int    // bytes of the longest inline send [256]
 	MaxMsgSize  uint32 // bytes of the longest message [1<<31]
-	MaxRDAtomic int    // reads and atomics outstanding per queue pair, either way; at most 255 [16]
+	MaxRDAtomic int    // reads and atomics outstanding per queue pair, each way; at most 255 [16]
 }
 
 func (c DeviceConfig) withDefaults() DeviceConfig {
@@ -101,14 +101,14 @@ type Fabric struct {
 	engine   engine
 
 	// mu guards all state of the fabric and of every object in it, unless a field says otherwise.
-	// One lock is easy to reason about, and as cheap as any other scheme: a request touches two
-	// queue pairs and two completion queues.
+	// One lock is easy to reason about, and no other scheme is cheaper: a request uses two queue
+	// pairs and two completion queues.
 	mu         nic.Lock
 	rng        *rand.Rand
 	injections []*Injection
 	objects    nic.Objects
 	closed     bool
-	scratch    []Action // Step's
+	scratch    []Action // reused by Step
 }
 
 // engine decides when each part of a request's execution happens. There are two: background, with
@@ -117,20 +117,20 @@ type Fabric struct {
 type engine interface {
 	// posted: requests were added to q's send queue.
 	posted(q *QP)
-	// ready: what q waited for may have happened; it may try again.
+	// ready: what q waited for may have happened, so it may try again.
 	ready(q *QP)
-	// transmit says when the message that just moved arrives at the peer, and when the
-	// acknowledgement is back: times of the engine's own, 0 for at once.
+	// transmit returns when the message that was just executed arrives at the peer, and when its
+	// acknowledgement returns, in the engine's own time; 0 means at once.
 	transmit(q, peer *QP, s *nic.SendSlot) (arrive, ack int64)
-	// executed: a further request of q awaits its acknowledgement.
+	// executed: another request of q awaits its acknowledgement.
 	executed(q *QP)
 	// hide reports whether a completion that is due at the given time stays hidden for now. It then
 	// arranges for reveal to be called.
 	hide(q *QP, dir nic.Direction, due int64) bool
-	// retryAfter calls timeout(q) after d; 0 is never.
+	// retryAfter calls timeout(q) after d; 0 means never.
 	retryAfter(q *QP, d time.Duration)
-	// after is the time in so much, and awaitLate calls arriveLate or placeNext for the late
-	// messages and placements of q when each is due.
+	// after returns the engine's time d from now. awaitLate calls arriveLate or placeNext for each
+	// late message and placement of q when it is due.
 	after(d time.Duration) int64
 	awaitLate(q *QP)
 	// stopTimers disarms the timers of q.
@@ -166,7 +166,7 @@ func New(cfg Config) (*Fabric, error) {
 	return f, nil
 }
 
-// Name is "soft".
+// Name returns "soft".
 func (f *Fabric) Name() string { return "soft" }
 
 // Devices lists the NICs.
@@ -183,26 +183,26 @@ func (f *Fabric) Devices() ([]verbs.Device, error) {
 	return list, nil
 }
 
-// Device is NIC number i, counted from 0. It panics when there is none.
+// Device returns NIC i, counted from 0. It panics if there is none.
 func (f *Fabric) Device(i int) *Device { return f.devices[i] }
 
 // Objects counts open objects.
 type Objects struct{ PDs, MRs, CQs, QPs int }
 
-// String reads "1 PD, 2 MR, 1 CQ, 0 QP".
+// String returns a text like "1 PD, 2 MR, 1 CQ, 0 QP".
 func (o Objects) String() string {
 	return fmt.Sprintf("%d PD, %d MR, %d CQ, %d QP", o.PDs, o.MRs, o.CQs, o.QPs)
 }
 
-// Objects says how many objects of the fabric are open.
+// Objects returns how many objects of the fabric are open.
 func (f *Fabric) Objects() Objects {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return Objects(f.objects)
 }
 
-// Close ends the workers. While objects are open it returns verbs.ErrBusy, says how many, and has
-// no effect.
+// Close stops the workers. While objects are open it has no effect and returns verbs.ErrBusy with
+// their number.
 func (f *Fabric) Close() error {
 	f.mu.Lock()
 	if f.closed {

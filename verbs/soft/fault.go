@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// FaultKind says what an injected fault does.
+// FaultKind is what an injected fault does.
 type FaultKind uint8
 
 // The kinds of faults. The status in brackets is the default.
@@ -17,7 +17,7 @@ const (
 	// FailSend: the request completes with Status [RETRY_EXC_ERR] and never reaches the peer.
 	FailSend FaultKind = iota
 	// FailAfterData: the data lands at the target, which sees no completion, and the request
-	// completes with Status [RETRY_EXC_ERR]; as when the last acknowledgements are lost.
+	// completes with Status [RETRY_EXC_ERR], as if the last acknowledgements were lost.
 	FailAfterData
 	// FailRecv: the receive that a message consumes completes with Status [LOC_PROT_ERR] and its
 	// queue pair fails; the request completes with REM_OP_ERR. Device and QPNum name the receiving
@@ -25,14 +25,14 @@ const (
 	FailRecv
 	// RefuseSend: posting the request is refused with Err [verbs.ErrNoMemory].
 	RefuseSend
-	// RefuseRecv: posting a receive is refused with Err [verbs.ErrNoMemory]. Match is not asked.
+	// RefuseRecv: posting a receive is refused with Err [verbs.ErrNoMemory]. Match is not called.
 	RefuseRecv
 	// StallQP: the send queue stops at the request until the injection is removed.
 	StallQP
-	// Delay: the request executes later by Delay; in a stepped fabric, after a Timer action.
+	// Delay: the request executes after Delay; in a stepped fabric, after a Timer action.
 	Delay
-	// FailQP: the queue pair goes to ERR in place of executing the request, as after a fatal error
-	// inside the NIC. All that is outstanding is flushed, and only verbs.EventQPFatal says why.
+	// FailQP: the queue pair goes to ERR instead of executing the request, as after a fatal error
+	// inside the NIC. Everything outstanding is flushed, and only verbs.EventQPFatal says why.
 	FailQP
 	// CutLink: the link of the request's NIC goes down just before the request executes, as with
 	// [Device.SetLink], and stays down. Removing the injection puts it up again, unless SetLink was
@@ -42,26 +42,26 @@ const (
 	// Removing the injection brings it back like [Device.Restore], unless Kill or Restore was
 	// called since.
 	KillNIC
-	// OverrunCQ: the completion queue overruns when the request completes, with success or without:
-	// that completion and all later ones are lost, and the queue pairs on it fail. Unsignaled
-	// requests that end well do not complete, so they are not counted either.
+	// OverrunCQ: the completion queue overruns when the request completes, successfully or not:
+	// that completion and all later ones are lost, and the queue pairs on it fail. Successful
+	// unsignaled requests do not complete, so they are not counted.
 	OverrunCQ
-	// Rewrite: the request is altered on its way, by the function Rewrite, so that the peer sees
-	// something else than what was posted. The completion is the usual one of what was executed.
+	// Rewrite: the function Rewrite changes the request in transit, so that the peer sees something
+	// other than what was posted. The completion is the usual one of the changed request.
 	Rewrite
 	// ArriveLate: the request completes with Status [RETRY_EXC_ERR], and arrives at the peer later,
-	// as what waits in a switch does whose sender has given up. So do, in order, the requests that
-	// are posted behind it, up to the first that Match does not choose; their completions are
-	// flushed. They arrive after Delay [1 ms], in a stepped fabric with an Arrive action each,
-	// unless the peer's queue pair has failed or was reset, has no receive for one, or its link is
-	// down.
+	// as if it had waited in a switch after its sender gave up. So do, in order, the requests
+	// posted after it, up to the first that Match does not select; their completions are flushed.
+	// They arrive after Delay [1 ms], in a stepped fabric with an Arrive action each. They are lost
+	// if the peer's queue pair has failed or was reset, has no receive for one of them, or its link
+	// is down.
 	ArriveLate
-	// PlaceLate: an RDMA write is acknowledged as usual, and is in the peer's memory later, as on
-	// hosts where data waits on its way from the NIC to memory: after Delay [1 ms], in a stepped
-	// fabric with a Place action. It is there before whatever else but plain writes the same queue
-	// pair brings (IBTA o9-20), and before the peer's queue pair flushes; messages over other queue
-	// pairs pass it. Later writes of the queue pair do not: they wait as well. Other operations are
-	// not delayed, nor are writes of no bytes; those that Match chooses count all the same.
+	// PlaceLate: an RDMA write is acknowledged as usual, but reaches the peer's memory later, as on
+	// hosts where data waits between the NIC and memory: after Delay [1 ms], in a stepped fabric
+	// with a Place action. It is there before any message of the same queue pair other than plain
+	// writes takes effect (IBTA o9-20), and before the peer's queue pair flushes. Later writes of
+	// the queue pair wait behind it; messages over other queue pairs overtake it. Other operations
+	// and empty writes are not delayed, but count if Match selects them.
 	PlaceLate
 )
 
@@ -91,7 +91,7 @@ var faultKindText = [...]struct {
 	PlaceLate: {"place late", "the write is acknowledged before it is in memory", atExecution},
 }
 
-// FaultKinds lists all kinds, in order, for tests that choose at random and commands that offer a
+// FaultKinds returns all kinds, in order, for tests that choose at random and commands that offer a
 // choice.
 func FaultKinds() []FaultKind {
 	list := make([]FaultKind, len(faultKindText))
@@ -101,7 +101,7 @@ func FaultKinds() []FaultKind {
 	return list
 }
 
-// String names the kind.
+// String returns the name of the kind.
 func (k FaultKind) String() string {
 	if int(k) < len(faultKindText) {
 		return faultKindText[k].name
@@ -109,7 +109,7 @@ func (k FaultKind) String() string {
 	return "fault " + strconv.Itoa(int(k))
 }
 
-// Description says in one line what the kind does.
+// Description returns one line that says what the kind does.
 func (k FaultKind) Description() string {
 	if int(k) < len(faultKindText) {
 		return faultKindText[k].does
@@ -117,25 +117,25 @@ func (k FaultKind) Description() string {
 	return "nothing: there is no such kind"
 }
 
-// Fault describes what goes wrong, and with which requests.
+// Fault describes a fault, and the requests that it strikes.
 type Fault struct {
-	Device *Device // the NIC; nil is any
-	QPNum  uint32  // the queue pair; 0 is any
-	// Match chooses requests; nil is any. It gets a copy whose slices must not be kept or written
-	// to, is called with the fabric locked, and must not call into it.
+	Device *Device // the NIC; nil means any
+	QPNum  uint32  // the queue pair; 0 means any
+	// Match selects requests; nil selects all. It gets a copy, and must not keep its slices or
+	// write to them. It is called with the fabric locked, and must not call into it.
 	Match func(*verbs.SendWR) bool
-	Skip  int // so many matching requests pass first
+	Skip  int // how many matching requests pass first
 	Count int // how many requests it strikes after that; 0 means 1, negative means all
 	Kind  FaultKind
 
 	Status    verbs.Status  // FailSend, FailAfterData, FailRecv, ArriveLate
-	VendorErr uint32        // goes with Status
+	VendorErr uint32        // the vendor's code, beside Status
 	Err       error         // RefuseSend, RefuseRecv
 	Delay     time.Duration // Delay, ArriveLate, PlaceLate
 	// Rewrite changes what the peer sees of a request: Imm, RKey, RemoteAddr, and Opcode between an
-	// operation and its variant with an immediate. Nothing else that it changes counts. nil changes
-	// nothing. The rules of Match hold. Faults that strike the same request at its arrival or its
-	// completion match it as altered.
+	// operation and its variant with an immediate. Other changes have no effect. nil changes
+	// nothing. The rules of Match apply. Faults that strike the same request at its arrival or its
+	// completion match the changed request.
 	Rewrite func(*verbs.SendWR)
 }
 
@@ -155,8 +155,8 @@ func (t Fault) withDefaults() Fault {
 	return t
 }
 
-// String says what goes wrong, where and when: "fail send (REM_ACCESS_ERR) on soft1 qp 17, the 3rd
-// request".
+// String returns what goes wrong, where and when: "fail send (REM_ACCESS_ERR) on soft1 qp 17, the
+// 3rd request".
 func (t Fault) String() string {
 	t = t.withDefaults()
 	s := t.Kind.String()
@@ -196,7 +196,7 @@ func (t Fault) String() string {
 	return s + ", the " + ordinal(first) + " " + what
 }
 
-// ordinal is 1st, 2nd, 3rd, 4th and so on.
+// ordinal returns 1st, 2nd, 3rd, 4th and so on.
 func ordinal(n int) string {
 	suffix := "th"
 	if n%100 < 11 || n%100 > 13 {
@@ -218,12 +218,12 @@ type Injection struct {
 	f     *Fabric
 	fault Fault
 	skip  int
-	left  int // strikes left; negative is without limit
+	left  int // strikes left; negative means no limit
 	hits  int
 }
 
-// Inject puts a fault in force. Of several that match a request at the same moment the one injected
-// first strikes. Requests that are executing already are not affected.
+// Inject puts a fault in force. If several match a request at the same moment, the one injected
+// first strikes. Requests that are already executing are not affected.
 func (f *Fabric) Inject(fault Fault) *Injection {
 	i := &Injection{f: f, fault: fault.withDefaults(), skip: fault.Skip, left: fault.Count}
 	if i.left == 0 {
@@ -235,8 +235,8 @@ func (f *Fabric) Inject(fault Fault) *Injection {
 	return i
 }
 
-// Remove ends the fault. Queue pairs that it stalled go on, a link that it cut comes up, a NIC that
-// it took away comes back. What has failed in the meantime stays so. Removing it again does
+// Remove ends the fault. Queue pairs that it stalled continue, a link that it cut comes up, a NIC
+// that it removed comes back. What has failed in the meantime stays failed. Removing it again does
 // nothing.
 func (i *Injection) Remove() {
 	f := i.f
@@ -259,8 +259,8 @@ func (i *Injection) Remove() {
 	}
 }
 
-// String says what goes wrong, as [Fault.String] does, how often it has, and whether it may again:
-// "fail send (REM_ACCESS_ERR) on soft1 qp 17, the 3rd request: 1 hit, over".
+// String returns the text of [Fault.String], how often the fault has struck, and whether it is
+// over: "fail send (REM_ACCESS_ERR) on soft1 qp 17, the 3rd request: 1 hit, over".
 func (i *Injection) String() string {
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()
@@ -274,7 +274,7 @@ func (i *Injection) String() string {
 	return s + ", over"
 }
 
-// Hits says how many requests it has struck.
+// Hits returns how many requests it has struck.
 func (i *Injection) Hits() int {
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()

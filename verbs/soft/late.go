@@ -7,17 +7,17 @@ import (
 	"ibverbx/verbs/internal/nic"
 )
 
-// This file has what a network and a host may do late: messages that arrive after their sender saw
+// This file simulates delays in a network and a host: messages that arrive after their sender saw
 // them fail, and data that reaches memory only after its acknowledgement.
 
-// late holds what has still to reach a queue pair as the responder. Both lists are in the order of
+// late holds what has yet to reach a queue pair as the responder. Both lists are in the order of
 // sending.
 type late struct {
 	stragglers []straggler
 	placements []placement
 }
 
-// straggler is a message still on its way to a queue pair after its sender has given it up.
+// straggler is a message still in flight to a queue pair after its sender has given up on it.
 type straggler struct {
 	id     uint64 // ID of the work request, for the reader of a trace
 	msg    nic.Message
@@ -39,7 +39,7 @@ type placement struct {
 }
 
 // strand fails the head request of q, and sends it to the peer late, together with the requests
-// behind it that the fault matches too.
+// after it that the fault also matches.
 func (f *Fabric) strand(q *QP, i *Injection) {
 	p := q.reach()
 	due := f.engine.after(i.fault.Delay)
@@ -64,8 +64,8 @@ func (f *Fabric) strand(q *QP, i *Injection) {
 	}
 }
 
-// arriveLate lets p's first straggler arrive. If p cannot take it, it is lost, and so are all
-// behind it: their packet sequence numbers no longer fit, and nobody sends them again.
+// arriveLate lets p's first straggler arrive. If p cannot take it, it is lost, and so are all later
+// ones: their packet sequence numbers no longer fit, and they are not sent again.
 func (f *Fabric) arriveLate(p *QP) {
 	m := p.late.stragglers[0]
 	p.late.stragglers = p.late.stragglers[1:]
@@ -100,14 +100,13 @@ func (f *Fabric) arriveLate(p *QP) {
 }
 
 // postpone delays the payload of q's head request, a write that p has checked, on its way into p's
-// memory: because a fault says so, or because earlier writes are not there yet, which it must not
-// overtake.
+// memory: because of a fault, or because it must not overtake earlier writes that are delayed.
 func (f *Fabric) postpone(q, p *QP, s *nic.SendSlot) {
 	d := placement{id: s.ID, data: slices.Concat(q.run.xfer.src.Bytes...)}
 	if i := q.run.fault; i != nil && i.fault.Kind == PlaceLate {
 		d.due = f.engine.after(i.fault.Delay)
-	} // otherwise right behind those before it
-	_ = p.core.Target(&d.to, s.Opcode, s.RKey, s.RemoteAddr, s.Length) // allowed: it was asked before
+	} // otherwise it is due with the earlier ones
+	_ = p.core.Target(&d.to, s.Opcode, s.RKey, s.RemoteAddr, s.Length) // cannot fail: it was checked before
 	d.to.Hold()
 	p.late.placements = append(p.late.placements, d)
 	f.engine.awaitLate(p)
@@ -123,8 +122,8 @@ func (f *Fabric) placeNext(p *QP) {
 	}
 }
 
-// placeAll places all writes of p that are not in memory yet, so that whatever the peer sends
-// behind them, and the flush of p, finds them there (IBTA o9-20).
+// placeAll places all writes of p that are not in memory yet, so that later messages from the peer,
+// and the flush of p, find them there (IBTA o9-20).
 func (f *Fabric) placeAll(p *QP) {
 	if len(p.late.placements) == 0 {
 		return
@@ -135,14 +134,14 @@ func (f *Fabric) placeAll(p *QP) {
 	f.mu.WakeQuiet() // regions are released
 }
 
-// placeEverything places all late writes of a NIC, before one of its regions goes.
+// placeEverything places all late writes of a NIC, before one of its regions is deregistered.
 func (f *Fabric) placeEverything(d *Device) {
 	for _, q := range d.qps.All {
 		f.placeAll(q)
 	}
 }
 
-// spread copies a payload to the pieces of memory that it goes to.
+// spread copies a payload into its pieces of memory.
 func spread(to *nic.Pieces, data []byte) {
 	var x transfer
 	x.src.Add(data)

@@ -22,7 +22,7 @@ func (d *Device) AllocPD() (verbs.PD, error) {
 	return p, nil
 }
 
-// Device is the NIC that the domain belongs to.
+// Device returns the NIC that the domain belongs to.
 func (p *PD) Device() verbs.Device { return p.dev }
 
 // Close frees the domain.
@@ -35,7 +35,7 @@ type MR struct {
 	core nic.MR
 }
 
-// RegisterMR makes buf known to the NIC.
+// RegisterMR registers buf with the NIC.
 func (p *PD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
 	m := &MR{dev: p.dev}
 	if err := m.core.Register(&p.core, buf, access); err != nil {
@@ -44,11 +44,11 @@ func (p *PD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) 
 	return m, nil
 }
 
-// RegisterDMABuf makes memory known to the NIC by a file descriptor, as [verbs.DMABufRegistrar]
-// says; needs Linux. The NIC maps it: the descriptor may be any that can be mapped and says its
-// size, a memfd or a plain file as well as the dma-buf of an exporter that lets the processor in
-// (udmabuf does, most GPUs do not). So a program for memory of GPUs is tested without one. Whoever
-// makes the file shorter meanwhile ends the process, as with any mapped file.
+// RegisterDMABuf registers memory by a file descriptor, as [verbs.DMABufRegistrar] says; it needs
+// Linux. The NIC maps the descriptor, which may be anything that can be mapped and has a size: a
+// memfd, a plain file, or the dma-buf of an exporter that allows access by the processor (udmabuf
+// does, most GPUs do not). So you can test a program for GPU memory without a GPU. If the file
+// becomes shorter meanwhile, access to it ends the process, as with any mapped file.
 func (p *PD) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.AccessFlags) (verbs.MR, error) {
 	m := &MR{dev: p.dev}
 	if err := m.core.RegisterDMABuf(&p.core, fd, offset, length, iova, access); err != nil {
@@ -57,16 +57,17 @@ func (p *PD) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.Ac
 	return m, nil
 }
 
-// Addr is the real address of the buffer, so it is the same on every NIC; of a dma-buf, its iova.
+// Addr returns the real address of the buffer, so it is the same on every NIC; for a dma-buf, its
+// iova.
 func (m *MR) Addr() uint64 { return m.core.Addr() }
 
-// Len is the size in bytes.
+// Len returns the size in bytes.
 func (m *MR) Len() uint64 { return m.core.Len() }
 
-// LKey is the local key.
+// LKey returns the local key.
 func (m *MR) LKey() uint32 { return m.core.LKey() }
 
-// RKey is the remote key. It always differs from LKey, so that mistaking one for the other shows.
+// RKey returns the remote key. It always differs from LKey, so that using one for the other fails.
 func (m *MR) RKey() uint32 { return m.core.RKey() }
 
 // Close deregisters, and waits for a copy that uses the memory.

@@ -12,10 +12,11 @@ type QP struct {
 	f    *Fabric
 	dev  *Device
 	core nic.QP
-	// changing is set while Close or a reset waits for copies to end; other changes wait for that.
+	// changing is set while Close or a reset waits for copies to end; other changes wait until it
+	// is cleared.
 	changing bool
 
-	dest    *Device // the NIC with the GID in the address handle; nil when there is none
+	dest    *Device // the NIC with the GID in the address handle; nil if there is none
 	peer    *QP     // the peer when last reached
 	sendPSN uint32  // next message sent; see reach
 	recvPSN uint32  // next message expected
@@ -34,21 +35,21 @@ type hidden struct {
 // runState is the progress of a queue pair's requests: which is executing, and what the head waits
 // for.
 type runState struct {
-	busy    bool // the payload of the head request is being copied outside of the lock
+	busy    bool // the payload of the head request is being copied outside the lock
 	partial bool // busy, and a poll has left the rest of the copy in the run queue
-	inbound bool // as the responder: the peer's payload is being copied outside of the lock
-	failed  bool // an executed request has failed, so nothing behind it goes out
+	inbound bool // as the responder: the peer's payload is being copied outside the lock
+	failed  bool // an executed request has failed, so nothing after it is sent
 	reads   int  // reads and atomics that await their acknowledgement
 
-	wait     waitKind // why the head is held back, or acknowledgements are
+	wait     waitKind // why the head request or acknowledgements are held back
 	tries    int      // transport retries since the last progress
 	rnrTries int      // the same for a receiver that is not ready
 
 	fault      *Injection // strikes the head request
-	faultSeq   uint64     // 1 + the number of the request that was last compared with the injections
+	faultSeq   uint64     // 1 + the number of the request last compared with the injections
 	stall      *Injection
 	late       map[uint64][]byte // stepped: what reads have fetched but not yet landed, by number
-	word       [8]byte           // an atomic's answer on its way to memory
+	word       [8]byte           // an atomic's answer in transit to memory
 	xfer       transfer
 	background bgState
 }
@@ -83,7 +84,7 @@ func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	return q, nil
 }
 
-// coreOf is the completion queue as this package's; nil if it is another's.
+// coreOf returns the core of a completion queue of this package; nil for any other.
 func coreOf(cq verbs.CQ) *nic.CQ {
 	if c, ok := cq.(*CQ); ok && c != nil {
 		return &c.core
@@ -91,23 +92,23 @@ func coreOf(cq verbs.CQ) *nic.CQ {
 	return nil
 }
 
-// Device is the NIC that the queue pair belongs to.
+// Device returns the NIC that the queue pair belongs to.
 func (q *QP) Device() verbs.Device { return q.dev }
 
-// Num is the queue pair's number, unique on its NIC only.
+// Num returns the queue pair's number, which is unique only on its NIC.
 func (q *QP) Num() uint32 { return q.core.Num }
 
-// Cap says how large the queues are: just what was asked for.
+// Cap returns the sizes of the queues: those of the request, with its defaults.
 func (q *QP) Cap() verbs.QPCap { return q.core.Cap }
 
-// State is the present state; RESET once it is closed.
+// State returns the current state; RESET once the queue pair is closed.
 func (q *QP) State() verbs.QPState {
 	q.f.mu.Lock()
 	defer q.f.mu.Unlock()
 	return q.core.State
 }
 
-// Query returns the attributes in force.
+// Query returns the current attributes.
 func (q *QP) Query() (verbs.QPAttr, error) {
 	q.f.mu.Lock()
 	defer q.f.mu.Unlock()
@@ -133,14 +134,14 @@ func (q *QP) Close() error {
 	return nil
 }
 
-// empty takes the queue pair to RESET: copies come to their end, everything outstanding and every
-// completion that was not polled is dropped.
+// empty takes the queue pair to RESET: it waits for copies to end, and drops everything outstanding
+// and every completion that was not polled.
 func (q *QP) empty() {
 	f := q.f
 	q.changing = true
 	f.placeAll(q)
 	q.late.stragglers = nil
-	q.core.State = verbs.StateReset // nothing new starts
+	q.core.State = verbs.StateReset // so that nothing new starts
 	for q.run.busy || q.run.inbound {
 		f.mu.AwaitQuiet()
 	}
@@ -156,5 +157,5 @@ func (q *QP) empty() {
 	r := &q.run
 	r.failed, r.reads, r.wait, r.tries, r.rnrTries = false, 0, waitNone, 0, 0
 	r.fault, r.faultSeq, r.stall, r.late = nil, 0, nil, nil
-	f.mu.WakeQuiet() // those who wait for changing
+	f.mu.WakeQuiet() // wakes goroutines that wait for changing
 }

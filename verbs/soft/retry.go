@@ -2,14 +2,14 @@ package soft
 
 import "ibverbx/verbs"
 
-// awaitPeer holds q back because its peer does not answer. It tries again when a timer runs out or
-// when the path changes.
+// awaitPeer holds q back because its peer does not answer. It tries again when a timer expires or
+// the path changes.
 func (f *Fabric) awaitPeer(q *QP) {
 	q.run.wait = waitPeer
 	f.engine.retryAfter(q, verbs.AckTimeout(q.core.Attr.Timeout))
 }
 
-// awaitReceive holds q back because the peer has no receive posted. It returns false when the RNR
+// awaitReceive holds q back because the peer has no receive posted. It returns false if the RNR
 // retries of q are used up.
 func (f *Fabric) awaitReceive(q, p *QP) bool {
 	r := &q.run
@@ -52,7 +52,7 @@ func (f *Fabric) readyToReceive(p *QP) {
 	}
 }
 
-// resume ends q's waiting.
+// resume ends q's wait.
 func (f *Fabric) resume(q *QP) {
 	q.run.wait = waitNone
 	f.engine.retryAfter(q, 0)
@@ -68,8 +68,8 @@ func (q *QP) overdue() bool {
 
 func (q *QP) unacknowledged() bool { return q.core.SQ.Acked != q.core.SQ.Executed }
 
-// timeout handles a retry timer that has run out. The transport timer counts retries, and when they
-// are used up ends the oldest request that was not acknowledged.
+// timeout handles an expired retry timer. The transport timer counts retries; when they are used up
+// it ends the oldest unacknowledged request.
 func (f *Fabric) timeout(q *QP) {
 	r := &q.run
 	if r.wait == waitPeer || r.wait == waitNone && q.overdue() {

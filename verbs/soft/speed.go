@@ -14,7 +14,7 @@ const lookAhead = int64(100 * time.Microsecond)
 // timed reports whether the NIC simulates a speed.
 func (d *Device) timed() bool { return d.bandwidth != 0 || d.latency != 0 }
 
-// departure returns the time at which the next message may leave the NIC; 0 is now.
+// departure returns the time at which the next message may leave the NIC; 0 means now.
 func (b *background) departure(d *Device) int64 {
 	if d.bandwidth == 0 {
 		return 0

@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs/internal/nic"
 )
 
-// ActionKind says what an action makes happen.
+// ActionKind is what an action makes happen.
 type ActionKind uint8
 
 // The kinds of actions.
@@ -17,16 +17,16 @@ const (
 	// Execute the head request of a send queue: its data moves, and a receive that it consumes
 	// completes.
 	Execute ActionKind = iota
-	// Acknowledge the oldest executed request: what a read or atomic brings lands, and the request
+	// Acknowledge the oldest executed request: the data of a read or atomic lands, and the request
 	// completes.
 	Acknowledge
 	// Reveal a hidden completion: Poll can find it now.
 	Reveal
-	// Timer: a retry timer runs out, or an injected delay ends.
+	// Timer: a retry timer expires, or an injected delay ends.
 	Timer
-	// Arrive: a message arrives at the queue pair whose sender has given it up; see ArriveLate.
+	// Arrive: a message whose sender has given up on it arrives at the queue pair; see ArriveLate.
 	Arrive
-	// Place: data that the queue pair has acknowledged is in memory from now on; see PlaceLate.
+	// Place: data that the queue pair has acknowledged reaches memory; see PlaceLate.
 	Place
 )
 
@@ -45,13 +45,13 @@ type Action struct {
 	Kind   ActionKind
 	Device verbs.DeviceID
 	QPNum  uint32
-	Recv   bool // Reveal: of the receive queue, otherwise of the send queue
+	Recv   bool // Reveal: a completion of the receive queue, not of the send queue
 	Index  int  // Reveal: which hidden completion, 0 the oldest; more than 0 only in a scrambled fabric
-	// ID is the work-request id concerned, for the reader of a trace; Do does not look at it.
+	// ID is the work-request id, for the reader of a trace; Do ignores it.
 	ID uint64
 }
 
-// String reads "reveal soft1 qp 17 recv wr 5".
+// String returns a text like "reveal soft1 qp 17 recv wr 5".
 func (a Action) String() string {
 	s := fmt.Sprintf("%v soft%d qp %d", a.Kind, a.Device, a.QPNum)
 	if a.Kind == Reveal {
@@ -67,8 +67,8 @@ func (a Action) String() string {
 	return s + " wr " + strconv.FormatUint(a.ID, 10)
 }
 
-// Actions appends to dst everything that can happen now, in an order that depends on nothing but
-// the calls made so far. In a fabric that is not stepped there is nothing.
+// Actions appends to dst everything that can happen now, in an order that depends only on the calls
+// made so far. In a fabric that is not stepped there is nothing.
 func (f *Fabric) Actions(dst []Action) []Action {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,19 +78,19 @@ func (f *Fabric) Actions(dst []Action) []Action {
 	return f.actions(dst)
 }
 
-// Do makes an action happen. It returns false when it can no longer happen.
+// Do makes an action happen. It returns false if the action can no longer happen.
 func (f *Fabric) Do(a Action) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.stepped && f.do(a)
 }
 
-// timerWeight: one in so many choices of Step lets a timer run out while other things could happen
-// instead. Timers are slow compared with everything else.
+// In one of timerWeight choices Step lets a timer expire although something else could happen.
+// Timers are slow compared with everything else.
 const timerWeight = 16
 
-// Step makes one action happen that the seeded generator chooses, and returns it; false when
-// nothing can happen. Timers run out seldom as long as anything else can happen.
+// Step makes one action happen, chosen by the seeded generator, and returns it; it returns false if
+// nothing can happen. Timers rarely expire while anything else can happen.
 func (f *Fabric) Step() (Action, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -106,8 +106,7 @@ func (f *Fabric) Step() (Action, bool) {
 	return a, true
 }
 
-// Run makes up to limit steps and says how many it made. It makes fewer when nothing can happen any
-// more.
+// Run makes up to limit steps and returns how many it made: fewer if nothing more can happen.
 func (f *Fabric) Run(limit int) int {
 	n := 0
 	for n < limit {
@@ -236,14 +235,14 @@ func (f *Fabric) do(a Action) bool {
 	return true
 }
 
-// acknowledgeable reports whether the acknowledgement of the oldest executed request can arrive.
-// Where the peer has failed since, it can be on its way still, or be lost.
+// acknowledgeable reports whether the acknowledgement of the oldest executed request can arrive. If
+// the peer has failed since, it may still be in flight, or be lost.
 func (q *QP) acknowledgeable() bool {
 	return q.unacknowledged() && (q.core.SQ.At(q.core.SQ.Acked).Local || q.linked())
 }
 
-// timerRuns reports whether a retry timer of q is running. One that would only repeat itself for
-// ever is not: what ends such a wait wakes q anyway.
+// timerRuns reports whether a retry timer of q is running. A timer that would only repeat for ever
+// does not count: what ends that wait wakes q anyway.
 func (q *QP) timerRuns() bool {
 	switch q.run.wait {
 	case waitDelay:
@@ -256,7 +255,7 @@ func (q *QP) timerRuns() bool {
 	return q.core.Attr.Timeout != 0 && q.overdue()
 }
 
-// fetchLate keeps what a read fetches at the peer until its acknowledgement lets it land.
+// fetchLate keeps the data that a read fetches until its acknowledgement lets it land.
 func (q *QP) fetchLate(x *transfer) {
 	if q.run.late == nil {
 		q.run.late = make(map[uint64][]byte)

@@ -17,21 +17,21 @@ const (
 	atCompletion // its completion is about to be raised
 )
 
-// retire takes the injection off the list of those that may strike.
+// retire removes the injection from the list of those that may strike.
 func (i *Injection) retire() {
 	if at := slices.Index(i.f.injections, i); at >= 0 {
 		i.f.injections = slices.Delete(i.f.injections, at, at+1)
 	}
 }
 
-// concerns reports whether the injection strikes at that moment and names q.
+// concerns reports whether the injection strikes at a moment and applies to q.
 func (i *Injection) concerns(at moment, q *QP) bool {
 	return int(i.fault.Kind) < len(faultKindText) && faultKindText[i.fault.Kind].at == at &&
 		(i.fault.Device == nil || i.fault.Device == q.dev) &&
 		(i.fault.QPNum == 0 || i.fault.QPNum == q.core.Num)
 }
 
-// matches reports whether the fault's Match chooses request seq of q; a fault without Match takes
+// matches reports whether the fault's Match selects request seq of q; without Match it selects
 // every request.
 func (i *Injection) matches(q *QP, seq uint64) bool {
 	if i.fault.Match == nil {
@@ -41,8 +41,8 @@ func (i *Injection) matches(q *QP, seq uint64) bool {
 	return i.fault.Match(&wr)
 }
 
-// hit counts a matching request and reports whether it is struck. The list of injections may be
-// shorter after that.
+// hit counts a matching request and reports whether the fault strikes it. This may shorten the list
+// of injections.
 func (i *Injection) hit() bool {
 	if i.skip > 0 {
 		i.skip--
@@ -69,9 +69,9 @@ func (f *Fabric) struckBy(at moment, about, q *QP, seq uint64) *Injection {
 	return nil
 }
 
-// strike compares the head request of q with the injections, once. It returns false when the
-// request does not execute now: it is held back, has failed, or was flushed, in which case there is
-// no head request any more.
+// strike compares the head request of q with the injections, once. It returns false if the request
+// does not execute now: it is held back, has failed, or was flushed. In the last case there is no
+// head request any more.
 func (f *Fabric) strike(q *QP) bool {
 	r := &q.run
 	if r.faultSeq == q.core.SQ.Executed+1 {
@@ -156,7 +156,7 @@ func (q *QP) rewrite(change func(*verbs.SendWR)) {
 		return
 	}
 	wr := q.request(q.core.SQ.Executed)
-	// The originals belong to the queue, and must not change.
+	// The originals belong to the queue and must not change.
 	wr.SGL, wr.Inline = slices.Clone(wr.SGL), slices.Clone(wr.Inline)
 	change(&wr)
 	s := q.head()
@@ -166,7 +166,7 @@ func (q *QP) rewrite(change func(*verbs.SendWR)) {
 	}
 }
 
-// withoutImm is the plain variant of an operation.
+// withoutImm returns the variant of an operation without an immediate.
 func withoutImm(o verbs.Opcode) verbs.Opcode {
 	switch o {
 	case verbs.OpRDMAWriteWithImm:

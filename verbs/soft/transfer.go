@@ -6,18 +6,18 @@ import "ibverbx/verbs/internal/nic"
 // handovers of a contended mutex cost.
 const smallCopy = 8 << 10
 
-// copyChunk bounds one call of copy, in bytes. It cannot be preempted, and the garbage collector
-// would wait for it; and from 1 MiB on Go's copy writes past the caches, which takes 1.3 times as
-// long for what fits into them.
+// copyChunk bounds one call of copy, in bytes. A copy cannot be preempted, so the garbage collector
+// would wait for it. From 1 MiB Go's copy bypasses the caches, which takes 1.3 times as long for
+// data that fits into them.
 const copyChunk = 512 << 10
 
 // transfer is the copy of one request's payload, from the pieces of src, in order, to those of dst.
-// Their regions are held while the copy runs outside of the lock.
+// Their regions are held while the copy runs outside the lock.
 type transfer struct {
 	src, dst nic.Pieces
 	at       copyCursor
-	peer     *QP   // the other side of a copy outside of the lock
-	arrive   int64 // when the message reaches the peer, set with the engine's transmit; 0 is at once
+	peer     *QP   // the other side of a copy outside the lock
+	arrive   int64 // when the message reaches the peer, from the engine's transmit; 0 means at once
 }
 
 // copyCursor is the position of a copy: the next byte comes from offset from of piece src, and goes
@@ -31,7 +31,7 @@ func (x *transfer) reset() {
 	x.arrive = 0
 }
 
-// copy moves the payload.
+// copy copies the payload.
 func (x *transfer) copy() {
 	src, dst := x.src.Bytes, x.dst.Bytes
 	if len(src) == 1 && len(dst) == 1 && len(src[0]) <= copyChunk {
@@ -46,7 +46,7 @@ func (x *transfer) copy() {
 	}
 }
 
-// copySome moves the next bytes of the payload, so many at most, and reports whether that was all.
+// copySome copies the next bytes of the payload, at most limit, and reports whether that was all.
 func (x *transfer) copySome(limit int) (all bool) {
 	c := &x.at
 	from, to := x.src.Bytes, x.dst.Bytes
@@ -69,10 +69,10 @@ func (x *transfer) copySome(limit int) (all bool) {
 	return true
 }
 
-// maxWord is the longest payload that is one access to memory.
+// maxWord is the longest payload that is copied in one access to memory, in bytes.
 const maxWord = 8
 
-// copyWord moves a payload that may be a word at one end and is in pieces at the other.
+// copyWord copies a payload that may be a word at one end and in pieces at the other.
 func (x *transfer) copyWord() {
 	var word [maxWord]byte
 	n := 0
@@ -93,7 +93,7 @@ func (x *transfer) hold() {
 	x.dst.Hold()
 }
 
-// release undoes hold, and forgets the pieces.
+// release undoes hold, and clears the pieces.
 func (x *transfer) release() {
 	x.src.Release()
 	x.dst.Release()

@@ -17,16 +17,16 @@ const spinWindow = int64(1200 * time.Microsecond)
 // needed.
 type worker struct {
 	started bool
-	wakeAt  int64         // parked: when to wake; running: the minimum, so that nothing wakes it
+	wakeAt  int64         // when to wake, while parked; the minimum while running, so that nothing wakes it
 	nudge   chan struct{} // wakes it
-	nudged  atomic.Bool   // the same while it spins
+	nudged  atomic.Bool   // wakes it while it spins
 
 	first, last *QP // the run queue
 	backlog     atomic.Int32
 	timers      nic.TimerHeap[timed]
 	// dueAt is the time of the first timer; MaxInt64 for none. Pollers read it without the lock.
 	dueAt    atomic.Int64
-	wireFree int64 // when the last message will have left the wire
+	wireFree int64 // when the last message leaves the wire
 }
 
 func (w *worker) init() {
@@ -53,7 +53,7 @@ func (w *worker) enqueue(q *QP) {
 	w.backlog.Add(1)
 }
 
-// dequeue takes the first one off the run queue.
+// dequeue removes and returns the first queue pair of the run queue.
 func (w *worker) dequeue() *QP {
 	q := w.first
 	s := &q.run.background
@@ -66,7 +66,7 @@ func (w *worker) dequeue() *QP {
 	return q
 }
 
-// putBack puts a queue pair before all others in the run queue.
+// putBack puts a queue pair at the front of the run queue.
 func (w *worker) putBack(q *QP) {
 	s := &q.run.background
 	s.queued, s.next = true, w.first
@@ -117,7 +117,7 @@ func (b *background) work(d *Device) {
 		}
 		if w.first != nil && departure == 0 {
 			b.serve(w.dequeue())
-			// Let others in: posts and polls want the lock too.
+			// Let posts and polls take the lock, too.
 			f.mu.Unlock()
 			f.mu.Lock()
 			continue
@@ -126,7 +126,7 @@ func (b *background) work(d *Device) {
 			return
 		}
 		w.wakeAt = math.MaxInt64
-		var precise bool // matters only where there is a time to wake at
+		var precise bool // matters only if there is a time to wake
 		if len(w.timers) > 0 {
 			w.wakeAt = w.timers[0].When
 			precise = w.timers[0].Of.precise()
@@ -144,7 +144,7 @@ func (b *background) work(d *Device) {
 	}
 }
 
-// sleep returns when the time has come, or when the worker is nudged.
+// sleep returns at a time, or when the worker is nudged.
 func (b *background) sleep(w *worker, until int64, precise bool, sleeper *time.Timer) {
 	if until == math.MaxInt64 {
 		<-w.nudge
