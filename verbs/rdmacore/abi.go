@@ -3,8 +3,8 @@
 package rdmacore
 
 // The structures of <infiniband/verbs.h> as C lays them out on 64-bit Linux, under their C names.
-// Only what lies in memory that C reads or writes is here; a field that nobody needs is padding
-// with its name. layout_test.go holds each of them against the real header.
+// Only structures in memory that C reads or writes are here; a field that is not used is padding
+// with its name. layout_test.go compares each with the real header.
 //
 // C sees them in mapped memory only (memory.go), never on the Go heap.
 
@@ -17,7 +17,7 @@ type ibvSendWR struct {
 	opcode    uint32
 	sendFlags uint32
 	immData   uint32 // big-endian
-	// wr.rdma and wr.atomic lie over each other: see rdma and atomic.
+	// wr.rdma and wr.atomic overlap: see setRDMA and setAtomic.
 	remoteAddr uint64
 	wr         [3]uint64
 	qpType     [8]byte  // union of xrc
@@ -166,8 +166,8 @@ type ibvDeviceAttr struct {
 	_               uint32
 }
 
-// ibvPortAttr is struct ibv_port_attr. The exported ibv_query_port fills it up to flags only,
-// because portCapFlags2 came later.
+// ibvPortAttr is struct ibv_port_attr. The exported ibv_query_port fills it only up to flags,
+// because portCapFlags2 is newer.
 type ibvPortAttr struct {
 	state         uint32
 	maxMTU        uint32
@@ -210,7 +210,7 @@ type ibvAsyncEvent struct {
 	_         uint32
 }
 
-// The heads of structures that C allocates, as far as they are read.
+// The beginnings of structures that C allocates, up to the last field that is read.
 
 // ibvDevice is the head of struct ibv_device.
 type ibvDevice struct {

@@ -12,9 +12,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Arena is memory outside of the Go heap, on huge pages where the host has some: a NIC translates
-// one address in place of 512, and the garbage collector does not look at it. Register it, whole or
-// in parts, on any device of the provider.
+// Arena is memory outside the Go heap, on huge pages if the host has some: a NIC then translates
+// one address instead of 512, and the garbage collector does not scan it. Register it, whole or in
+// parts, on any device of the provider.
 type Arena struct {
 	_     guard.NoCopy
 	p     *Provider
@@ -24,12 +24,12 @@ type Arena struct {
 	users int // regions over it; guarded by the provider's lock
 }
 
-// hugePage is the size of the huge pages that arenas ask for. Both amd64, and arm64 with the usual
-// pages of 4 KiB, have it.
+// hugePage is the size of the huge pages that arenas ask for. amd64 has them, and arm64 with the
+// usual pages of 4 KiB.
 const hugePage = 2 << 20
 
-// NewArena maps size bytes of zeroed memory. From 2 MiB on it takes huge pages that the host has
-// reserved (vm.nr_hugepages; Linux 5.14 or later), and else asks for transparent ones.
+// NewArena maps size bytes of zeroed memory. From 2 MiB it uses huge pages that the host has
+// reserved (vm.nr_hugepages; Linux 5.14 or later), or else asks for transparent ones.
 func (p *Provider) NewArena(size int) (*Arena, error) {
 	const op = "new arena"
 	if size < 1 {
@@ -53,8 +53,8 @@ func (a *Arena) mapPages() (err error) {
 	if a.size >= hugePage {
 		const reserved = unix.MAP_HUGETLB | 21<<unix.MAP_HUGE_SHIFT // pages of 2^21 bytes
 		if a.mem, err = mapMemory((a.size+hugePage-1)&^(hugePage-1), reserved); err == nil {
-			// A cgroup may refuse pages that mmap has reserved, by a SIGBUS at the first touch,
-			// which ends the process. Populating asks now.
+			// A cgroup may refuse pages that mmap has reserved, by a SIGBUS at the first access,
+			// which ends the process. Populating finds out now.
 			if err = unix.Madvise(a.mem.b, unix.MADV_POPULATE_WRITE); err == nil {
 				a.huge = true
 				return nil
@@ -69,8 +69,7 @@ func (a *Arena) mapPages() (err error) {
 	return err
 }
 
-// Bytes is the memory. It is the caller's until Close, and must not be touched after. Of a closed
-// arena it is nil.
+// Bytes returns the memory, or nil if the arena is closed. Do not access the memory after Close.
 func (a *Arena) Bytes() []byte {
 	a.p.mu.Lock()
 	defer a.p.mu.Unlock()
@@ -80,8 +79,8 @@ func (a *Arena) Bytes() []byte {
 	return a.mem.b[:a.size:a.size]
 }
 
-// HugePages reports whether the arena lies on reserved huge pages. On others the kernel may still
-// have put transparent ones.
+// HugePages reports whether the arena is on reserved huge pages. If not, the kernel may still have
+// given it transparent ones.
 func (a *Arena) HugePages() bool { return a.huge }
 
 // Close unmaps the memory. It returns [verbs.ErrBusy] while memory regions over it are open.
@@ -104,7 +103,7 @@ func (a *Arena) Close() error {
 	return nil
 }
 
-// useArena returns the arena in which buf lies, with its region counted, or nil.
+// useArena returns the arena that contains buf, and counts its new region; nil if there is none.
 func (p *Provider) useArena(buf []byte) *Arena {
 	p.mu.Lock()
 	defer p.mu.Unlock()

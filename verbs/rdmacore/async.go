@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// readAsyncEvents publishes the device's asynchronous events as long as it is open, with or without
-// watchers: the provider itself has to know of a CQ that is dead and a NIC that is gone.
+// readAsyncEvents publishes the device's asynchronous events while it is open, with or without
+// watchers: the provider itself must know about a dead CQ and a NIC that is gone.
 func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 	mem, err := mapMemory(carved[ibvAsyncEvent](1), 0)
 	if err != nil {
@@ -23,7 +23,8 @@ func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 				e := d.event(event)
 				call(d.p.lib.ackAsyncEvent, address(event))
 				if e.Type.IsQP() {
-					// not before the acknowledgement, for which closing the queue pair waits
+					// Only now: closing the queue pair holds its lock and waits for the
+					// acknowledgement.
 					d.refreshState(e.QPNum)
 				}
 				d.watchers.Publish(e)
@@ -31,8 +32,7 @@ func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 			case syscall.EAGAIN:
 				return true
 			default:
-				// The kernel has removed the device (uverbs_disassociate): it says so by failing
-				// every read.
+				// The kernel has removed the device (uverbs_disassociate), so it fails every read.
 				d.lost()
 				return false
 			}
@@ -54,8 +54,8 @@ func (d *device) lost() {
 	}
 }
 
-// event translates an event, and records what it means for the provider. The object that C names
-// exists until the event is acknowledged: destroying it waits for that.
+// event translates an event, and updates the provider's state. The object that the event names
+// exists until it is acknowledged: destroying the object waits for that.
 func (d *device) event(c *ibvAsyncEvent) verbs.Event {
 	e := verbs.Event{Type: verbs.EventType(c.eventType), Device: d}
 	switch {

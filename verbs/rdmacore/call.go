@@ -9,18 +9,18 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// call crosses into C. It costs twice what a [crossing] does, which the hot paths have, and an
-// allocation, since SyscallN lets its arguments escape. The goroutine's thread is C's meanwhile,
-// and a call that blocks costs a thread and not a core.
+// call calls C. It costs twice as much as a [crossing], which the hot paths use, and an allocation,
+// since SyscallN lets its arguments escape. A call that blocks occupies the goroutine's thread, but
+// no core.
 func call(fn uintptr, args ...uintptr) uintptr {
 	r, _, _ := purego.SyscallN(fn, args...)
 	return r
 }
 
-// result is the errno in what a call returned that returns an int: 0, or an errno, or -errno, or
-// just -1. Drivers return all of these.
+// result returns the errno in the int that a call returned: 0, an errno, -errno, or -1. Drivers
+// return all of these.
 func result(r uintptr) syscall.Errno {
-	switch e := int32(r); { // the upper half of the register is anything
+	switch e := int32(r); { // the upper half of the register is undefined
 	case e == -1:
 		return syscall.EIO
 	case e < 0:
@@ -30,9 +30,9 @@ func result(r uintptr) syscall.Errno {
 	}
 }
 
-// status crosses into C for a call that returns an int like that, but means errno by -1.
+// status calls a C function that returns an int like that, where -1 means that errno is set.
 func (l *library) status(fn uintptr, args ...uintptr) syscall.Errno {
-	runtime.LockOSThread() // errno is the thread's
+	runtime.LockOSThread() // errno belongs to the thread
 	defer runtime.UnlockOSThread()
 	r := call(fn, args...)
 	if int32(r) == -1 {
@@ -41,7 +41,7 @@ func (l *library) status(fn uintptr, args ...uintptr) syscall.Errno {
 	return result(r)
 }
 
-// pointer crosses into C for a call that returns a pointer, or NULL with errno set.
+// pointer calls a C function that returns a pointer, or NULL with errno set.
 func (l *library) pointer(fn uintptr, args ...uintptr) (uintptr, syscall.Errno) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -62,12 +62,12 @@ func (l *library) errno() syscall.Errno {
 }
 
 // crossing is a call of the hot path: a C function of up to three arguments, and what it returned.
-// It is part of what the call is for, and is used under that one's lock.
+// It is a field of the object that makes the call, and is used under that object's lock.
 //
-// It lies on the heap, as part of a queue, and never on a goroutine's stack, which C must not see.
+// It is on the heap, as part of a queue, never on a goroutine's stack, which C must not see.
 //
-// Two files have its call: crossing_asm.go, the usual one, and crossing_purego.go for builds with
-// the tag purego, which by custom means no assembly.
+// Its method call has two versions: crossing_asm.go, and crossing_purego.go for builds with the tag
+// purego, which by convention means no assembly.
 type crossing struct {
 	fn     uintptr
 	args   [3]uintptr

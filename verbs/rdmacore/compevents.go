@@ -5,16 +5,15 @@ package rdmacore
 import "syscall"
 
 // compEvents is a device's completion channel (struct ibv_comp_channel): one for all its CQs,
-// whatever CompChannel of Go's they signal, so that a device costs one descriptor and one
-// goroutine.
+// whichever CompChannel they signal, so that a device costs one descriptor and one goroutine.
 type compEvents struct {
 	d      *device
 	addr   uintptr
 	reader *fdReader
 }
 
-// completionEvents is the device's completion channel, made at the first call. The device's lock is
-// held.
+// completionEvents returns the device's completion channel, and makes it at the first call. The
+// device's lock is held.
 func (d *device) completionEvents(op string) (*compEvents, error) {
 	if d.events != nil {
 		return d.events, nil
@@ -45,8 +44,8 @@ func (d *device) completionEvents(op string) (*compEvents, error) {
 	return e, nil
 }
 
-// read signals the CQ of every event that there is. C stores an event's CQ in c; get and ack are
-// the arguments of the two calls.
+// read signals the CQ of every pending event. C stores an event's CQ in c; get and ack are the
+// arguments of the two calls.
 func (e *compEvents) read(c *uintptr, get, ack []uintptr) (more bool) {
 	d := e.d
 	lib := d.p.lib
@@ -56,7 +55,7 @@ func (e *compEvents) read(c *uintptr, get, ack []uintptr) (more bool) {
 			d.mu.Lock()
 			q := d.cqs[*c]
 			d.mu.Unlock()
-			// Destroying the CQ waits until its events are acknowledged, so it is there still.
+			// Destroying the CQ waits until its events are acknowledged, so it still exists.
 			ack[0] = *c
 			call(lib.ackCQEvents, ack...)
 			if q != nil {
@@ -72,7 +71,7 @@ func (e *compEvents) read(c *uintptr, get, ack []uintptr) (more bool) {
 	}
 }
 
-// close ends the channel. All CQs of it are closed.
+// close destroys the channel. All its CQs are closed.
 func (e *compEvents) close() error {
 	if e == nil {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// pollBatch is the most completions that one crossing into C brings. In a full batch the crossing
-// is a small part of the time; the rest is the driver's work and the translation.
+// pollBatch is the most completions that one call into C returns. In a full batch the crossing is a
+// small part of the time; the rest is the driver's work and the translation.
 const pollBatch = 64
 
 // cq is a completion queue.
@@ -22,10 +22,10 @@ type cq struct {
 	depth   int
 	channel *verbs.CompChannel
 	users   int         // queue pairs on it; guarded by the device's lock
-	dead    atomic.Bool // the queue has overrun: no completion is added any more
+	dead    atomic.Bool // the queue has overrun: no completion is added
 
 	mu     sync.Mutex // guards what follows
-	broken error      // why the driver could not go on; completions are lost then
+	broken error      // why the driver could not go on; completions are lost
 	mem    mapping
 	wcs    []ibvWC  // where C puts completions
 	take   crossing // ibv_poll_cq: the queue, how many, wcs
@@ -99,7 +99,7 @@ func (q *cq) Poll(wcs []verbs.WC) (int, error) {
 	return n, err
 }
 
-// poll polls until wcs is full or the queue empty. The lock is held.
+// poll polls until wcs is full or the queue is empty. The lock is held.
 func (q *cq) poll(wcs []verbs.WC) (n int, err error) {
 	if q.closed {
 		return 0, q.d.err("poll", verbs.ErrClosed, "")
@@ -130,7 +130,7 @@ func (q *cq) poll(wcs []verbs.WC) (n int, err error) {
 // convert translates completions. Only four fields of a failed one are used: the driver leaves the
 // rest as it was.
 func (q *cq) convert(wcs []verbs.WC, cs []ibvWC) {
-	// looked is the queue pair that was looked at last: a failure causes a burst of flushed
+	// looked is the queue pair that was last refreshed: a failure causes a burst of flushed
 	// requests.
 	looked := uint32(0)
 	for i := range cs {
@@ -152,9 +152,9 @@ func (q *cq) convert(wcs []verbs.WC, cs []ibvWC) {
 	}
 }
 
-// pollErr returns the error of a poll in which the driver failed. The returned number is no errno:
-// mlx4 and mlx5 return -2 for a completion that they cannot interpret. Earlier ones of the same
-// call are lost, so the queue cannot be trusted any more.
+// pollErr returns the error of a poll in which the driver failed. The returned number is not an
+// errno: mlx4 and mlx5 return -2 for a completion that they cannot interpret. Earlier completions
+// of the same call are lost, so the queue cannot be trusted any more.
 func (q *cq) pollErr(got int) error {
 	err := fmt.Errorf("ibv_poll_cq: the driver returned %d", got)
 	if q.d.removed() {
@@ -164,7 +164,7 @@ func (q *cq) pollErr(got int) error {
 		Detail: "completions are lost: close the queue and its queue pairs"}
 }
 
-// emptyErr returns why no completion will ever come; nil where one may.
+// emptyErr returns why no completion will ever arrive; nil if one may.
 func (q *cq) emptyErr() error {
 	switch {
 	case q.dead.Load():
@@ -212,7 +212,7 @@ func (q *cq) Close() error {
 	d.mu.Lock()
 	closed, users := q.closed, q.users
 	if !closed && users == 0 {
-		q.closed = true // from here on no new call uses it
+		q.closed = true // from here on no call uses it
 	}
 	d.mu.Unlock()
 	switch {
@@ -221,8 +221,8 @@ func (q *cq) Close() error {
 	case users > 0:
 		return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d queues of queue pairs use it", users))
 	}
-	// Without the device's lock: it waits until the readers have acknowledged the queue's events,
-	// for which they take it.
+	// Without the device's lock: destroying waits until the readers, which take that lock, have
+	// acknowledged the queue's events.
 	if errno := d.destroy(d.p.lib.destroyCQ, q.addr); errno != 0 {
 		d.mu.Lock()
 		q.closed = false
@@ -230,7 +230,7 @@ func (q *cq) Close() error {
 		return d.callErr(op, 0, "ibv_destroy_cq", errno, "")
 	}
 	d.mu.Lock()
-	if d.cqs[q.addr] == q { // another may have been made at the address by now
+	if d.cqs[q.addr] == q { // C may have reused the address by now
 		delete(d.cqs, q.addr)
 	}
 	d.mu.Unlock()

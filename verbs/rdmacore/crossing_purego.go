@@ -4,7 +4,7 @@ package rdmacore
 
 import "github.com/ebitengine/purego"
 
-// call crosses into C without assembly of this package.
+// call calls C without assembly of this package.
 func (c *crossing) call() uintptr {
 	c.result, _, _ = purego.SyscallN(c.fn, c.args[:]...)
 	return c.result

@@ -32,12 +32,12 @@ type device struct {
 	watchers verbs.Watchers
 	gone     atomic.Bool // removed, or failed as a whole
 
-	// The functions that <infiniband/verbs.h> calls through the context.
+	// The functions that <infiniband/verbs.h> calls through the context, as addresses.
 	pollCQ, reqNotifyCQ, postSend, postRecv uintptr
 
 	async *fdReader // asynchronous events
 
-	// query holds what C fills when asked about the device.
+	// query holds the memory that C fills in queries about the device.
 	query struct {
 		mu   sync.Mutex
 		mem  mapping
@@ -47,12 +47,12 @@ type device struct {
 		gids map[int]gidTable // by port
 	}
 
-	mu         sync.Mutex // guards the following fields, and which of the device's objects use which
+	mu         sync.Mutex // guards the following fields, and the use counts of the device's objects
 	closed     bool
 	pds        map[*pd]struct{}
 	cqs        map[uintptr]*cq // by C's address
 	qps        map[uint32]*qp  // by queue pair number
-	events     *compEvents     // the completion channel, made for the first CQ that wants one
+	events     *compEvents     // the completion channel, made for the first CQ that needs it
 	nextVector int             // completion vector of the next CQ
 }
 
@@ -76,7 +76,7 @@ func openDevice(p *Provider, addr uintptr, name string, id verbs.DeviceID, port 
 	err := d.prepare(int(c.asyncFD))
 	if err == nil {
 		d.limits, err = d.Query()
-		d.atomics = d.query.dev.atomicCap != atomicNone // as the query has left it
+		d.atomics = d.query.dev.atomicCap != atomicNone // filled by the query
 		if err == nil && d.port > d.limits.Ports {
 			err = d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d was asked for, the device has %d", d.port,
 				d.limits.Ports))
@@ -103,10 +103,10 @@ func (d *device) prepare(asyncFD int) (err error) {
 	return err
 }
 
-// openHint says what to do when a device cannot be opened.
+// openHint returns what to do if a device cannot be opened.
 func openHint(errno syscall.Errno, name string, c *ibvDevice) string {
 	if errno == syscall.ENOENT {
-		// libibverbs reports only that its second way to the device does not exist: find out what
+		// libibverbs reports only that its second path to the device does not exist: find out what
 		// is wrong with the first.
 		node, _, _ := bytes.Cut(c.devName[:], []byte{0})
 		f, err := os.OpenFile(filepath.Join("/dev/infiniband", string(node)), os.O_RDWR, 0)
@@ -151,24 +151,23 @@ func (d *device) revive() {
 	d.mu.Unlock()
 }
 
-// close gives the device back, the event readers first: they use it.
+// close closes the device, after the event readers, which use it.
 func (d *device) close() error {
 	d.async.stop()
 	err := d.events.close()
 	d.query.mu.Lock()
 	defer d.query.mu.Unlock()
-	d.query.dev = nil // queries use the context: none from here on
+	d.query.dev = nil // no more queries: they use the context
 	if errno := d.destroy(d.p.lib.closeDevice, d.ctx); errno != 0 && err == nil {
 		err = d.callErr("close device", 0, "ibv_close_device", errno, "")
 	}
-	_ = d.query.mem.unmap() // a mapping that was made can be undone
+	_ = d.query.mem.unmap() // unmapping a valid mapping cannot fail
 	return err
 }
 
-// destroy makes a call that destroys something. Of a NIC that was removed the kernel has
-// destroyed everything by itself, and answers every such call with EIO (unless
-// RDMAV_ALLOW_DISASSOC_DESTROY is set): then the object is gone, and what libibverbs keeps of it
-// leaks.
+// destroy makes a call that destroys an object. When a NIC is removed, the kernel destroys
+// everything by itself, and answers every such call with EIO (unless RDMAV_ALLOW_DISASSOC_DESTROY
+// is set): the object is then gone, and libibverbs' memory for it leaks.
 func (d *device) destroy(fn, object uintptr) syscall.Errno {
 	errno := d.p.lib.status(fn, object)
 	if errno == syscall.EIO && d.removed() {
@@ -177,8 +176,8 @@ func (d *device) destroy(fn, object uintptr) syscall.Errno {
 	return errno
 }
 
-// removed reports whether the NIC was removed: an event has said so, or the kernel no longer lists
-// it, which may come sooner.
+// removed reports whether the NIC was removed: an event has reported it, or the kernel no longer
+// lists it, which may be noticed sooner.
 func (d *device) removed() bool {
 	if d.gone.Load() || !d.inSysfs {
 		return d.gone.Load()
@@ -196,7 +195,7 @@ func (d *device) DefaultPort() int   { return d.port }
 // Watch sends asynchronous events to c.
 func (d *device) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
 
-// err is the error of a call on the device.
+// err returns the error of a call on the device.
 func (d *device) err(op string, sentinel error, detail string) error {
 	return &verbs.OpError{Op: op, Device: d.name, Err: sentinel, Detail: detail}
 }
@@ -257,7 +256,7 @@ func (d *device) QueryPort(port int) (verbs.PortAttr, error) {
 	}, nil
 }
 
-// portAttr asks for a port's attributes. The query lock is held.
+// portAttr queries a port's attributes. The query lock is held.
 func (d *device) portAttr(op string, port int) (*ibvPortAttr, error) {
 	if limit := cmp.Or(d.limits.Ports, 255); port < 1 || port > limit {
 		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d: the device has ports 1 to %d", port,
@@ -271,7 +270,7 @@ func (d *device) portAttr(op string, port int) (*ibvPortAttr, error) {
 	return a, nil
 }
 
-// QueryGID reads one entry of a port's GID table. One that is not set has a zero GID.
+// QueryGID reads one entry of a port's GID table. An unset entry has a zero GID.
 func (d *device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	const op = "query gid"
 	if err := d.lockQuery(op); err != nil {
@@ -289,14 +288,14 @@ func (d *device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	return d.gidEntry(op, port, index, table.link)
 }
 
-// gidTable holds what does not change about a port. mlx5 asks its firmware for it, and a search
-// through a GID table has hundreds of queries.
+// gidTable holds constant attributes of a port: mlx5 asks its firmware for them, and a search
+// through a GID table makes hundreds of queries.
 type gidTable struct {
 	size int
 	link verbs.LinkLayer
 }
 
-// gidTable asks once for each port. The query lock is held.
+// gidTable queries each port once. The query lock is held.
 func (d *device) gidTable(op string, port int) (gidTable, error) {
 	if t, ok := d.query.gids[port]; ok {
 		return t, nil
@@ -310,8 +309,8 @@ func (d *device) gidTable(op string, port int) (gidTable, error) {
 	return t, nil
 }
 
-// netDev is the name of a network interface; empty if there is none, or it is in another network
-// namespace.
+// netDev returns the name of a network interface; empty if there is none, or if it is in another
+// network namespace.
 func netDev(index uint32) string {
 	if index == 0 {
 		return ""
@@ -323,7 +322,7 @@ func netDev(index uint32) string {
 	return i.Name
 }
 
-// gidEntry asks the library, the newer way where it has it.
+// gidEntry queries the library, by the newer function if it has that.
 func (d *device) gidEntry(op string, port, index int, link verbs.LinkLayer) (verbs.GIDEntry, error) {
 	sys := os.DirFS(sysClass)
 	lib, e := d.p.lib, d.query.gid
@@ -336,7 +335,7 @@ func (d *device) gidEntry(op string, port, index int, link verbs.LinkLayer) (ver
 			entry.GID, entry.Type = e.gid, verbs.GIDType(e.gidType)
 			entry.NetDev = netDev(e.ndevIfindex)
 			return entry, nil
-		case syscall.ENODATA: // not set
+		case syscall.ENODATA: // unset
 			return entry, nil
 		default:
 			return entry, d.callErr(op, 0, "ibv_query_gid_ex", errno,
@@ -361,8 +360,8 @@ func (d *device) gidEntry(op string, port, index int, link verbs.LinkLayer) (ver
 	return entry, nil
 }
 
-// linkSpeed is a port's signalling rate in bits a second, from the codes of its width and speed
-// (IBTA PortInfo; the kernel's ib_port_attr_to_rate); 0 when a code is not known.
+// linkSpeed returns a port's signalling rate in bits a second, from the codes of its width and
+// speed (IBTA PortInfo; the kernel's ib_port_attr_to_rate); 0 if a code is unknown.
 func linkSpeed(width, speed uint8) uint64 {
 	lanes := map[uint8]uint64{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[width]
 	lane := map[uint8]uint64{1: 2_500, 2: 5_000, 4: 10_000, 8: 10_000, 16: 14_000, 32: 25_000, 64: 50_000,

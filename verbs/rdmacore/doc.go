@@ -1,6 +1,6 @@
 // Package rdmacore is a provider of real NICs: those that the host's libibverbs knows, from mlx5,
 // bnxt_re and irdma to the kernel's software NIC, rdma_rxe. They must use InfiniBand or RoCE: iWARP
-// NICs connect by other means and are left out.
+// NICs connect in a different way and are left out.
 //
 // The library is opened at run time, without a C compiler or a header at build time, with cgo and
 // without. A program opts in by importing the package, which makes its binary dynamically linked; a
@@ -46,8 +46,8 @@
 // Completion events and asynchronous events are read through Go's own poller: waiting takes a
 // goroutine and no thread. A device has one completion channel for all its CQs.
 //
-// A queue pair may fail without a completion that says so, as the responder of a bad request does:
-// [verbs.QP.State] asks the kernel.
+// A queue pair may fail without a completion that reports it, for example as the responder to an
+// invalid request: [verbs.QP.State] asks the kernel.
 //
 // # A NIC that is removed
 //

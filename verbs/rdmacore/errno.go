@@ -10,14 +10,14 @@ import (
 	"ibverbx/verbs"
 )
 
-// callError is a failed call into C: which one, and its errno, both reachable.
+// callError is a failed call into C. It wraps the sentinel and the errno.
 type callError struct {
 	call     string // "ibv_reg_mr"
 	errno    syscall.Errno
 	sentinel error // an error of package verbs, or nil
 }
 
-// Error reads "ibv_reg_mr: cannot allocate memory (errno 12)".
+// Error returns a text like "ibv_reg_mr: cannot allocate memory (errno 12)".
 func (e *callError) Error() string {
 	return fmt.Sprintf("%s: %v (errno %d)", e.call, e.errno, int(e.errno))
 }
@@ -30,7 +30,7 @@ func (e *callError) Unwrap() []error {
 	return []error{e.sentinel, e.errno}
 }
 
-// filesHint says what to do when descriptors have run out.
+// filesHint returns what to do if the process is out of descriptors.
 func filesHint(err error) string {
 	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
 		return "each device needs some descriptors: see the limit of open files (ulimit -n)"
@@ -38,8 +38,9 @@ func filesHint(err error) string {
 	return ""
 }
 
-// sentinelOf says what an errno of libibverbs means to a program. EIO is what calls on a NIC say
-// that was removed, but drivers and firmware have other reasons for it too: see device.callErr.
+// sentinelOf returns the error of package verbs for an errno of libibverbs. EIO is not among them:
+// calls on a removed NIC return it, but drivers and firmware have other reasons for it too: see
+// device.callErr.
 func sentinelOf(errno syscall.Errno) error {
 	switch errno {
 	case syscall.EINVAL, syscall.EFAULT, syscall.E2BIG, syscall.ERANGE:
@@ -56,13 +57,13 @@ func sentinelOf(errno syscall.Errno) error {
 	return nil
 }
 
-// callErr is the error of a failed call. detail says what to do about it, and may be empty.
+// callErr returns the error of a failed call. detail says what to do about it, and may be empty.
 func callErr(op, device string, qp uint32, call string, errno syscall.Errno, detail string) error {
 	return &verbs.OpError{Op: op, Device: device, QPNum: qp, Detail: detail,
 		Err: &callError{call: call, errno: errno, sentinel: sentinelOf(errno)}}
 }
 
-// callErr is the error of a failed call on the device.
+// callErr returns the error of a failed call on the device.
 func (d *device) callErr(op string, qp uint32, call string, errno syscall.Errno, detail string) error {
 	if errno == syscall.EIO && d.removed() {
 		return &verbs.OpError{Op: op, Device: d.name, QPNum: qp, Detail: detail,

@@ -20,11 +20,11 @@ import (
 type fdReader struct {
 	file *os.File
 	done chan struct{}
-	mem  mapping // the memory that next reads into; stop gives it back
+	mem  mapping // the memory that next reads into; stop unmaps it
 }
 
-// readFD calls next whenever there may be something to read, until it says that nothing will ever
-// come, or stop is called. next reads all that there is.
+// readFD calls next whenever there may be something to read, until next returns false or stop is
+// called. next reads everything that is there, and returns false if nothing will ever come.
 func readFD(fd int, name string, next func() (more bool)) (*fdReader, error) {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

@@ -45,7 +45,7 @@ func openLibrary(path string) (*library, error) {
 	if path == "" {
 		path = defaultLibrary
 	}
-	runtime.LockOSThread() // what dlerror says is the thread's
+	runtime.LockOSThread() // dlerror's text belongs to the thread
 	handle, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	runtime.UnlockOSThread()
 	if err != nil {
@@ -89,7 +89,7 @@ func openLibrary(path string) (*library, error) {
 	return l, nil
 }
 
-// probe is the address of a function that may be missing.
+// probe returns the address of a function, or 0 if it is missing.
 func (l *library) probe(name string) uintptr {
 	addr, err := purego.Dlsym(l.handle, name)
 	if err != nil {

@@ -9,10 +9,10 @@ import (
 )
 
 // This file and crossing_asm.go are the package's gate to unsafe. Everything that C reads or writes
-// lies in mappings made here, which the Go runtime neither moves nor frees, so a number may stand
-// for an address and no Go pointer is ever passed.
+// is in mappings made here, which the Go runtime neither moves nor frees. So addresses can be
+// numbers, and no Go pointer is ever passed.
 
-// mapping is memory of our own, outside of the Go heap.
+// mapping is mapped memory, outside the Go heap.
 type mapping struct {
 	b    []byte
 	next int // offset of the first byte that carve has not handed out
@@ -44,27 +44,26 @@ func carved[T any](n int) int {
 	return (n*int(unsafe.Sizeof(t)) + cacheLine - 1) &^ (cacheLine - 1)
 }
 
-// carve returns n values of T in a mapping, behind those carved before. The mapping was made large
-// enough for all that is carved from it.
+// carve returns n values of T from a mapping, after those carved before. The mapping must be large
+// enough.
 func carve[T any](m *mapping, n int) []T {
 	b := m.b[m.next : m.next+carved[T](n)]
 	m.next += len(b)
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
 }
 
-// address returns the address of a value. Use it for mapped memory, or for naming memory to the
-// NIC.
+// address returns the address of a value in mapped memory, or of memory for a NIC.
 func address[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }
 
 // object is a structure that C owns. addr came from C, so the garbage collector knows nothing of
 // it.
 func object[T any](addr uintptr) *T {
-	// Written as a conversion of the variable and not of its value, which go vet takes for
-	// arithmetic on a Go pointer.
+	// This converts the variable, not its value: go vet would take that for arithmetic on a Go
+	// pointer.
 	return (*T)(*(*unsafe.Pointer)(unsafe.Pointer(&addr)))
 }
 
-// goString copies a string that C owns.
+// goString returns a copy of a string that C owns.
 func goString(addr uintptr) string {
 	if addr == 0 {
 		return ""
@@ -79,7 +78,7 @@ func goString(addr uintptr) string {
 // pointerSize is the size of a C pointer in bytes.
 const pointerSize = unsafe.Sizeof(uintptr(0))
 
-// sizeOf is the size of a T in bytes.
+// sizeOf returns the size of a T in bytes.
 func sizeOf[T any]() int {
 	var t T
 	return int(unsafe.Sizeof(t))

@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Modify changes attributes and state. It checks which attributes the transition needs and allows
-// before it asks the kernel, which answers EINVAL to every mistake.
+// Modify changes attributes and state. It first checks the attributes that the transition requires
+// and allows, because the kernel answers EINVAL to every mistake.
 func (q *qp) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	const op = "modify qp"
 	q.lock()
@@ -37,7 +37,7 @@ func (q *qp) modify(mask verbs.QPAttrMask) syscall.Errno {
 	return q.d.p.lib.status(q.d.p.lib.modifyQP, q.addr, address(q.attr), uintptr(mask))
 }
 
-// cAttr is attr as C has it.
+// cAttr returns attr in C's layout.
 func cAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) ibvQPAttr {
 	c := ibvQPAttr{
 		qpState: uint32(attr.State), curQPState: uint32(attr.CurState), pathMTU: uint32(attr.PathMTU),
@@ -60,7 +60,7 @@ func cAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) ibvQPAttr {
 	return c
 }
 
-// modifyHint says what may be wrong when the kernel refuses a change that is in order by the table.
+// modifyHint returns what may be wrong if the kernel refuses a change that the state table allows.
 func (q *qp) modifyHint(errno syscall.Errno, now verbs.QPState, attr *verbs.QPAttr,
 	mask verbs.QPAttrMask) string {
 	hint := "from " + now.String()
@@ -89,7 +89,7 @@ func (q *qp) modifyHint(errno syscall.Errno, now verbs.QPState, attr *verbs.QPAt
 	return hint
 }
 
-// attrHint says which attribute is beyond what the NIC can do, if one is.
+// attrHint returns which attribute exceeds the NIC's limits, if any.
 func (d *device) attrHint(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	has := func(bit verbs.QPAttrMask) bool { return mask&bit != 0 }
 	switch {
@@ -107,7 +107,7 @@ func (d *device) attrHint(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	return ""
 }
 
-// portHint explains what is wrong with a port, or returns "".
+// portHint returns what is wrong with a port, or "".
 func (d *device) portHint(port int) string {
 	p, err := d.QueryPort(port)
 	switch {
@@ -119,7 +119,7 @@ func (d *device) portHint(port int) string {
 	return ""
 }
 
-// pathHint explains what is wrong with the port and the GIDs of a path, or returns "".
+// pathHint returns what is wrong with the port and the GIDs of a path, or "".
 func (d *device) pathHint(attr *verbs.QPAttr) string {
 	port, index, global := int(attr.AH.Port), int(attr.AH.SGIDIndex), attr.AH.Global
 	if why := d.portHint(port); why != "" {
@@ -148,8 +148,8 @@ func (d *device) pathHint(attr *verbs.QPAttr) string {
 	return ""
 }
 
-// State is the present state. The NIC may have moved the queue pair to ERR by itself, so the kernel
-// is asked where that can be: this is no call for the hot path.
+// State returns the current state. The NIC may have moved the queue pair to ERR by itself; if that
+// is possible State asks the kernel, so do not call it on a hot path.
 func (q *qp) State() verbs.QPState {
 	q.lock()
 	defer q.unlock()
@@ -159,14 +159,15 @@ func (q *qp) State() verbs.QPState {
 	return q.current()
 }
 
-// current asks the kernel for the state where it may have changed by itself. Both locks are held.
+// current returns the state, and asks the kernel for it if it may have changed by itself. Both
+// locks are held.
 func (q *qp) current() verbs.QPState {
 	state := verbs.QPState(q.state.Load())
 	if !q.mayFail() {
 		return state
 	}
 	if q.d.gone.Load() {
-		return verbs.StateErr // no kernel object is left to ask, and nothing moves any more
+		return verbs.StateErr // the kernel's object is gone
 	}
 	if errno := q.query(verbs.QPAttrState); errno != 0 {
 		return state
@@ -174,7 +175,7 @@ func (q *qp) current() verbs.QPState {
 	now := verbs.QPState(q.attr.qpState)
 	if now == verbs.StateErr {
 		q.state.Store(uint32(now))
-		q.flushReceives() // those posted since it went there
+		q.flushReceives() // those posted since the queue pair went to ERR
 	}
 	return now
 }
@@ -194,14 +195,14 @@ func (q *qp) query(mask verbs.QPAttrMask) syscall.Errno {
 	return q.d.p.lib.status(q.d.p.lib.queryQP, q.addr, address(q.attr), uintptr(mask), address(q.init))
 }
 
-// allAttrs are the attributes that Query asks for.
+// allAttrs is the set of attributes that Query asks for.
 const allAttrs = verbs.QPAttrState | verbs.QPAttrAccess | verbs.QPAttrPKeyIndex | verbs.QPAttrPort |
 	verbs.QPAttrAV | verbs.QPAttrPathMTU |
 	verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrRQPSN |
 	verbs.QPAttrMaxRDAtomic |
 	verbs.QPAttrMinRNRTimer | verbs.QPAttrSQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrDestQPNum
 
-// Query returns the attributes now in force.
+// Query returns the current attributes.
 func (q *qp) Query() (verbs.QPAttr, error) {
 	const op = "query qp"
 	q.lock()
@@ -227,9 +228,9 @@ func (q *qp) Query() (verbs.QPAttr, error) {
 	}, nil
 }
 
-// flushReceives makes the NIC look at receives that were posted after the queue pair had failed.
-// The contract has them flushed, and most NICs do; rdma_rxe learns of a receive only when a message
-// wants it, which in ERR none does. To move to ERR once more changes nothing else (IBTA 10.3.1
+// flushReceives makes the NIC flush receives that were posted after the queue pair had failed. The
+// contract requires that, and most NICs do it; rdma_rxe looks at a receive only when a message
+// needs it, which never happens in ERR. Moving to ERR once more has no other effect (IBTA 10.3.1
 // allows it at any time). Both locks are held.
 func (q *qp) flushReceives() {
 	if verbs.QPState(q.state.Load()) != verbs.StateErr {

@@ -28,7 +28,7 @@ type mr struct {
 	closed bool
 }
 
-// RegisterMR makes buf known to the NIC. Memory of the Go heap is pinned, for Go and for the
+// RegisterMR registers buf with the NIC. Memory of the Go heap is pinned, for Go and for the
 // kernel, until the region is closed.
 func (p *pd) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
 	const op = "register memory"
@@ -55,9 +55,10 @@ func (p *pd) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) 
 	return m, nil
 }
 
-// register calls the library, and says which function it called. Optional rights, of which relaxed
-// ordering is the one that verbs knows, go through a function of their own, which leaves out what
-// the kernel does not know; ibv_reg_mr hands them to the driver, which may refuse.
+// register calls the library, and returns the name of the function that it called. Optional rights
+// (package verbs has one, relaxed ordering) go through ibv_reg_mr_iova2, which leaves out those
+// that the kernel does not know; ibv_reg_mr would pass them to the driver, which may refuse, so
+// register drops them there.
 func (p *pd) register(start, size uintptr, access verbs.AccessFlags) (c uintptr, call string,
 	errno syscall.Errno) {
 	lib := p.d.p.lib
@@ -70,7 +71,7 @@ func (p *pd) register(start, size uintptr, access verbs.AccessFlags) (c uintptr,
 	return c, "ibv_reg_mr", errno
 }
 
-// RegisterDMABuf makes part of a dma-buf known to the NIC.
+// RegisterDMABuf registers part of a dma-buf with the NIC.
 func (p *pd) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.AccessFlags) (verbs.MR, error) {
 	const op = "register dma-buf"
 	lib := p.d.p.lib
@@ -114,7 +115,7 @@ func (m *mr) adopt(c uintptr, addr uint64) {
 	m.c, m.addr, m.lkey, m.rkey = c, addr, r.lkey, r.rkey
 }
 
-// registerHint says what to do when memory cannot be registered.
+// registerHint returns what to do if memory cannot be registered.
 func registerHint(errno syscall.Errno, size int) string {
 	switch errno {
 	case syscall.ENOMEM:
@@ -140,7 +141,7 @@ func (m *mr) Len() uint64  { return m.size }
 func (m *mr) LKey() uint32 { return m.lkey }
 func (m *mr) RKey() uint32 { return m.rkey }
 
-// Close deregisters the region; the memory is the caller's again.
+// Close deregisters the region.
 func (m *mr) Close() error {
 	const op = "close memory region"
 	d := m.pd.d
@@ -157,7 +158,7 @@ func (m *mr) Close() error {
 	return nil
 }
 
-// release undoes what registering did on this side.
+// release undoes what registering did in Go.
 func (m *mr) release() {
 	m.pin.Unpin()
 	m.buf = nil

@@ -12,8 +12,8 @@ import (
 type pd struct {
 	d    *device
 	addr uintptr
-	// mrs holds the open regions, which keeps their memory reachable: the NIC still knows a region
-	// that the program has forgotten, and may write to it.
+	// mrs holds the open regions, which keeps their memory reachable: the NIC may still write to a
+	// region that the program has dropped without closing it.
 	mrs    map[*mr]struct{}
 	qps    int
 	closed bool
@@ -36,7 +36,7 @@ func (d *device) AllocPD() (verbs.PD, error) {
 	return p, nil
 }
 
-// Device is the NIC that the domain is on.
+// Device returns the NIC that the domain is on.
 func (p *pd) Device() verbs.Device { return p.d }
 
 // add counts a region that is about to be registered.
@@ -57,7 +57,7 @@ func (p *pd) remove(m *mr) {
 	p.d.mu.Unlock()
 }
 
-// Close gives the domain back.
+// Close frees the domain.
 func (p *pd) Close() error {
 	const op = "close pd"
 	d := p.d

@@ -16,7 +16,7 @@ const sendFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicited | v
 // sendStage adds room for inline data.
 type sendStage struct {
 	stage[ibvSendWR, *ibvSendWR]
-	inline    []byte // maxInline for each request
+	inline    []byte // maxInline bytes for each request
 	maxInline int
 }
 
@@ -34,7 +34,7 @@ type recvStage struct {
 	stage[ibvRecvWR, *ibvRecvWR]
 }
 
-// PostSend hands requests to the send queue.
+// PostSend adds requests to the send queue.
 func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
 	q.sends.Lock()
 	if err = q.maySend(); err == nil {
@@ -53,7 +53,7 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
 	return n, err
 }
 
-// postSend hands over as many requests as fit in the stage.
+// postSend posts as many requests as fit in the stage.
 func (q *qp) postSend(wrs []verbs.SendWR) (int, error) {
 	s := &q.sq
 	staged := min(len(wrs), len(s.wrs))
@@ -102,9 +102,8 @@ func (s *sendStage) put(i int, wr *verbs.SendWR) {
 	c.numSGE = s.fill(i, wr.SGL)
 }
 
-// maySend returns why the queue pair accepts no sends; nil where it does. The states are checked
-// here because not every driver does: librxe puts a request into its queue first and asks the
-// kernel then.
+// maySend returns why the queue pair accepts no sends; nil if it does. It checks the state because
+// not every driver does: librxe queues a request before it asks the kernel.
 func (q *qp) maySend() error {
 	const op = "post send"
 	if q.sends.closed {
@@ -121,7 +120,8 @@ func (q *qp) maySend() error {
 	return nil
 }
 
-// checkSend refuses what drivers refuse, each with an errno of its own or not at all.
+// checkSend refuses what the driver should: some drivers do so with different errnos, others not at
+// all.
 func (q *qp) checkSend(wr *verbs.SendWR) error {
 	if wr.Opcode.Valid() && wr.Flags&^sendFlags == 0 {
 		if wr.Flags&verbs.SendInline == 0 {
@@ -156,7 +156,7 @@ func (q *qp) refuseSend(wr *verbs.SendWR) error {
 	return q.err("post send", verbs.ErrInvalid, detail)
 }
 
-// PostRecv hands requests to the receive queue.
+// PostRecv adds requests to the receive queue.
 func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	q.recvs.Lock()
 	if err = q.mayReceive(); err == nil {
@@ -183,8 +183,8 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	return n, err
 }
 
-// why corrects the reason of a post that the driver called invalid: bnxt_re before rdma-core 50
-// accepts none in ERR, a state that the NIC may have entered by itself. No lock is held.
+// why corrects the error of a post that the driver called invalid: bnxt_re before rdma-core 50
+// accepts no post in ERR, a state that the NIC may have entered by itself. No lock is held.
 func (q *qp) why(err error) error {
 	q.lock()
 	defer q.unlock()
@@ -195,7 +195,7 @@ func (q *qp) why(err error) error {
 	return err
 }
 
-// postRecv hands over as many receives as fit in the stage.
+// postRecv posts as many receives as fit in the stage.
 func (q *qp) postRecv(wrs []verbs.RecvWR) (int, error) {
 	s := &q.rq
 	staged := min(len(wrs), len(s.wrs))
@@ -237,7 +237,7 @@ func (q *qp) mayReceive() error {
 	return nil
 }
 
-// postErr is the error of a refused post. Drivers report a full queue as ENOMEM.
+// postErr returns the error of a refused post. Drivers report a full queue as ENOMEM.
 func (q *qp) postErr(op, call string, errno syscall.Errno, full error) error {
 	if errno == syscall.ENOMEM {
 		return full

@@ -21,7 +21,7 @@ type Provider struct {
 	_       guard.NoCopy
 	lib     *library
 	devices []*device
-	// unopened says why devices that the filter selects, without naming them, are missing.
+	// unopened is why devices are missing that the filter selects without naming them.
 	unopened error
 
 	mu     sync.Mutex
@@ -29,10 +29,10 @@ type Provider struct {
 	closed bool
 }
 
-// Open loads libibverbs and opens the devices that cfg chooses. The error says what is missing and
-// how to get it: it is [ErrNoLibrary], [ErrNoDevice], or the kernel's error when a device was
-// opened. A device that cannot be opened is an error where cfg names it, or where there is no
-// other; else the others are opened, and [Provider.Unopened] says why it is missing.
+// Open loads libibverbs and opens the devices that cfg selects. Its error says what is missing and
+// how to get it: it is [ErrNoLibrary], [ErrNoDevice], or the kernel's error from opening a device.
+// If a device cannot be opened, Open fails if cfg names it or there is no other; otherwise it opens
+// the others, and [Provider.Unopened] says why that one is missing.
 func Open(cfg Config) (*Provider, error) {
 	filter, err := verbs.ParseDeviceFilter(cfg.Devices)
 	if err != nil {
@@ -87,14 +87,13 @@ func Open(cfg Config) (*Provider, error) {
 	return p, nil
 }
 
-// Unopened says which of the devices that Open chose could not be opened, and why; nil when all
-// were.
+// Unopened returns which of the selected devices could not be opened, and why; nil if all were.
 func (p *Provider) Unopened() error { return p.unopened }
 
-// Name is "rdmacore".
+// Name returns "rdmacore".
 func (p *Provider) Name() string { return "rdmacore" }
 
-// Devices lists the NICs that Open chose.
+// Devices lists the NICs that Open selected.
 func (p *Provider) Devices() ([]verbs.Device, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,14 +137,14 @@ func (p *Provider) Close() error {
 	return failed
 }
 
-// named reports whether a filter lists devices by their names, in place of all or all but some.
+// named reports whether a filter lists devices by name, rather than all or all but some.
 func named(filter string) bool {
 	return filter != "" && !strings.HasPrefix(filter, "^") && !strings.Contains(filter, "*")
 }
 
-// connectable leaves out devices that are no NICs of InfiniBand or RoCE: iWARP connects through
-// librdmacm only, and others (efa, usnic) have no reliable connections. It refuses one that was
-// asked for by name.
+// connectable leaves out devices that are not NICs of InfiniBand or RoCE: iWARP connects only
+// through librdmacm, and others (efa, usnic) have no reliable connections. It refuses such a device
+// if it was selected by name.
 func (l *deviceList) connectable(chosen []verbs.Selection, named bool) (list []verbs.Selection, err error) {
 	for _, s := range chosen {
 		switch transport := object[ibvDevice](l.devices[s.Index]).transportType; {
@@ -171,8 +170,8 @@ const (
 	transportIWARP = 1
 )
 
-// deviceList is libibverbs' list of devices. The devices in it are valid until it is freed, the
-// names for ever.
+// deviceList is libibverbs' list of devices. Its devices are valid until it is freed, the names for
+// ever.
 type deviceList struct {
 	lib     *library
 	addr    uintptr
@@ -180,7 +179,7 @@ type deviceList struct {
 	names   []string
 }
 
-// listDevices asks for the list. One without devices is an error that says why.
+// listDevices returns the list. If it is empty, the error says why.
 func listDevices(lib *library) (*deviceList, error) {
 	const op = "list devices"
 	addr, errno := lib.pointer(lib.getDeviceList, 0)

@@ -28,8 +28,8 @@ type qp struct {
 	// itself.
 	state atomic.Uint32
 
-	// Posting takes the lock of its direction, changing the state or closing both, the sender's
-	// first.
+	// Posting takes the lock of its direction. Changing the state and closing take both, the
+	// sender's first.
 	sends, recvs struct {
 		sync.Mutex
 		closed bool
@@ -40,7 +40,7 @@ type qp struct {
 	attr *ibvQPAttr     // for modify and query
 	init *ibvQPInitAttr // likewise
 
-	errSendFull, errRecvFull error // made once: a full queue is an ordinary result
+	errSendFull, errRecvFull error // made once, because a full queue is an ordinary result
 }
 
 // CreateQP makes a queue pair.
@@ -61,7 +61,7 @@ func (p *pd) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	return q, nil
 }
 
-// fit replaces zero fields by the defaults, and refuses what the NIC cannot do.
+// fit replaces zero fields by the defaults, and refuses sizes that the NIC cannot have.
 func (d *device) fit(op string, asked verbs.QPCap) (verbs.QPCap, error) {
 	c := asked.WithDefaults()
 	pick := func(asked, got, limit int) int {
@@ -90,7 +90,7 @@ func (d *device) fit(op string, asked verbs.QPCap) (verbs.QPCap, error) {
 	return c, nil
 }
 
-// bind ties the queue pair to its domain and its completion queues.
+// bind counts the queue pair in its domain and its completion queues.
 func (q *qp) bind(op string, send, recv verbs.CQ) error {
 	s, ok := send.(*cq)
 	r, ok2 := recv.(*cq)
@@ -130,8 +130,8 @@ func (q *qp) create(op string, limits verbs.QPCap, defaultInline, signalAll bool
 	}
 	addr, errno := d.p.lib.pointer(d.p.lib.createQP, q.pd.addr, address(init))
 	if errno == syscall.EINVAL && defaultInline {
-		// No attribute of the device says how much inline data it takes. One that takes less than
-		// the default usually takes none.
+		// No attribute of the device tells how much inline data it takes. A device that takes less
+		// than the default usually takes none.
 		init.cap.maxInlineData = 0
 		addr, errno = d.p.lib.pointer(d.p.lib.createQP, q.pd.addr, address(init))
 	}
@@ -154,7 +154,7 @@ func (q *qp) create(op string, limits verbs.QPCap, defaultInline, signalAll bool
 	return nil
 }
 
-// createHint says which limit may be exceeded.
+// createHint returns which limit may be exceeded.
 func createHint(errno syscall.Errno, c verbs.QPCap) string {
 	asked := fmt.Sprintf("asked for %d sends and %d receives of %d and %d elements, %d bytes inline",
 		c.MaxSendWR, c.MaxRecvWR, c.MaxSendSGE, c.MaxRecvSGE, c.MaxInline)
@@ -171,7 +171,7 @@ func createHint(errno syscall.Errno, c verbs.QPCap) string {
 	return asked
 }
 
-// stage makes the memory in which requests are handed to C.
+// stage makes the memory in which requests are passed to C.
 func (q *qp) stage(op string) (err error) {
 	sends, recvs := min(q.cap.MaxSendWR, postBatch), min(q.cap.MaxRecvWR, postBatch)
 	size := carved[ibvQPAttr](1) + carved[ibvQPInitAttr](1) + sendStageSize(sends, &q.cap) +
@@ -214,7 +214,8 @@ func (q *qp) Close() error {
 	if q.sends.closed {
 		return q.err(op, verbs.ErrClosed, "")
 	}
-	// It stays in the device's list meanwhile: destroying waits until its events are acknowledged.
+	// The queue pair stays in the device's list meanwhile: destroying it waits until its events are
+	// acknowledged.
 	if errno := d.destroy(d.p.lib.destroyQP, q.addr); errno != 0 {
 		return d.callErr(op, q.num, "ibv_destroy_qp", errno, "")
 	}
@@ -229,12 +230,12 @@ func (q *qp) Close() error {
 	return nil
 }
 
-// release undoes on this side what creating the queue pair did.
+// release undoes what creating the queue pair did in Go.
 func (q *qp) release() {
 	q.d.mu.Lock()
 	q.sendCQ.users--
 	q.recvCQ.users--
 	q.pd.qps--
 	q.d.mu.Unlock()
-	_ = q.mem.unmap() // a mapping that was made can be undone
+	_ = q.mem.unmap() // unmapping a valid mapping cannot fail
 }

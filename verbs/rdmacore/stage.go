@@ -8,23 +8,23 @@ import (
 	"ibverbx/verbs"
 )
 
-// postBatch is the most requests that one crossing into C hands over. As with pollBatch, the
-// crossing is a small part of a full batch.
+// postBatch is the most requests that one call into C passes. As with pollBatch, the crossing is a
+// small part of a full batch.
 const postBatch = 64
 
 // stage is the array in which requests of one direction are written for C to read. It is linked
 // once, and each request has its own scatter list. The driver copies what it needs during the call.
 type stage[T any, P request[T]] struct {
 	wrs    []T
-	sges   []ibvSGE // maxSGE for each request, but one at least
-	bad    *uintptr // where C says which request it refused
+	sges   []ibvSGE // maxSGE for each request, at least one
+	bad    *uintptr // C stores the request that it refused here
 	post   crossing // the queue pair, the first request, bad
 	maxSGE int
 
 	doubtful bool // the driver called a request invalid: see qp.why
 }
 
-// request is a work request of C's.
+// request is a work request in C's layout.
 type request[T any] interface {
 	*T
 	links() (next, sgList *uintptr)
@@ -33,7 +33,7 @@ type request[T any] interface {
 func (w *ibvSendWR) links() (next, sgList *uintptr) { return &w.next, &w.sgList }
 func (w *ibvRecvWR) links() (next, sgList *uintptr) { return &w.next, &w.sgList }
 
-// stageSize is the room that a stage of n requests takes.
+// stageSize returns the bytes that a stage of n requests takes.
 func stageSize[T any](n, maxSGE int) int {
 	return carved[T](n) + carved[ibvSGE](n*max(maxSGE, 1)) + carved[uintptr](1)
 }
@@ -51,7 +51,7 @@ func (s *stage[T, P]) carve(m *mapping, n, maxSGE int, fn, qp uintptr) {
 	}
 }
 
-// list is the scatter list of a request.
+// list returns the scatter list of a request.
 func (s *stage[T, P]) list(i int) []ibvSGE { return s.sges[i*max(s.maxSGE, 1):] }
 
 // fill writes the scatter list of a request and returns its length.
@@ -63,8 +63,8 @@ func (s *stage[T, P]) fill(i int, sgl []verbs.SGE) int32 {
 	return int32(len(sgl))
 }
 
-// handOver crosses into C with the first n requests. It returns how many the driver accepted, and
-// why it refused the next.
+// handOver calls C with the first n requests. It returns how many the driver accepted, and why it
+// refused the next.
 func (s *stage[T, P]) handOver(n int) (accepted int, errno syscall.Errno) {
 	last, _ := P(&s.wrs[n-1]).links()
 	next := *last
@@ -75,15 +75,15 @@ func (s *stage[T, P]) handOver(n int) (accepted int, errno syscall.Errno) {
 	case errno == 0 && *s.bad == 0:
 		return n, 0
 	case errno == 0:
-		errno = syscall.ENOMEM // siw names the request and then forgets to say why
+		errno = syscall.ENOMEM // siw names the request, but returns no error
 	}
 	s.doubtful = errno == syscall.EINVAL
 	return indexOf(s.wrs[:n], *s.bad), errno
 }
 
-// indexOf returns the index of the request that C refused; those before it were accepted. If a
-// driver fails without naming one (librxe, when the kernel refuses to look at the queue), the queue
-// pair is unusable, and none of them will complete.
+// indexOf returns the index of the request that C refused; earlier ones were accepted. If a driver
+// fails without naming one (librxe, when the kernel refuses to look at the queue), the queue pair
+// is unusable, and none of them will complete.
 func indexOf[T any](wrs []T, bad uintptr) int {
 	if i := (bad - address(&wrs[0])) / uintptr(sizeOf[T]()); bad != 0 && i < uintptr(len(wrs)) {
 		return int(i)

@@ -21,7 +21,7 @@ func gidAttr(sys fs.FS, device string, port, index int, attr string) (string, er
 	return strings.TrimSpace(string(text)), err
 }
 
-// sysGIDType is the protocol of an entry that is set.
+// sysGIDType returns the protocol of an entry that is set.
 func sysGIDType(sys fs.FS, device string, port, index int, link verbs.LinkLayer) (verbs.GIDType, error) {
 	text, err := gidAttr(sys, device, port, index, "types")
 	switch {
@@ -35,7 +35,7 @@ func sysGIDType(sys fs.FS, device string, port, index int, link verbs.LinkLayer)
 	return verbs.GIDTypeIB, nil
 }
 
-// sysNetDev is the network interface of an entry, empty if it has none.
+// sysNetDev returns the network interface of an entry; empty if it has none.
 func sysNetDev(sys fs.FS, device string, port, index int) string {
 	name, err := gidAttr(sys, device, port, index, "ndevs")
 	if err != nil {
@@ -44,7 +44,7 @@ func sysNetDev(sys fs.FS, device string, port, index int) string {
 	return name
 }
 
-// whyNoDevice explains an empty list of devices.
+// whyNoDevice returns why the list of devices is empty.
 func whyNoDevice(sys fs.FS) string {
 	entries, err := fs.ReadDir(sys, ".")
 	switch {

@@ -8,10 +8,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// Provider is the host's NICs. On this platform there are none.
+// Provider has no NICs on this platform.
 type Provider struct{ verbs.Provider }
 
-// Open says that libibverbs needs Linux on amd64 or arm64.
+// Open returns an error: libibverbs needs Linux on amd64 or arm64.
 func Open(Config) (*Provider, error) {
 	return nil, &verbs.OpError{Op: "open libibverbs", Err: ErrNoLibrary,
 		Detail: "RDMA devices need Linux on amd64 or arm64, this is " + runtime.GOOS + "/" + runtime.GOARCH}
@@ -20,16 +20,16 @@ func Open(Config) (*Provider, error) {
 // Unopened is never reached: there is no provider.
 func (*Provider) Unopened() error { return nil }
 
-// Arena is memory outside of the Go heap.
+// Arena is memory outside the Go heap.
 type Arena struct{}
 
 // NewArena is never reached: there is no provider.
 func (*Provider) NewArena(int) (*Arena, error) { return nil, ErrNoLibrary }
 
-// Bytes is the memory.
+// Bytes returns the memory.
 func (*Arena) Bytes() []byte { return nil }
 
-// HugePages reports whether the arena lies on reserved huge pages.
+// HugePages reports whether the arena is on reserved huge pages.
 func (*Arena) HugePages() bool { return false }
 
 // Close unmaps the memory.
