@@ -8,7 +8,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Asynchronous events: what a NIC reports outside of completions.
+// Asynchronous events, which a NIC reports outside completions.
 
 func testAsync(t *testing.T, s *suite) {
 	s.run(t, "link", s.asyncLink)
@@ -28,7 +28,7 @@ func watch(t *testing.T, dev verbs.Device) <-chan verbs.Event {
 }
 
 // nextAsync waits for the next event of one of the types and ignores others: NICs report more than
-// is tested here, for example that the GIDs of a port go with its link.
+// is tested here, for example that a port loses its GIDs with its link.
 func (n *Node) nextAsync(
 	c <-chan verbs.Event, timeout time.Duration, types ...verbs.EventType,
 ) (e verbs.Event, ok bool) {
@@ -48,7 +48,7 @@ func (n *Node) nextAsync(
 	return e, ok
 }
 
-// wantAsync waits for an event and checks that it is the device's.
+// wantAsync waits for an event and checks that it is from the device.
 func (n *Node) wantAsync(c <-chan verbs.Event, typ verbs.EventType) verbs.Event {
 	n.T.Helper()
 	e, ok := n.nextAsync(c, n.Env.Timeout, typ)
@@ -61,7 +61,7 @@ func (n *Node) wantAsync(c <-chan verbs.Event, typ verbs.EventType) verbs.Event 
 	return e
 }
 
-// wantNoAsync checks that for a while no event of the types comes.
+// wantNoAsync checks that no event of the types arrives for a while.
 func (n *Node) wantNoAsync(c <-chan verbs.Event, types ...verbs.EventType) {
 	n.T.Helper()
 	if e, ok := n.nextAsync(c, quiet, types...); ok {
@@ -69,8 +69,8 @@ func (n *Node) wantNoAsync(c <-chan verbs.Event, types ...verbs.EventType) {
 	}
 }
 
-// linkNode makes a node on the first device whose link is up again after the test, with the address
-// that it had.
+// linkNode makes a node on the first device, and brings its link up again after the test, with the
+// address that it had.
 func (s *suite) linkNode(t *testing.T) *Node {
 	t.Helper()
 	if s.env.SetLink == nil {
@@ -94,8 +94,8 @@ func (s *suite) active(n *Node) bool {
 	return err == nil && port.State == verbs.PortActive
 }
 
-// asyncLink takes the link down and up, twice. Event and state agree, though the one may come a
-// little before the other.
+// asyncLink takes the link down and up, twice. Event and state agree, though one may precede the
+// other a little.
 func (s *suite) asyncLink(t *testing.T) {
 	n := s.linkNode(t)
 	c := watch(t, n.Dev)
@@ -116,8 +116,8 @@ func (s *suite) asyncLink(t *testing.T) {
 	}
 }
 
-// asyncTwoWatchers has two watchers of one device and, where the devices' links are independent,
-// one of the other.
+// asyncTwoWatchers has two watchers of one device and, if the devices' links are independent, one
+// of the other.
 func (s *suite) asyncTwoWatchers(t *testing.T) {
 	n := s.linkNode(t)
 	first, second, other := watch(t, n.Dev), watch(t, n.Dev), watch(t, s.b)
@@ -130,7 +130,7 @@ func (s *suite) asyncTwoWatchers(t *testing.T) {
 	}
 }
 
-// asyncNoRoom has watchers without room; the one with room misses nothing.
+// asyncNoRoom has watchers without room beside one with room, which must miss nothing.
 func (s *suite) asyncNoRoom(t *testing.T) {
 	n := s.linkNode(t)
 	full := make(chan verbs.Event, 1)
@@ -155,7 +155,7 @@ func (s *suite) asyncStop(t *testing.T) {
 	stop := n.Dev.Watch(stopped)
 	c := watch(t, n.Dev)
 	stop()
-	before := len(stopped) // a real NIC may have reported something by then
+	before := len(stopped) // a real NIC may already have reported something
 	s.env.SetLink(t, n.Dev, false)
 	n.wantAsync(c, verbs.EventPortErr)
 	stop()
@@ -167,8 +167,8 @@ func (s *suite) asyncStop(t *testing.T) {
 	close(stopped)
 }
 
-// asyncDeliberate checks that no failure event comes for what the program does on purpose, or for
-// what a completion reports.
+// asyncDeliberate checks that there is no failure event for what the program does on purpose, or
+// for what a completion reports.
 func (s *suite) asyncDeliberate(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	a, b := watch(t, s.a), watch(t, s.b)
@@ -185,9 +185,9 @@ func (s *suite) asyncDeliberate(t *testing.T) {
 	}
 }
 
-// asyncOverrun lets more completions come than the queue holds: the queue's event, and that of the
-// queue pair, which can say it in no completion. The latter is required of strict providers only:
-// in rdma_rxe the queue pair goes on.
+// asyncOverrun overruns a completion queue and expects its event, and that of the queue pair, which
+// has no completion to report with. Only strict providers must raise the latter: in rdma_rxe the
+// queue pair goes on.
 func (s *suite) asyncOverrun(t *testing.T) {
 	c := watch(t, s.a)
 	p := s.overrun(t)
@@ -204,8 +204,8 @@ func (s *suite) asyncOverrun(t *testing.T) {
 }
 
 // asyncResponder makes the peer refuse an RDMA request. No receive of the peer ends with that
-// error, so an event reports it (IBTA 11.6.3). It is required of strict providers only: rdma_rxe
-// raises none, and NICs differ in which of the two it is.
+// error, so an event reports it (IBTA 11.6.3). Only strict providers must raise it: rdma_rxe raises
+// none, and NICs differ in which of the two events they raise.
 func (s *suite) asyncResponder(t *testing.T) {
 	if !s.env.Strict {
 		t.Skip("what a responder reports differs from NIC to NIC")

@@ -10,7 +10,7 @@ import (
 )
 
 // wantErr checks that a call was refused with a sentinel, and that the error is one of package
-// verbs with an operation in it.
+// verbs that names an operation.
 func wantErr(t testing.TB, what string, err, sentinel error) {
 	t.Helper()
 	if !errors.Is(err, sentinel) {
@@ -42,7 +42,7 @@ func (e *End) wantFlushed(wcs []verbs.WC, ids ...uint64) {
 	e.wantStatus(wcs, []verbs.Status{verbs.StatusWRFlushErr}, ids...)
 }
 
-// wantStatus looks at the fields that mean something for every status: ID, Status and QPNum.
+// wantStatus checks the fields that are defined for every status: ID, Status and QPNum.
 func (e *End) wantStatus(wcs []verbs.WC, allowed []verbs.Status, ids ...uint64) {
 	e.T.Helper()
 	if len(wcs) != len(ids) {
@@ -80,7 +80,7 @@ func (e *End) wantState(want verbs.QPState) {
 	}
 }
 
-// wantBytes compares memory and says where it differs first.
+// wantBytes compares memory and reports where it first differs.
 func wantBytes(t testing.TB, what string, got, want []byte) {
 	t.Helper()
 	if bytes.Equal(got, want) {
@@ -98,7 +98,7 @@ func wantBytes(t testing.TB, what string, got, want []byte) {
 	}
 }
 
-// ids lists count request numbers from first.
+// ids returns count request numbers from first.
 func ids(first uint64, count int) []uint64 {
 	list := make([]uint64, count)
 	for i := range list {
@@ -107,8 +107,8 @@ func ids(first uint64, count int) []uint64 {
 	return list
 }
 
-// probe sends an empty signaled write: a request that always works on a connected pair. That its
-// completion is the next one proves that no other was due before it.
+// probe sends an empty signaled write, a request that always works on a connected pair. If its
+// completion is the next one, no other was due before it.
 func (e *End) probe(id uint64) {
 	e.T.Helper()
 	e.PostSend(verbs.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled})

@@ -6,13 +6,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// ConnectConfig says how two queue pairs are connected.
+// ConnectConfig configures [Connect]. The zero value works.
 type ConnectConfig struct {
 	// Port and GIDIndex are used on both sides; Port 0 means 1.
 	Port, GIDIndex int
-	// GIDIndexOf is the entry of one device, in place of GIDIndex, if it is not nil.
+	// GIDIndexOf, if not nil, returns the entry for a device in place of GIDIndex.
 	GIDIndexOf func(d verbs.Device) int
-	// Adjust may change the attributes of one side before they are used. They arrive filled in: all
+	// Adjust may change the attributes of one side before they are used. They are filled in: all
 	// remote access, up to four reads and atomics outstanding, a timeout of 67 ms (code 14), seven
 	// retries, RNR retried for ever with a timer of 640 µs (code 12).
 	Adjust func(local verbs.QP, attr *verbs.QPAttr)
@@ -36,8 +36,8 @@ func Connect(a, b verbs.QP, cfg ConnectConfig) error {
 	return nil
 }
 
-// ToRTS takes a queue pair whose peer is elsewhere from RESET to RTS. attr has all that the
-// transitions ask for; its State does not matter.
+// ToRTS takes a queue pair whose peer is elsewhere from RESET to RTS. attr has all attributes that
+// the transitions require; its State does not matter.
 func ToRTS(qp verbs.QP, attr verbs.QPAttr) error {
 	for _, state := range wayUp {
 		if err := step(qp, attr, state); err != nil {
@@ -47,7 +47,7 @@ func ToRTS(qp verbs.QP, attr verbs.QPAttr) error {
 	return nil
 }
 
-// wayUp are the states between RESET and RTS, and that.
+// wayUp lists the states from RESET to RTS, without RESET.
 var wayUp = [...]verbs.QPState{verbs.StateInit, verbs.StateRTR, verbs.StateRTS}
 
 // attrs fills in the attributes of both sides.
@@ -78,7 +78,7 @@ func (cfg ConnectConfig) attrs(a, b verbs.QP) (attrA, attrB verbs.QPAttr, err er
 	return attrA, attrB, nil
 }
 
-// gidIndex is the entry of the GID table of a queue pair's device that is used.
+// gidIndex returns which entry of the GID table to use for a queue pair's device.
 func (cfg ConnectConfig) gidIndex(qp verbs.QP) int {
 	if cfg.GIDIndexOf != nil {
 		return cfg.GIDIndexOf(qp.Device())
@@ -113,11 +113,11 @@ func (cfg ConnectConfig) attr(local, remote verbs.QP, gid verbs.GID, port verbs.
 	return attr
 }
 
-// psn is the packet sequence number that a queue pair starts with: near the end of the 24 bits, so
+// psn returns the first packet sequence number of a queue pair: near the end of the 24 bits, so
 // that it wraps early.
 func psn(qp verbs.QP) uint32 { return 0xfffff0 ^ qp.Num()&0xf }
 
-// modifyMask names the attributes that the way up from RESET demands.
+// modifyMask has the attributes that each transition up from RESET requires.
 var modifyMask = map[verbs.QPState]verbs.QPAttrMask{
 	verbs.StateReset: verbs.QPAttrState,
 	verbs.StateInit:  verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess,
@@ -131,7 +131,7 @@ var modifyMask = map[verbs.QPState]verbs.QPAttrMask{
 	verbs.StateErr: verbs.QPAttrState,
 }
 
-// step makes one transition of the way up, or one that demands no attributes.
+// step makes one transition up from RESET, or one that requires no attributes.
 func step(qp verbs.QP, attr verbs.QPAttr, to verbs.QPState) error {
 	attr.State = to
 	if err := qp.Modify(&attr, modifyMask[to]); err != nil {

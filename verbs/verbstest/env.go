@@ -8,7 +8,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Env is what the suite runs in.
+// Env is the environment of the suite.
 type Env struct {
 	// Open returns the two devices to connect; they may be the same one. It is called once for each
 	// top-level subtest and registers its own cleanup with t, which runs when everything made from
@@ -18,7 +18,7 @@ type Env struct {
 	Port int
 	// GIDIndex is the entry of the GID tables to use.
 	GIDIndex int
-	// GIDIndexOf is the entry of one device, for two devices whose tables differ, as of two
+	// GIDIndexOf returns the entry for a device, if the tables of the two differ, as with two
 	// providers; nil means GIDIndex on both.
 	GIDIndexOf func(d verbs.Device) int
 	// Timeout is how long to wait for a completion; 0 means 10 s. Emulated machines need more.
@@ -26,18 +26,17 @@ type Env struct {
 	// Skip names subtests that the provider cannot pass, with the reason: "ops" or
 	// "events/solicited".
 	Skip map[string]string
-	// Strict demands the one outcome that the specification and the contract name where real NICs
-	// are allowed several. For providers made of software.
+	// Strict requires the one outcome that the specification and the contract name, even if real
+	// NICs may have several. It is for software providers.
 	Strict bool
-	// Idle is called again and again while the suite waits. A provider that is stepped from outside
-	// moves in it.
+	// Idle is called repeatedly while the suite waits. A stepped provider makes its steps in it.
 	Idle func()
 	// SetLink takes the link of the device's port down, or up again. It need not wait for the
 	// device to notice. Without it the subtests that need a link to fail are skipped.
 	SetLink func(t *testing.T, d verbs.Device, up bool)
 }
 
-// usualTimeout is the Timeout of an Env that names none.
+// usualTimeout is the default of Env.Timeout.
 const usualTimeout = 10 * time.Second
 
 func (e *Env) withDefaults() Env {
@@ -51,7 +50,7 @@ func (e *Env) withDefaults() Env {
 	return d
 }
 
-// gidIndex is the entry of a device's GID table to use.
+// gidIndex returns which entry of a device's GID table to use.
 func (e *Env) gidIndex(d verbs.Device) int {
 	if e.GIDIndexOf != nil {
 		return e.GIDIndexOf(d)
@@ -94,7 +93,7 @@ func Run(t *testing.T, env Env) {
 // suite is one top-level subtest: the environment and its two devices.
 type suite struct {
 	env  Env
-	root string // the name of the test that called Run, and a slash
+	root string // the name of the test that called Run, with a slash
 	a, b verbs.Device
 }
 
@@ -121,8 +120,8 @@ func (s *suite) node(t *testing.T) *Node {
 	return NewNode(t, s.env, s.a)
 }
 
-// allowed lists the statuses with which a request may end: the one of the specification, and unless
-// the environment is strict those that some NICs report in its place.
+// allowed returns the statuses with which a request may end: that of the specification, and unless
+// the environment is strict those that some NICs report instead.
 func (s *suite) allowed(spec verbs.Status, others ...verbs.Status) []verbs.Status {
 	if s.env.Strict {
 		return []verbs.Status{spec}

@@ -30,7 +30,7 @@ func (s *suite) tooLong(t *testing.T) {
 				s.allowed(verbs.StatusRemInvReqErr, verbs.StatusRemOpErr))
 			p.B.wantStatus(p.B.WaitRecv(1), s.allowed(verbs.StatusLocLenErr, verbs.StatusRemInvReqErr,
 				verbs.StatusLocQPOpErr), 1)
-			// What fits may have been written, nothing behind it.
+			// The part that fits may have been written, but nothing beyond it.
 			wantBytes(t, "behind the receive", p.B.Buf.B[100:], make([]byte, len(p.B.Buf.B)-100))
 			p.B.wantState(verbs.StateErr)
 			p.B.wantFlushed(p.B.WaitRecv(1), 2)
@@ -55,7 +55,7 @@ func (s *suite) receiverNotReady(t *testing.T) {
 	}
 }
 
-// receiverLate retries for ever, and the receive comes later.
+// receiverLate retries for ever, and the receive is posted later.
 func (s *suite) receiverLate(t *testing.T) {
 	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWriteWithImm} {
 		s.run(t, op.String(), func(t *testing.T) {
@@ -70,8 +70,8 @@ func (s *suite) receiverLate(t *testing.T) {
 					ID: 2, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 100),
 					RemoteAddr: p.B.Buf.At(200), RKey: p.B.Buf.RKey(),
 				})
-			// A round trip the other way: by then the message has been there, or is about to be.
-			// Either way it waits.
+			// A round trip the other way: by then the message has arrived, or is about to. Either
+			// way it waits.
 			p.B.probe(9)
 			p.A.wantNone(p.A.SendCQ)
 			p.B.PostRecv(verbs.RecvWR{ID: 3, SGL: p.B.Buf.SGL(0, 100)})
@@ -83,9 +83,9 @@ func (s *suite) receiverLate(t *testing.T) {
 	}
 }
 
-// peerGone sends to a queue pair that does not answer. Timeout code 12 and six retries are 0.1 s by
-// the book; NICs have a minimum of their own, up to seconds. A live peer made of software needs a
-// processor to answer: with many retries a process that is not run for long loses one of them and
+// peerGone sends to a queue pair that does not answer. Timeout code 12 and six retries are
+// nominally 0.1 s; NICs have their own minimum, up to seconds. A live software peer needs a
+// processor to answer: if its process does not run for a while, it misses one of many retries, but
 // not all. In an emulated machine the peer gets 67 ms each time.
 func (s *suite) peerGone(t *testing.T) {
 	for name, goAway := range map[string]func(*testing.T, *End){
@@ -159,7 +159,7 @@ func testFlush(t *testing.T, s *suite) {
 	s.run(t, "close_with_work", s.closeWithWork)
 }
 
-// flushOnErr has sends outstanding that wait for a receive, signaled and not, and receives.
+// flushOnErr has receives outstanding, and sends, signaled and not, that wait for a receive.
 func (s *suite) flushOnErr(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	p.A.PostRecv(verbs.RecvWR{ID: 50, SGL: p.A.Buf.SGL(0, 8)}, verbs.RecvWR{ID: 51})
@@ -177,7 +177,7 @@ func (s *suite) flushOnErr(t *testing.T) {
 	p.A.wantFlushed(p.A.WaitSend(30), ids(100, 30)...)
 	p.A.wantFlushed(p.A.WaitRecv(3), 50, 51, 52)
 	p.A.wantState(verbs.StateErr)
-	// Once more to ERR flushes nothing twice: the next completion is that of the next request.
+	// A second move to ERR flushes nothing twice: the next completion is that of the next request.
 	p.A.Modify(verbs.StateErr)
 	p.A.PostSend(verbs.SendWR{ID: 200, Opcode: verbs.OpSend})
 	p.A.wantFlushed(p.A.WaitSend(1), 200)
@@ -202,8 +202,8 @@ func (s *suite) flushReceives(t *testing.T) {
 }
 
 // resetAndReuse resets a queue pair with work outstanding and one that has failed, and connects
-// them anew. RESET forgets work without completions. Some of before the reset may still lie in the
-// completion queue (rdma_rxe leaves them, mlx5 removes them), so they are drained first.
+// them anew. RESET forgets work without completions. Completions from before the reset may still be
+// in the completion queue (rdma_rxe leaves them, mlx5 removes them), so they are drained first.
 func (s *suite) resetAndReuse(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	for round := range uint64(3) {
@@ -246,8 +246,8 @@ func (s *suite) resetAndReuse(t *testing.T) {
 	p.A.wantNone(p.A.SendCQ)
 }
 
-// closeWithWork closes everything while requests are outstanding on both sides; then the memory is
-// the caller's.
+// closeWithWork closes everything while requests are outstanding on both sides; then the memory
+// belongs to the caller.
 func (s *suite) closeWithWork(t *testing.T) {
 	p := s.pair(t, PairConfig{BufSize: 4 << 20})
 	p.B.PostRecv(verbs.RecvWR{ID: 1, SGL: p.B.Buf.SGL(0, 1<<20)})
@@ -267,7 +267,7 @@ func (s *suite) closeWithWork(t *testing.T) {
 				t.Errorf("close %T: %v", x, err)
 			}
 		}
-		// Nothing writes here any more; the race detector would report it.
+		// Nothing writes here any more; otherwise the race detector reports it.
 		clear(e.Buf.B)
 	}
 	wantBytes(t, "memory after close", p.B.Buf.B, make([]byte, len(p.B.Buf.B)))

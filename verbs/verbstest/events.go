@@ -10,8 +10,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// quiet is how long the suite waits to be sure that no event comes. An event that comes later is
-// not noticed; that may hide an error and never reports a false one.
+// quiet is how long the suite waits before it concludes that no event arrives. A later event goes
+// unnoticed: that may hide an error, but never reports a false one.
 const quiet = 20 * time.Millisecond
 
 func testEvents(t *testing.T, s *suite) {
@@ -162,7 +162,7 @@ func (s *suite) armPollSleep(t *testing.T) {
 	const total, window = 1000, 16
 	p, channel := s.eventPair(t, 2*window)
 	sent := make(chan error, 1)
-	acked := make(chan struct{}, window) // one for each message that may be on the way
+	acked := make(chan struct{}, window) // one for each message that may be in flight
 	for range window {
 		acked <- struct{}{}
 	}

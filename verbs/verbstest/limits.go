@@ -51,8 +51,8 @@ func (p *Pair) sends(first, count int) []verbs.SendWR {
 	return wrs
 }
 
-// sendQueueFull posts more than fits in one batch. The NIC decides how many it accepts, as long as
-// it keeps what its Cap says; that many complete, no more and no fewer.
+// sendQueueFull posts more than fits in one batch. The NIC decides how many it accepts, at least as
+// many as its Cap says; exactly that many complete.
 func (s *suite) sendQueueFull(t *testing.T) {
 	p := s.blocked(t)
 	room := p.A.QP.Cap().MaxSendWR
@@ -128,8 +128,8 @@ func (s *suite) recvQueueFull(t *testing.T) {
 	}
 }
 
-// invalidInBatch puts an invalid request into the middle of a batch: those before it are accepted,
-// it and those behind it have no effect.
+// invalidInBatch puts an invalid request into the middle of a batch: the requests before it are
+// accepted, it and those after it have no effect.
 func (s *suite) invalidInBatch(t *testing.T) {
 	for name, spoil := range map[string]func(*Pair, *verbs.SendWR){
 		"opcode":   func(_ *Pair, wr *verbs.SendWR) { wr.Opcode = 99 },
@@ -161,7 +161,7 @@ func (s *suite) invalidInBatch(t *testing.T) {
 			want := make([]byte, 56)
 			copy(want, p.A.Buf.B[:24])
 			wantBytes(t, "the target", p.B.Buf.B[:56], want)
-			// What was refused can be posted later.
+			// Refused requests can be posted later.
 			p.A.PostSend(wrs[4:]...)
 			p.A.wantOK(p.A.WaitSend(3), 4, 5, 6)
 		})
@@ -197,7 +197,7 @@ func (s *suite) emptyBatch(t *testing.T) {
 	p.A.wantNone(p.A.SendCQ)
 }
 
-// cqDepth leaves as many completions in the queue as it says it holds.
+// cqDepth leaves as many completions in the queue as its Depth says.
 func (s *suite) cqDepth(t *testing.T) {
 	p := s.pair(t, PairConfig{Depth: 48, Cap: verbs.QPCap{MaxSendWR: 256}})
 	depth := min(p.A.SendCQ.Depth(), p.A.QP.Cap().MaxSendWR)
@@ -208,7 +208,7 @@ func (s *suite) cqDepth(t *testing.T) {
 	}
 	wrs[depth-1].Opcode = verbs.OpSend
 	p.A.PostSend(wrs...)
-	// When the peer has the last one, all of them have been carried out, and none was polled.
+	// When the peer has received the last message, all have been carried out, and none was polled.
 	p.B.wantOK(p.B.WaitRecv(1), 1)
 	p.A.wantOK(p.A.WaitSend(depth), ids(0, depth)...)
 	p.A.probe(9999)
@@ -238,8 +238,7 @@ func (s *suite) smallPolls(t *testing.T) {
 	p.A.wantNone(p.A.SendCQ)
 }
 
-// cqOverrun looks at what is left of a queue that has overrun: what it held can be polled, and then
-// the error.
+// cqOverrun polls a queue that has overrun: first the completions that it held, and then the error.
 func (s *suite) cqOverrun(t *testing.T) {
 	c := watch(t, s.a)
 	p := s.overrun(t)

@@ -10,9 +10,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Node is a device with a protection domain, for one test. What is made through it is closed when
-// the test ends, the youngest first; a Close that fails then fails the test. A node that cannot
-// make something ends the test.
+// Node is a device with a protection domain, for one test. Objects made through it are closed when
+// the test ends, the newest first; a Close that fails then fails the test. If a node cannot make an
+// object, it ends the test.
 type Node struct {
 	_   guard.NoCopy
 	T   testing.TB
@@ -92,7 +92,7 @@ func (n *Node) closeLater(what string, x interface{ Close() error }) {
 // environment's timeout.
 func (n *Node) Until(done func() bool) bool { return n.within(n.Env.Timeout, done) }
 
-// within is Until with a time of its own.
+// within is Until with its own timeout.
 func (n *Node) within(timeout time.Duration, done func() bool) bool {
 	deadline := time.Now().Add(timeout)
 	for i := 0; ; i++ {
@@ -105,7 +105,7 @@ func (n *Node) within(timeout time.Duration, done func() bool) bool {
 		case i < 1000:
 			runtime.Gosched()
 		default:
-			// Something slow is going on. On a single core the goroutines that work on it need the
+			// The wait is long. On a single core the goroutines that it waits for need the
 			// processor.
 			time.Sleep(50 * time.Microsecond)
 		}
@@ -115,7 +115,7 @@ func (n *Node) within(timeout time.Duration, done func() bool) bool {
 	}
 }
 
-// Wait polls count completions and returns them. It ends the test when they do not come in time.
+// Wait polls count completions and returns them. It ends the test if they do not arrive in time.
 func (n *Node) Wait(cq verbs.CQ, count int) []verbs.WC {
 	n.T.Helper()
 	wcs := make([]verbs.WC, count)
@@ -145,13 +145,12 @@ type Buffer struct {
 	B []byte
 }
 
-// SGE names length bytes from offset. Neither is checked: a test may name bytes outside of the
-// buffer.
+// SGE names length bytes from offset. Neither is checked: a test may name bytes outside the buffer.
 func (b *Buffer) SGE(offset, length int) verbs.SGE {
 	return verbs.SGE{Addr: b.At(offset), Length: uint32(length), LKey: b.LKey()}
 }
 
-// SGL is a scatter-gather list of the one element that SGE makes; nil when length is 0.
+// SGL returns a scatter-gather list with the element that SGE returns; nil if length is 0.
 func (b *Buffer) SGL(offset, length int) []verbs.SGE {
 	if length == 0 {
 		return nil
@@ -159,10 +158,10 @@ func (b *Buffer) SGL(offset, length int) []verbs.SGE {
 	return []verbs.SGE{b.SGE(offset, length)}
 }
 
-// At is the address of the byte at offset.
+// At returns the address of the byte at offset.
 func (b *Buffer) At(offset int) uint64 { return b.Addr() + uint64(int64(offset)) }
 
-// Fill writes a pattern that depends on seed and does not repeat at powers of two.
+// Fill fills b with a pattern that depends on seed and does not repeat at powers of two.
 func Fill(b []byte, seed byte) {
 	for i := range b {
 		b[i] = seed + byte(i) + byte(i>>8)*7 + byte(i>>16)*31

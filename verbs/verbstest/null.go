@@ -7,19 +7,19 @@ import (
 	"ibverbx/verbs"
 )
 
-// Null is a provider that does nothing, fast: a post succeeds when the queue has room, its
-// completion can be polled at once, and no data moves. Benchmarks over it measure the library
-// above. Receives complete when [CompleteRecv] says so.
+// Null is a provider that does nothing, fast: a post succeeds if the queue has room, its completion
+// can be polled at once, and no data moves. Benchmarks over it measure the library above.
+// [CompleteRecv] completes receives.
 //
-// It is not safe for concurrent use: neither an object, nor two objects of one device. Keys and
-// addresses are made up and never checked; of a request only the opcode, the flags and the length
-// of an inline payload matter.
+// Neither an object nor two objects of one device are safe for concurrent use. Keys and addresses
+// are made up and never checked; of a request only the opcode, the flags and the length of an
+// inline payload matter.
 type Null struct {
 	_       guard.NoCopy
 	devices []*nullDevice
 }
 
-// NewNull makes a provider with so many devices, null0, null1 and so on.
+// NewNull makes a provider with this many devices, null0, null1 and so on.
 func NewNull(devices int) *Null {
 	if devices < 1 || devices > verbs.MaxDevices {
 		panic(fmt.Sprintf("verbstest: %d null devices, possible are 1 to %d", devices, verbs.MaxDevices))
@@ -31,7 +31,7 @@ func NewNull(devices int) *Null {
 	return p
 }
 
-// Name is "null".
+// Name returns "null".
 func (p *Null) Name() string { return "null" }
 
 // Devices lists the devices.
@@ -46,7 +46,7 @@ func (p *Null) Devices() ([]verbs.Device, error) {
 // Device returns one device.
 func (p *Null) Device(i int) verbs.Device { return p.devices[i] }
 
-// Publish raises an event of a device, which it fills in. Nothing else raises one.
+// Publish raises an event of a device, and fills in e.Device. Nothing else raises events.
 func (p *Null) Publish(device int, e verbs.Event) {
 	d := p.devices[device]
 	e.Device = d
@@ -66,7 +66,7 @@ func (p *Null) Close() error {
 const (
 	nullBase     = 1 << 32 // the first address handed out
 	nullPage     = 4096    // regions start at a multiple of it
-	nullFirstQP  = 17      // every device starts with it, so that two devices have queue pairs of one number
+	nullFirstQP  = 17      // the same on every device, so numbers of two devices are equal
 	nullMaxQPWR  = 1 << 16
 	nullMaxCQE   = 1 << 22
 	nullMaxSGE   = 32
@@ -88,16 +88,16 @@ type nullDevice struct {
 	watchers verbs.Watchers
 }
 
-// ID is the device's index in the provider.
+// ID returns the device's index in the provider.
 func (d *nullDevice) ID() verbs.DeviceID { return d.id }
 
-// Name is null and the index.
+// Name returns "null" and the index.
 func (d *nullDevice) Name() string { return fmt.Sprintf("null%d", d.id) }
 
-// DefaultPort is 1, the only one.
+// DefaultPort returns 1, the only port.
 func (d *nullDevice) DefaultPort() int { return 1 }
 
-// Watch sends to c what [Null.Publish] is given.
+// Watch sends to c the events passed to [Null.Publish].
 func (d *nullDevice) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
 
 // Query describes the device.
@@ -150,7 +150,7 @@ type nullPD struct {
 	closed bool
 }
 
-// Device is the domain's device.
+// Device returns the domain's device.
 func (p *nullPD) Device() verbs.Device { return p.dev }
 
 // RegisterMR makes up an address and keys for buf.
@@ -196,16 +196,16 @@ type nullMR struct {
 	closed bool
 }
 
-// Addr is the made-up address of the first byte.
+// Addr returns the made-up address of the first byte.
 func (m *nullMR) Addr() uint64 { return m.addr }
 
-// Len is the size in bytes.
+// Len returns the size in bytes.
 func (m *nullMR) Len() uint64 { return m.len }
 
-// LKey is the local key.
+// LKey returns the local key.
 func (m *nullMR) LKey() uint32 { return m.key }
 
-// RKey is the remote key; it differs from the local one.
+// RKey returns the remote key, which differs from the local key.
 func (m *nullMR) RKey() uint32 { return m.key | 1 }
 
 // Close deregisters the region.

@@ -23,7 +23,7 @@ type nullCQ struct {
 	users      int
 }
 
-// nullWC is what a completion needs: half a cache line.
+// nullWC is the data of a completion, half a cache line.
 type nullWC struct {
 	id      uint64
 	qp      uint32 // index into nullDevice.qps
@@ -48,13 +48,13 @@ func (d *nullDevice) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
 	return &nullCQ{dev: d, channel: cfg.Channel, ring: make([]nullWC, 1<<bits.Len(uint(cfg.Depth-1)))}, nil
 }
 
-// Device is the queue's device.
+// Device returns the queue's device.
 func (c *nullCQ) Device() verbs.Device { return c.dev }
 
-// Depth is how many completions it holds.
+// Depth returns how many completions the queue holds.
 func (c *nullCQ) Depth() int { return len(c.ring) }
 
-// Channel is the one given at creation.
+// Channel returns CQConfig.Channel.
 func (c *nullCQ) Channel() *verbs.CompChannel { return c.channel }
 
 // Poll moves completions into wcs.

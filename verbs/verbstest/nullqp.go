@@ -69,16 +69,16 @@ func (p *nullPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	return q, nil
 }
 
-// Device is the queue pair's device.
+// Device returns the queue pair's device.
 func (q *nullQP) Device() verbs.Device { return q.pd.dev }
 
-// Num is the queue pair's number.
+// Num returns the queue pair's number.
 func (q *nullQP) Num() uint32 { return q.index + nullFirstQP }
 
-// Cap says how large the queues are.
+// Cap returns the sizes of the queues.
 func (q *nullQP) Cap() verbs.QPCap { return q.cap }
 
-// State is the present state.
+// State returns the current state.
 func (q *nullQP) State() verbs.QPState { return q.state }
 
 // Query returns the attributes that were set.
@@ -91,8 +91,8 @@ func (q *nullQP) Query() (verbs.QPAttr, error) {
 	return a, nil
 }
 
-// Modify changes the state if the state table allows it, and keeps the attributes. To ERR flushes
-// the receives.
+// Modify changes the state if the state table allows it, and keeps the attributes. A move to ERR
+// flushes the receives.
 func (q *nullQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if q.closed {
 		return q.err("modify", verbs.ErrClosed)
@@ -232,9 +232,9 @@ func (q *nullQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	return n, nil
 }
 
-// CompleteRecv completes the oldest receive that is posted on a queue pair of [Null], as if a
-// message had come, and reports whether there was one and the completion queue had room. With
-// [verbs.WCRecvRDMAWithImm] the completion carries imm; with [verbs.WCRecv] it does when imm is not
+// CompleteRecv completes the oldest receive posted on a queue pair of [Null], as if a message had
+// arrived. It reports whether there was one and the completion queue had room. With
+// [verbs.WCRecvRDMAWithImm] the completion carries imm; with [verbs.WCRecv] only if imm is not
 // zero.
 func CompleteRecv(qp verbs.QP, imm, byteLen uint32, op verbs.WCOpcode) bool {
 	q := qp.(*nullQP)

@@ -112,7 +112,7 @@ func (s *suite) closeOrder(t *testing.T) {
 	}
 	wantErr(t, "closing a domain with a queue pair", pd.Close(), verbs.ErrBusy)
 
-	// What refused to close still works.
+	// An object that refused to close still works.
 	if _, err := cq.Poll(make([]verbs.WC, 1)); err != nil {
 		t.Errorf("poll: %v", err)
 	}
@@ -166,7 +166,7 @@ func (s *suite) afterClose(t *testing.T) {
 	wantErr(t, "create queue pair on a closed completion queue", err, verbs.ErrClosed)
 }
 
-// createArguments asks for objects that are impossible.
+// createArguments tries to make objects with invalid arguments.
 func (s *suite) createArguments(t *testing.T) {
 	n := s.node(t)
 	attr, err := s.a.Query()

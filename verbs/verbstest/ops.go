@@ -16,7 +16,7 @@ var sizes = []int{0, 1, 7, 8, 4096, 65537, 1 << 20}
 
 const (
 	margin    = 64   // bytes on both sides of a target that must not change
-	untouched = 0xee // what they hold
+	untouched = 0xee // the value of the bytes in the margins
 )
 
 func testOps(t *testing.T, s *suite) {
@@ -38,7 +38,7 @@ func testOps(t *testing.T, s *suite) {
 	}
 	s.run(t, "relaxed_ordering", func(t *testing.T) {
 		p := s.pair(t, PairConfig{})
-		const access = verbs.AccessAll | verbs.AccessRelaxedOrdering // a provider without it leaves it out
+		const access = verbs.AccessAll | verbs.AccessRelaxedOrdering // relaxed ordering is optional
 		p.A.Buf, p.B.Buf = p.A.Register(10000, access), p.B.Register(10000, access)
 		for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead} {
 			p.transfer(t, s, op, 8000, 3)
@@ -46,7 +46,7 @@ func testOps(t *testing.T, s *suite) {
 	})
 	s.run(t, "no_bytes_no_key", func(t *testing.T) {
 		p := s.pair(t, PairConfig{})
-		// IBTA C9-88: of an RDMA request for no bytes neither key nor address is looked at.
+		// IBTA C9-88: the key and address of an empty RDMA request are not checked.
 		p.B.PostRecv(verbs.RecvWR{ID: 4})
 		p.A.PostSend(
 			verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, RKey: 0xdeadbeef,
@@ -90,7 +90,7 @@ func (p *Pair) transfer(t *testing.T, s *suite, op verbs.Opcode, size int, imm u
 		wr.RemoteAddr, wr.RKey = p.B.Buf.At(margin), p.B.Buf.RKey()
 	}
 	receives := op.IsSend() || op.HasImm()
-	var spare *Buffer // what a receive names that an RDMA write with immediate consumes
+	var spare *Buffer // memory of a receive that an RDMA write with immediate consumes
 	if receives {
 		into := dst.SGL(margin, size)
 		if !op.IsSend() {
@@ -197,7 +197,7 @@ func (s *suite) atomicsOneByOne(t *testing.T) {
 	}
 }
 
-// atomicMisaligned addresses something else than a multiple of 8. IBTA 9.4.5 makes that an invalid
+// atomicMisaligned uses an address that is not a multiple of 8. IBTA 9.4.5 makes that an invalid
 // request; a provider may also refuse it at the post.
 func (s *suite) atomicMisaligned(t *testing.T) {
 	p := s.pair(t, PairConfig{})

@@ -50,7 +50,7 @@ func testSignaling(t *testing.T, s *suite) {
 		p.A.wantFlushed(wcs[1:], 3)
 	})
 	s.run(t, "many_unsignaled", func(t *testing.T) {
-		// A queue's slots come back with every signaled completion: four times round the queue.
+		// Every signaled completion frees the slots up to it: go round the queue four times.
 		p := s.pair(t, PairConfig{Cap: verbs.QPCap{MaxSendWR: 16}})
 		for i := range uint64(8) {
 			for range 7 {
@@ -140,7 +140,7 @@ func (s *suite) writeThenSend(t *testing.T) {
 	}
 }
 
-// fence reads and, without waiting, sends on what the read brings.
+// fence reads and, without waiting, sends the data that the read returns.
 func (s *suite) fence(t *testing.T) {
 	const size = 50_000
 	p := s.pair(t, PairConfig{BufSize: 2 * size})

@@ -103,7 +103,7 @@ func (e *End) WaitRecv(count int) []verbs.WC {
 	return e.Wait(e.RecvCQ, count)
 }
 
-// Modify moves the queue pair to a state that demands no attributes.
+// Modify moves the queue pair to a state that requires no attributes.
 func (e *End) Modify(to verbs.QPState) {
 	e.T.Helper()
 	if err := step(e.QP, verbs.QPAttr{}, to); err != nil {
@@ -111,7 +111,7 @@ func (e *End) Modify(to verbs.QPState) {
 	}
 }
 
-// Drain polls away what the completion queues hold now.
+// Drain polls and drops what the completion queues hold now.
 func (e *End) Drain() {
 	e.T.Helper()
 	var wcs [64]verbs.WC

@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Memory protection: what a key, a range or a right does not cover is neither read nor written, the
-// request fails, and so does everything behind it.
+// Memory protection: memory that a key, a range or a right does not cover is neither read nor
+// written, the request fails, and so does everything after it.
 
 func testProtection(t *testing.T, s *suite) {
 	s.run(t, "local", s.protectLocal)
@@ -18,10 +18,10 @@ func testProtection(t *testing.T, s *suite) {
 	s.run(t, "stale_receive", s.staleReceive)
 }
 
-// wrongKey is a key that no region of this test has.
+// wrongKey returns a key that no region of this test has.
 func wrongKey(key uint32) uint32 { return key ^ 0x5a5a00 }
 
-// violation is one way to name memory that the request may not touch.
+// violation is one way to name memory that the request must not access.
 type violation struct {
 	name string
 	// pick returns address and key of a buffer for size bytes, given a node of the side that owns
@@ -29,8 +29,8 @@ type violation struct {
 	pick func(t *testing.T, n *Node, size int) (addr uint64, lkey, rkey uint32, memory []byte)
 }
 
-// violations lists the ways; missing is the region's access where the right in question is left
-// out, and full one that has it.
+// violations returns all ways. missing is an access without the right in question, and full one
+// that has it.
 func violations(full, missing verbs.AccessFlags, rightMatters bool) []violation {
 	list := []violation{
 		{"wrong_key", func(t *testing.T, n *Node, size int) (uint64, uint32, uint32, []byte) {
@@ -69,8 +69,8 @@ func violations(full, missing verbs.AccessFlags, rightMatters bool) []violation 
 	return list
 }
 
-// protectLocal misnames the requester's own memory. One packet each: of a longer message the first
-// packets may have left before the NIC meets the bad element.
+// protectLocal misnames the requester's own memory. Messages have one packet: the first packets of
+// a longer one may have left before the NIC reaches the bad element.
 func (s *suite) protectLocal(t *testing.T) {
 	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWrite, verbs.OpRDMARead,
 		verbs.OpAtomicFetchAdd} {
@@ -82,7 +82,7 @@ func (s *suite) protectLocal(t *testing.T) {
 				if op.IsAtomic() {
 					size = 8
 				}
-				// An atomic whose result cannot be stored has been carried out all the same.
+				// An atomic is carried out even if its result cannot be stored.
 				if !op.IsAtomic() {
 					Fill(p.B.Buf.B, 7)
 				}
@@ -144,9 +144,9 @@ func (s *suite) protectRemote(t *testing.T) {
 						b := n.Register(4096, verbs.AccessAll)
 						return b.At(64), b.LKey(), b.RKey(), b.B
 					}
-					// The IBTA has it answered as an invalid request, as rdma_rxe does
-					// (check_op_valid); NICs that fold the queue pair's rights into the check of
-					// the key call it an access error.
+					// The IBTA requires an invalid request, which rdma_rxe reports
+					// (check_op_valid); NICs that check the queue pair's rights together with the
+					// key report an access error.
 					allowed = append(allowed, verbs.StatusRemInvReqErr)
 				}
 				s.remoteViolation(t, s.pair(t, cfg), c.op, v, allowed)
@@ -203,9 +203,9 @@ func (s *suite) remoteViolation(t *testing.T, p *Pair, op verbs.Opcode, v violat
 	p.B.wantNoSuccess()
 }
 
-// failsAndFlushes posts two good requests, the bad one and two good ones behind it, with two
-// receives on the same queue pair. The first two succeed, the bad one fails as allowed, everything
-// behind it and the receives are flushed in order, and the queue pair is in ERR.
+// failsAndFlushes posts two good requests, the bad one and two more good ones, with two receives on
+// the same queue pair. The first two succeed, the bad one fails as allowed, everything after it and
+// the receives are flushed in order, and the queue pair is in ERR.
 func (e *End) failsAndFlushes(t *testing.T, bad verbs.SendWR, allowed []verbs.Status) {
 	t.Helper()
 	e.fails(t, bad, allowed, false)
@@ -295,7 +295,7 @@ func (s *suite) protectReceive(t *testing.T) {
 	}
 }
 
-// exactBounds uses the first and the last bytes of regions: all of that is allowed.
+// exactBounds uses the first and the last bytes of regions, which is allowed.
 func (s *suite) exactBounds(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	src, dst := p.A.Register(777, 0), p.B.Register(777, verbs.AccessLocalWrite|verbs.AccessRemoteWrite)

@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// pieces cuts memory of a buffer into a list of uneven, unaligned elements that do not touch, in
-// falling addresses.
+// pieces cuts memory of a buffer into uneven, unaligned elements that do not touch, in descending
+// order of address.
 func pieces(b *Buffer, lengths ...int) (sgl []verbs.SGE, parts [][]byte) {
 	at := len(b.B)
 	for _, n := range lengths {
@@ -149,7 +149,7 @@ func testInline(t *testing.T, s *suite) {
 						RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
 					},
 				)
-				clear(payload) // the caller's again
+				clear(payload) // the post has returned, so it may change
 				p.A.wantOK(p.A.WaitSend(1), 1)
 				if !op.IsSend() && !op.HasImm() {
 					p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWriteWithImm,

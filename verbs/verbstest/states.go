@@ -23,8 +23,8 @@ func testStates(t *testing.T, s *suite) {
 	s.run(t, "sqd", s.drainedQueue)
 }
 
-// allStates lists the states to start from, with the way there. SQE is none: no reliable connection
-// enters it.
+// allStates lists the states to start from, and how to get there. SQE is missing: no reliable
+// connection enters it.
 var allStates = map[verbs.QPState][]verbs.QPState{
 	verbs.StateReset: {},
 	verbs.StateInit:  {verbs.StateInit},
@@ -83,7 +83,7 @@ func (s *suite) transitions(t *testing.T) {
 				attr := s.raise(t, p, from)
 				attr.State = to
 				mask := verbs.QPAttrState
-				if from != to && from < verbs.StateRTS { // on the way up the attributes are demanded
+				if from != to && from < verbs.StateRTS { // transitions upwards require attributes
 					mask |= modifyMask[to]
 				}
 				err := s.modify(p.A.QP, attr, mask)
@@ -108,7 +108,7 @@ func (s *suite) transitions(t *testing.T) {
 }
 
 // modify changes a queue pair. A NIC may refuse to leave SQD while the send queue still drains
-// (IBTA 10.3.1.7; rdma_rxe answers EINVAL to all but ERR): then it asks again.
+// (IBTA 10.3.1.7; rdma_rxe answers EINVAL to all but ERR); modify then tries again.
 func (s *suite) modify(qp verbs.QP, attr verbs.QPAttr, mask verbs.QPAttrMask) error {
 	draining := qp.State() == verbs.StateSQD && !s.env.Strict
 	for end := time.Now().Add(s.env.Timeout); ; time.Sleep(time.Millisecond) {
@@ -133,7 +133,7 @@ func wantRefused(t *testing.T, err, sentinel error, from, to verbs.QPState) *ver
 	return m
 }
 
-// attributes leaves out each demanded attribute in turn, and adds one that is not allowed.
+// attributes leaves out each required attribute in turn, and adds one that is not allowed.
 func (s *suite) attributes(t *testing.T) {
 	from := verbs.StateReset
 	for _, to := range []verbs.QPState{verbs.StateInit, verbs.StateRTR, verbs.StateRTS} {
@@ -189,7 +189,7 @@ func (s *suite) queryQP(t *testing.T) {
 	}
 }
 
-// wantAttrs says how the attributes of a queue pair in RTS differ from those it was given.
+// wantAttrs returns how the attributes of a queue pair in RTS differ from those that were set.
 func wantAttrs(qp verbs.QP, want *verbs.QPAttr) error {
 	got, err := qp.Query()
 	if err != nil {
@@ -208,7 +208,7 @@ func wantAttrs(qp verbs.QP, want *verbs.QPAttr) error {
 	return nil
 }
 
-// masks checks that only the attributes which the mask names count.
+// masks checks that attributes outside the mask have no effect.
 func (s *suite) masks(t *testing.T) {
 	p := s.pair(t, PairConfig{Unconnected: true})
 	if err := connectAmidNonsense(p.A.QP, p.B.QP, p.connectConfig()); err != nil {
@@ -226,8 +226,8 @@ var nonsense = verbs.QPAttr{
 	AH: verbs.AH{SGIDIndex: 255, SL: 255, Port: 255},
 }
 
-// connectAmidNonsense is Connect with nonsense in what the masks do not name, and says what the
-// queue pairs have taken of it.
+// connectAmidNonsense is Connect with nonsense in all attributes outside the masks. It returns an
+// error if a queue pair takes any of it.
 func connectAmidNonsense(a, b verbs.QP, cfg ConnectConfig) error {
 	attrA, attrB, err := cfg.attrs(a, b)
 	if err != nil {
@@ -329,8 +329,7 @@ func (s *suite) postSendInErr(t *testing.T) {
 }
 
 // postRecvInErr checks that a receive posted in ERR is flushed. Drivers that post receives without
-// notifying the NIC (rdma_rxe) need help from their provider: modifying to ERR once more makes them
-// look.
+// notifying the NIC (rdma_rxe) need help from their provider: a second move to ERR makes them look.
 func (s *suite) postRecvInErr(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	p.A.Modify(verbs.StateErr)
@@ -382,11 +381,11 @@ func (s *suite) drainedQueue(t *testing.T) {
 		ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64),
 		RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
 	})
-	// The other direction works, and when it has done a round trip a request on the way here would
-	// have arrived.
+	// The other direction works, and after its round trip a request in this direction would have
+	// arrived.
 	p.B.probe(9)
 	p.A.wantNone(p.A.SendCQ)
-	// RESET forgets it; the pair connects anew.
+	// RESET drops it; the pair connects anew.
 	if err := s.modify(p.A.QP, verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState); err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Completion is a completion, with what Poll needs to free its slot.
+// Completion is a completion, with the fields that Poll needs to free its slot.
 type Completion struct {
 	WC        verbs.WC
 	QP        *QP
@@ -15,17 +15,17 @@ type Completion struct {
 	Solicited bool // raises an event at a queue armed for solicited completions only
 }
 
-// begin sets all fields, one by one: a literal is made elsewhere first and then copied.
+// begin sets all fields one by one: a literal would be made elsewhere first and then copied.
 func (e *Completion) begin(q *QP, dir Direction, seq uint64, solicited bool) {
 	e.QP, e.Seq, e.Dir, e.Solicited = q, seq, dir, solicited
 	w := &e.WC
 	w.Status, w.VendorErr, w.Imm, w.QPNum, w.SrcQP, w.Flags = 0, 0, 0, q.Num, 0, 0
 }
 
-// Signaled reports whether a request that ended well has a completion.
+// Signaled reports whether the request has a completion if it succeeds.
 func (q *QP) Signaled(s *SendSlot) bool { return s.Flags&verbs.SendSignaled != 0 || q.SignalAll }
 
-// Sent makes e the completion of request seq, which ended well.
+// Sent makes e the completion of request seq, which succeeded.
 func (q *QP) Sent(e *Completion, seq uint64, s *SendSlot) {
 	n := uint32(0)
 	if s.Answered() {
@@ -62,8 +62,8 @@ func (q *QP) Received(e *Completion, seq uint64, m *Message) {
 const VendorFlushed = 0xf9
 
 // Failed makes e the unsuccessful completion of a request. Fields that the contract leaves
-// undefined hold garbage from rng, and the opcode is usually one of the other direction: a program
-// that looks at it fails here, and not first on a real NIC.
+// undefined hold garbage from rng, and the opcode usually belongs to the other direction, so that a
+// program that looks at it fails here and not only on a real NIC.
 func (q *QP) Failed(e *Completion, dir Direction, seq uint64, status verbs.Status, vendorErr uint32,
 	rng *rand.Rand) {
 	var id uint64
@@ -95,8 +95,8 @@ var (
 	recvOpcodes = [...]verbs.WCOpcode{verbs.WCRecv, verbs.WCRecvRDMAWithImm, verbs.WCRecv, 0xdead}
 )
 
-// TakeUnended takes the oldest request of the send queue that has not ended, to be flushed. It
-// returns false if there is none.
+// TakeUnended takes the oldest request of the send queue that has not ended, for the caller to
+// flush. It returns false if there is none.
 func (s *SendQueue) TakeUnended() (seq uint64, ok bool) {
 	if s.Acked == s.Posted {
 		return 0, false
@@ -107,7 +107,7 @@ func (s *SendQueue) TakeUnended() (seq uint64, ok bool) {
 	return seq, true
 }
 
-// Take takes the next receive, for a message or to be flushed; false when there is none.
+// Take takes the next receive, for a message or to flush it; it returns false if there is none.
 func (r *RecvQueue) Take() (seq uint64, ok bool) {
 	if r.Empty() {
 		return 0, false

@@ -12,10 +12,10 @@ import (
 type CQ struct {
 	_       guard.NoCopy
 	dev     *Device
-	handle  verbs.CQ // the queue as its users know it
+	handle  verbs.CQ // the queue's public object
 	depth   int
 	channel *verbs.CompChannel
-	ring    []Completion // a power of two: as many as were ever visible at a time
+	ring    []Completion // its length is a power of two, and grows to the most completions ever visible
 
 	// Invariant: head <= tail; tail-head visible completions plus reserved ones never exceed depth.
 	head, tail uint64
@@ -38,7 +38,7 @@ const (
 	armAny
 )
 
-// Init makes the queue. Users know it as handle. It locks.
+// Init makes the queue, whose public object is handle. It locks.
 func (c *CQ) Init(d *Device, handle verbs.CQ, cfg verbs.CQConfig) error {
 	d.Lock.Lock()
 	defer d.Lock.Unlock()
@@ -59,8 +59,8 @@ func (c *CQ) Init(d *Device, handle verbs.CQ, cfg verbs.CQConfig) error {
 	return nil
 }
 
-// minRing is the number of completions that a queue has memory for at first. A program that polls
-// often would walk a full-length ring from end to end, out of the cache.
+// minRing is the number of completions for which a queue has memory at first. With a full-length
+// ring, a program that polls often would walk through all of it, which does not fit the cache.
 const minRing = 64
 
 func ceilPow2(n int) int {
@@ -71,16 +71,16 @@ func ceilPow2(n int) int {
 	return p
 }
 
-// Depth is the depth that was asked for.
+// Depth returns the configured depth.
 func (c *CQ) Depth() int { return c.depth }
 
-// Channel is the completion channel, or nil.
+// Channel returns the completion channel, or nil.
 func (c *CQ) Channel() *verbs.CompChannel { return c.channel }
 
 // Attention reports whether Poll has a completion or an error to return. It needs no lock.
 func (c *CQ) Attention() bool { return c.attention.Load() }
 
-// Poll is verbs.CQ's. It locks, unless there is nothing.
+// Poll implements verbs.CQ. It locks, unless there is nothing.
 func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 	if !c.attention.Load() {
 		return 0, nil
@@ -113,8 +113,8 @@ func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 	return n, err
 }
 
-// Arm is verbs.CQ's: it asks for one event. Arming for any completion outweighs arming for
-// solicited ones. It locks.
+// Arm implements verbs.CQ: it asks for one event. Arming for any completion takes precedence over
+// arming for solicited ones. It locks.
 func (c *CQ) Arm(solicitedOnly bool) error {
 	c.dev.Lock.Lock()
 	defer c.dev.Lock.Unlock()
@@ -134,7 +134,7 @@ func (c *CQ) Arm(solicitedOnly bool) error {
 	return nil
 }
 
-// Close is verbs.CQ's. It locks.
+// Close implements verbs.CQ. It locks.
 func (c *CQ) Close() error {
 	c.dev.Lock.Lock()
 	defer c.dev.Lock.Unlock()
@@ -151,20 +151,20 @@ func (c *CQ) Close() error {
 	return nil
 }
 
-// Dead reports whether the queue has overrun: it takes no completion any more. Call it locked, as
-// all that follows.
+// Dead reports whether the queue has overrun and takes no more completions. Call it and all methods
+// below locked.
 func (c *CQ) Dead() bool { return c.dead }
 
-// Full reports whether there is no room for a further completion: with that one it overruns.
+// Full reports whether one more completion would overrun the queue.
 func (c *CQ) Full() bool { return int(c.tail-c.head)+c.reserved >= c.depth }
 
-// Reserve keeps room for n completions that exist but are not visible yet, and gives it back where
-// n is negative.
+// Reserve keeps room for n completions that exist but are not visible yet; a negative n frees that
+// room.
 func (c *CQ) Reserve(n int) { c.reserved += n }
 
-// Next makes a completion visible that the caller fills in before it unlocks, in the place that it
-// has in the queue: one that is made elsewhere and copied costs some 5 ns more. It is not zero. The
-// queue must not be dead, nor full.
+// Next adds a visible completion, which the caller fills in before it unlocks. It is filled in
+// place because copying one costs some 5 ns more. It is not zeroed. The queue must be neither dead
+// nor full.
 func (c *CQ) Next(solicited bool) *Completion {
 	if c.tail-c.head == uint64(len(c.ring)) {
 		c.grow()
@@ -180,7 +180,7 @@ func (c *CQ) Next(solicited bool) *Completion {
 	return e
 }
 
-// Add makes a completion visible that was made elsewhere. The queue must not be dead, nor full.
+// Add adds a copy of a completion. The queue must be neither dead nor full.
 func (c *CQ) Add(e *Completion) { *c.Next(e.Solicited) = *e }
 
 func (c *CQ) grow() {
@@ -199,8 +199,8 @@ func (c *CQ) raise(solicited bool) {
 	}
 }
 
-// Overrun ends the queue: it loses this completion and all later ones. Its waiters are woken, and
-// verbs.EventCQErr says it. The caller fails the queue pairs that use it ([QP.Uses]).
+// Overrun ends the queue: it loses this completion and all later ones. It wakes the waiters and
+// raises verbs.EventCQErr. The caller fails the queue pairs that use it ([QP.Uses]).
 func (c *CQ) Overrun() {
 	c.dead = true
 	c.attention.Store(true)

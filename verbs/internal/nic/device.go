@@ -11,30 +11,30 @@ import (
 // Objects counts open objects.
 type Objects struct{ PDs, MRs, CQs, QPs int }
 
-// Device is a NIC as the objects made from it see it. The provider fills the fields before it makes
-// the first object. Lock guards the fields that change, and everything in the objects.
+// Device is what the objects of a NIC share. The provider fills the fields before it makes the
+// first object. Lock guards the fields that change, and everything in the objects.
 type Device struct {
 	_      guard.NoCopy
 	Lock   *Lock
 	Name   string
-	Handle verbs.Device // the NIC as its users know it
+	Handle verbs.Device // the NIC's public object
 	Limits Limits
 	GIDs   int // entries of the GID table of port 1, the only one
 	Keys   Keys
 	Open   *Objects // counts open objects, of this NIC or of several
 
-	Gone   bool   // the NIC has failed: nothing can be made, and it raises no events
-	Closed string // once the provider is closed: the text of the error
+	Gone   bool   // the NIC has failed: nothing can be made on it, and it raises no events
+	Closed string // the text of the error once the provider is closed; empty before
 
 	watchers verbs.Watchers
 }
 
-// Err makes the error of a call on the NIC.
+// Err returns the error of a call on the NIC.
 func (d *Device) Err(op string, err error, detail string) error {
 	return &verbs.OpError{Op: op, Device: d.Name, Detail: detail, Err: err}
 }
 
-// Usable returns why nothing can be made on the NIC; nil where it can. Call it locked.
+// Usable returns why nothing can be made on the NIC; nil if it can. Call it locked.
 func (d *Device) Usable(op string) error {
 	if d.Closed != "" {
 		return d.Err(op, verbs.ErrClosed, d.Closed)
@@ -45,7 +45,7 @@ func (d *Device) Usable(op string) error {
 	return nil
 }
 
-// Watch is verbs.Device's.
+// Watch implements verbs.Device.
 func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
 
 // Publish raises an event of the NIC. Call it locked: that keeps events in the order of their
@@ -64,10 +64,10 @@ type Limits struct {
 	MaxSGE      int    // elements of a scatter-gather list
 	MaxInline   int    // bytes of an inline send
 	MaxMsgSize  uint32 // bytes of a message
-	MaxRDAtomic int    // reads and atomics outstanding per queue pair, either way; at most 255
+	MaxRDAtomic int    // reads and atomics outstanding per queue pair, each way; at most 255
 }
 
-// Attr describes a NIC with these limits. The provider adds the maker.
+// Attr returns the attributes of a NIC with these limits. The provider adds the vendor.
 func (l *Limits) Attr() verbs.DeviceAttr {
 	return verbs.DeviceAttr{
 		Ports:       1,
@@ -86,7 +86,7 @@ func (l *Limits) Attr() verbs.DeviceAttr {
 }
 
 // QPCap replaces zero fields of c by the contract's defaults, or by the limit if that is lower. If
-// another field is out of range, wrong says so.
+// another field is out of range, wrong says which.
 func (l *Limits) QPCap(c verbs.QPCap) (_ verbs.QPCap, wrong string) {
 	lower := func(field *int, standard, limit int) {
 		if *field == 0 {
@@ -114,7 +114,7 @@ func (l *Limits) QPCap(c verbs.QPCap) (_ verbs.QPCap, wrong string) {
 }
 
 // Lock guards a NIC and all of its objects, or those of several NICs. Goroutines may wait on it
-// until what happens outside of it, to memory of a region, has ended.
+// until accesses to a region's memory that happen without the lock have ended.
 type Lock struct {
 	sync.Mutex
 	quiet   sync.Cond // on the mutex

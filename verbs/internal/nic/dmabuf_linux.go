@@ -8,9 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// RegisterDMABuf maps what a file descriptor stands for and makes it known to the NIC, as
-// [verbs.DMABufRegistrar] says: a dma-buf, or any other that can be mapped and says its size. It
-// locks.
+// RegisterDMABuf maps a file descriptor and registers its memory, as [verbs.DMABufRegistrar] says:
+// a dma-buf, or anything else that can be mapped and has a size. It locks.
 func (m *MR) RegisterDMABuf(p *PD, fd int, offset, length, iova uint64, access verbs.AccessFlags) error {
 	const op = "register dma-buf"
 	invalid := func(format string, args ...any) error {

@@ -4,7 +4,7 @@ package nic
 
 import "ibverbx/verbs"
 
-// RegisterDMABuf is refused: only Linux has dma-bufs.
+// RegisterDMABuf returns an error: only Linux has dma-bufs.
 func (*MR) RegisterDMABuf(p *PD, _ int, _, _, _ uint64, _ verbs.AccessFlags) error {
 	return p.dev.Err("register dma-buf", verbs.ErrNotSupported, "needs Linux")
 }

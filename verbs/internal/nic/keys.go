@@ -3,7 +3,7 @@ package nic
 import "ibverbx/verbs"
 
 // A counted key is, from the top: 18 bits of index, 6 bits of device, 7 bits of generation, 1 bit
-// that distinguishes remote from local. Of a drawn key only the last bit means something.
+// that distinguishes remote from local. In a drawn key only the last bit has a meaning.
 const (
 	remoteKeyBit     = 1
 	keyGenShift      = 1
@@ -11,18 +11,18 @@ const (
 	keyDeviceShift   = 8
 	keyIndexShift    = 14
 	maxKeyIndex      = 1<<18 - 1
-	keyReuseDistance = 64 // a freed index waits until so many others were freed after it
+	keyReuseDistance = 64 // a freed index is reused only after this many others were freed
 )
 
-// Keys finds a NIC's regions by their keys. A key changes with every registration, so that a stale
-// one is caught.
+// Keys finds a NIC's regions by their keys. Every registration gets a new key, so that a stale one
+// is detected.
 type Keys struct {
 	device  uint32
 	entries []keyEntry // by index; index 0 is never used
-	free    []uint32   // indexes, the one freed first in front
+	free    []uint32   // indexes, in the order in which they were freed
 
 	draw  func() uint32
-	drawn map[uint32]*MR // by local key; nil where keys are counted
+	drawn map[uint32]*MR // by local key; nil if keys are counted
 }
 
 type keyEntry struct {
@@ -32,7 +32,7 @@ type keyEntry struct {
 
 // NewKeys makes the table of a NIC. Without draw, keys are counted: they are the same in every run,
 // differ from NIC to NIC, and are easily guessed. With draw they are its numbers, and as hard to
-// guess as these: for peers outside of the process draw has to read crypto/rand.
+// guess. If there are peers outside the process, draw must read crypto/rand.
 func NewKeys(device verbs.DeviceID, draw func() uint32) Keys {
 	t := Keys{device: uint32(device), entries: make([]keyEntry, 1), draw: draw}
 	if draw != nil {
@@ -41,7 +41,7 @@ func NewKeys(device verbs.DeviceID, draw func() uint32) Keys {
 	return t
 }
 
-// add gives m a key. It returns false when there are too many regions.
+// add gives m a key. It returns false if there are too many regions.
 func (t *Keys) add(m *MR) bool {
 	if t.drawn != nil {
 		return t.addDrawn(m)
@@ -64,8 +64,8 @@ func (t *Keys) add(m *MR) bool {
 	return true
 }
 
-// addDrawn gives m a key of 31 drawn bits. Key 0 is never used: a program that forgot its key has
-// that one.
+// addDrawn gives m a key of 31 drawn bits. Key 0 is never used: it is the key of a program that
+// forgot to set one.
 func (t *Keys) addDrawn(m *MR) bool {
 	if len(t.drawn) >= maxKeyIndex {
 		return false

@@ -6,11 +6,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// PSNMask covers a packet sequence number.
+// PSNMask masks the 24 bits of a packet sequence number.
 const PSNMask = 1<<24 - 1
 
-// CheckModify returns the state that a Modify asks for, or why it is refused. Call it locked, as
-// all that follows.
+// CheckModify returns the state that a Modify asks for, or why it is refused. Call it locked.
 func (q *QP) CheckModify(attr *verbs.QPAttr, mask verbs.QPAttrMask) (verbs.QPState, error) {
 	const op = "modify qp"
 	if err := q.Usable(op); err != nil {
@@ -28,7 +27,7 @@ func (q *QP) CheckModify(attr *verbs.QPAttr, mask verbs.QPAttrMask) (verbs.QPSta
 	return q.State, nil
 }
 
-// checkAttr says which value in attr is wrong; it returns "" if none is.
+// checkAttr returns which value in attr is wrong; "" if none is.
 func (d *Device) checkAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	has := func(bit verbs.QPAttrMask) bool { return mask&bit != 0 }
 	switch {
@@ -75,8 +74,8 @@ func (d *Device) checkAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	return ""
 }
 
-// Apply stores in a the attributes that mask names. The caller does what else follows from them,
-// such as finding the way to the peer for QPAttrAV.
+// Apply stores in a the attributes that mask names. The caller does the rest, such as finding the
+// path to the peer for QPAttrAV.
 func Apply(a, attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 	has := func(bit verbs.QPAttrMask) bool { return mask&bit != 0 }
 	if has(verbs.QPAttrAccess) {

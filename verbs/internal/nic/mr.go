@@ -16,11 +16,11 @@ type MR struct {
 	addr   uint64
 	access verbs.AccessFlags
 	key    uint32 // the local key; the remote key is this one with remoteKeyBit
-	holds  int    // uses of buf outside of the lock: see Pieces.Hold
+	holds  int    // uses of buf outside the lock: see Pieces.Hold
 	closed bool
 }
 
-// Register makes buf known to the NIC. It locks.
+// Register registers buf with the NIC. It locks.
 func (m *MR) Register(p *PD, buf []byte, access verbs.AccessFlags) error {
 	const op = "register memory"
 	if len(buf) == 0 {
@@ -50,23 +50,24 @@ func (m *MR) open(op string) error {
 	return nil
 }
 
-// Addr is the real address of the buffer, so it is the same on every NIC; of a dma-buf, its iova.
+// Addr returns the real address of the buffer, so it is the same on every NIC; for a dma-buf, its
+// iova.
 func (m *MR) Addr() uint64 { return m.addr }
 
-// Len is the size in bytes.
+// Len returns the size in bytes.
 func (m *MR) Len() uint64 { return uint64(len(m.buf)) }
 
-// LKey is the local key.
+// LKey returns the local key.
 func (m *MR) LKey() uint32 { return m.key }
 
-// RKey is the remote key. It always differs from LKey, so that mistaking one for the other shows.
+// RKey returns the remote key. It always differs from LKey, so that using one for the other fails.
 func (m *MR) RKey() uint32 { return m.key | remoteKeyBit }
 
-// Close is verbs.MR's: it takes the key back, and waits until nobody holds the memory. It locks.
+// Close implements verbs.MR: it removes the key, and waits until nobody holds the memory. It locks.
 func (m *MR) Close() error { return m.CloseAfter(func() {}) }
 
-// CloseAfter is Close, except that it calls release, locked, as soon as the key is taken back:
-// holders that would keep the memory until later release it then.
+// CloseAfter is Close, except that it calls release, locked, once the key is removed: release makes
+// holders that would keep the memory longer let go of it.
 func (m *MR) CloseAfter(release func()) error {
 	if err := m.retire(release); err != nil {
 		return err
@@ -96,11 +97,11 @@ func (m *MR) retire(release func()) error {
 	return nil
 }
 
-// slice is the n bytes at addr if the region covers them and grants the access; ok is false
+// slice returns the n bytes at addr if the region covers them and grants the access; ok is false
 // otherwise.
 func (m *MR) slice(pd *PD, addr, n uint64, access verbs.AccessFlags) (b []byte, ok bool) {
 	size := uint64(len(m.buf))
-	off := addr - m.addr // below the region this wraps to a huge number
+	off := addr - m.addr // wraps to a huge number if addr is below the region
 	if m.pd != pd || m.access&access != access || off > size || n > size-off {
 		return nil, false
 	}

@@ -28,7 +28,7 @@ func (p *PD) Init(d *Device) error {
 	return nil
 }
 
-// Usable returns why nothing can be made in the domain; nil where it can. Call it locked.
+// Usable returns why nothing can be made in the domain; nil if it can. Call it locked.
 func (p *PD) Usable(op string) error {
 	if err := p.dev.Usable(op); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (p *PD) Usable(op string) error {
 	return nil
 }
 
-// Close is verbs.PD's. It locks.
+// Close implements verbs.PD. It locks.
 func (p *PD) Close() error {
 	p.dev.Lock.Lock()
 	defer p.dev.Lock.Unlock()

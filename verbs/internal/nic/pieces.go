@@ -2,9 +2,9 @@ package nic
 
 import "ibverbx/verbs"
 
-// Pieces is the memory of a payload, in order, with the regions that it lies in. Between the lock
-// that found it and another one it is held: MR.Close waits for that. A struct that lives as long as
-// its user allocates nothing once warm.
+// Pieces is the memory of a payload, in order, with the regions that contain it. To use it after
+// unlocking, Hold it: MR.Close waits for Release. A Pieces that is reused allocates nothing once
+// warm.
 type Pieces struct {
 	Bytes [][]byte
 	mrs   []*MR
@@ -13,11 +13,10 @@ type Pieces struct {
 // Reset empties the list.
 func (p *Pieces) Reset() { p.Bytes, p.mrs = p.Bytes[:0], p.mrs[:0] }
 
-// Add appends memory that lies in no region.
+// Add appends memory that is in no region.
 func (p *Pieces) Add(b []byte) { p.Bytes = append(p.Bytes, b) }
 
-// add appends memory of a region, where it is wanted. Two statements: each then grows its slice in
-// place.
+// add appends memory of a region, unless p is nil. With two statements each slice grows in place.
 func (p *Pieces) add(m *MR, b []byte) {
 	if p == nil {
 		return
@@ -33,7 +32,7 @@ func (p *Pieces) Hold() {
 	}
 }
 
-// Release undoes Hold, and forgets the pieces. Call it locked, and then [Lock.WakeQuiet].
+// Release undoes Hold, and empties the list. Call it locked, and then [Lock.WakeQuiet].
 func (p *Pieces) Release() {
 	for _, m := range p.mrs {
 		m.holds--
@@ -43,8 +42,8 @@ func (p *Pieces) Release() {
 	p.Reset()
 }
 
-// gather appends the pieces that sges name, up to limit bytes. It returns false when a key, range
-// or access right does not cover a piece. Elements of no bytes need no key.
+// gather appends the pieces that sges name, up to limit bytes. It returns false if a key, range or
+// access right does not cover a piece. Empty elements need no key.
 func (p *Pieces) gather(pd *PD, sges []verbs.SGE, limit uint64, access verbs.AccessFlags) bool {
 	keys := &pd.dev.Keys
 	for i := range sges {
@@ -57,7 +56,7 @@ func (p *Pieces) gather(pd *PD, sges []verbs.SGE, limit uint64, access verbs.Acc
 		if m == nil {
 			return false
 		}
-		// All of the element has to be covered, even what the message does not reach.
+		// The region must cover the whole element, even the part that the message does not reach.
 		b, ok := m.slice(pd, e.Addr, uint64(e.Length), access)
 		if !ok {
 			return false
@@ -68,9 +67,9 @@ func (p *Pieces) gather(pd *PD, sges []verbs.SGE, limit uint64, access verbs.Acc
 	return true
 }
 
-// Local checks request seq on the requester's side, and collects the memory that its payload comes
-// from or, for a read or atomic, that the answer goes to. A status other than success ends the
-// request. With nil for p it only checks; so do Landing, Target and Accept.
+// Local checks request seq on the requester's side, and collects the memory of its payload or, for
+// a read or atomic, of the answer. A status other than success ends the request. With nil for p it
+// only checks; so do Landing, Target and Accept.
 func (q *QP) Local(p *Pieces, seq uint64) verbs.Status {
 	s := q.SQ.At(seq)
 	if s.Length > uint64(q.dev.Limits.MaxMsgSize) {
@@ -88,7 +87,7 @@ func (q *QP) Local(p *Pieces, seq uint64) verbs.Status {
 			return verbs.StatusLocLenErr
 		}
 		if q.Attr.MaxRDAtomic == 0 {
-			return verbs.StatusLocQPOpErr // the requester has no resources for any
+			return verbs.StatusLocQPOpErr // the requester has no resources for reads and atomics
 		}
 		access = verbs.AccessLocalWrite
 	}
@@ -98,7 +97,7 @@ func (q *QP) Local(p *Pieces, seq uint64) verbs.Status {
 	return verbs.StatusSuccess
 }
 
-// Landing is the memory that what answers request seq goes to, when it comes: the region may have
+// Landing collects the memory for the answer to request seq, when it arrives: the region may have
 // been closed since Local.
 func (q *QP) Landing(p *Pieces, seq uint64) verbs.Status {
 	if !p.gather(q.PD, q.SQ.SGL(seq), q.SQ.At(seq).Length, verbs.AccessLocalWrite) {
@@ -107,7 +106,7 @@ func (q *QP) Landing(p *Pieces, seq uint64) verbs.Status {
 	return verbs.StatusSuccess
 }
 
-// need is the right that an operation of the peer demands.
+// need returns the right that an operation of the peer requires.
 func need(op verbs.Opcode) verbs.AccessFlags {
 	switch op {
 	case verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm:
@@ -120,9 +119,9 @@ func need(op verbs.Opcode) verbs.AccessFlags {
 	return 0
 }
 
-// Permits is the first of the responder's checks: whether the queue pair lets its peer do this. All
-// of them return the status that the requester sees. Their order (Permits, a receive if one is
-// taken, then Target or Accept) is that of the kernel's rdma_rxe.
+// Permits is the first of the responder's checks: whether the queue pair allows its peer the
+// operation. All of them return the status that the requester sees. Their order (Permits, a receive
+// if one is taken, then Target or Accept) is that of the kernel's rdma_rxe.
 //
 // What the queue pair does not allow is an invalid request; what the region does not allow is an
 // access error.
@@ -137,7 +136,7 @@ func (q *QP) Permits(op verbs.Opcode) verbs.Status {
 	return verbs.StatusSuccess
 }
 
-// Target is the memory of this side that an RDMA operation or atomic of the peer names.
+// Target collects the memory of this side that an RDMA operation or atomic of the peer names.
 func (q *QP) Target(p *Pieces, op verbs.Opcode, rkey uint32, addr, n uint64) verbs.Status {
 	if n == 0 {
 		return verbs.StatusSuccess // no bytes, no key
@@ -150,8 +149,8 @@ func (q *QP) Target(p *Pieces, op verbs.Opcode, rkey uint32, addr, n uint64) ver
 		return verbs.StatusRemAccessErr
 	}
 	b, ok := m.slice(q.PD, addr, n, need(op))
-	// For an atomic it is a word in memory too: the region's address alone does not say that where
-	// memory is known by another one.
+	// The address of an atomic is aligned, but the memory must be, too: a region may be known by an
+	// address that is not that of its memory.
 	if !ok || op.IsAtomic() && Word64(b) == nil {
 		return verbs.StatusRemAccessErr
 	}
@@ -159,8 +158,8 @@ func (q *QP) Target(p *Pieces, op verbs.Opcode, rkey uint32, addr, n uint64) ver
 	return verbs.StatusSuccess
 }
 
-// Accept is the memory of the next receive, which there must be, for a message of n bytes. It does
-// not take the receive.
+// Accept collects the memory of the next receive, which must exist, for a message of n bytes. It
+// does not take the receive.
 func (q *QP) Accept(p *Pieces, n uint64) verbs.Status {
 	seq := q.RQ.Consumed
 	if n > q.RQ.At(seq).Length {

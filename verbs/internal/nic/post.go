@@ -8,7 +8,7 @@ import (
 
 const sendFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicited | verbs.SendInline
 
-// MaySend returns why the queue pair accepts no sends; nil where it does.
+// MaySend returns why the queue pair accepts no sends; nil if it does.
 func (q *QP) MaySend() error {
 	if q.Closed || q.dev.Gone {
 		return q.Usable("post send")
@@ -21,7 +21,7 @@ func (q *QP) MaySend() error {
 }
 
 // CheckSend refuses a request as the driver of a real NIC does. An error that only the NIC can find
-// ends in the completion. A request that passes has room: push it.
+// is reported in the completion. A request that passes has room: push it.
 func (q *QP) CheckSend(wr *verbs.SendWR) error {
 	const op = "post send"
 	if q.SQ.full() {
@@ -51,7 +51,7 @@ func (q *QP) CheckSend(wr *verbs.SendWR) error {
 	return nil
 }
 
-// MayReceive returns why the queue pair accepts no receives; nil where it does.
+// MayReceive returns why the queue pair accepts no receives; nil if it does.
 func (q *QP) MayReceive() error {
 	if q.Closed || q.dev.Gone {
 		return q.Usable("post recv")
@@ -62,7 +62,7 @@ func (q *QP) MayReceive() error {
 	return nil
 }
 
-// CheckRecv is CheckSend of a receive.
+// CheckRecv is CheckSend for a receive.
 func (q *QP) CheckRecv(wr *verbs.RecvWR) error {
 	if q.RQ.full() {
 		return q.errRecvFull

@@ -19,8 +19,8 @@ type QP struct {
 	CQs       [2]*CQ // by direction
 
 	State  verbs.QPState
-	Attr   verbs.QPAttr // as set by Modify; its State and CurState mean nothing
-	Closed bool         // the provider sets it as Close begins
+	Attr   verbs.QPAttr // as set by Modify; its State and CurState are unused
+	Closed bool         // set by the provider when Close begins
 
 	SQ SendQueue
 	RQ RecvQueue
@@ -65,13 +65,13 @@ func (q *QP) Init(p *PD) {
 	p.dev.Open.QPs++
 }
 
-// Err makes the error of a call on the queue pair.
+// Err returns the error of a call on the queue pair.
 func (q *QP) Err(op string, err error, detail string) error {
 	return &verbs.OpError{Op: op, Device: q.dev.Name, QPNum: q.Num, Detail: detail, Err: err}
 }
 
-// Usable returns why the queue pair accepts no calls; nil where it does. Call it locked, as all
-// that follows.
+// Usable returns why the queue pair accepts no calls; nil if it does. Call it and all methods below
+// locked.
 func (q *QP) Usable(op string) error {
 	if q.Closed {
 		return q.Err(op, verbs.ErrClosed, "")
@@ -82,7 +82,7 @@ func (q *QP) Usable(op string) error {
 	return nil
 }
 
-// Query returns the attributes in force.
+// Query returns the current attributes.
 func (q *QP) Query() (verbs.QPAttr, error) {
 	if err := q.Usable("query qp"); err != nil {
 		return verbs.QPAttr{}, err
@@ -101,7 +101,7 @@ func (q *QP) Receptive() bool {
 func (q *QP) Uses(c *CQ) bool { return q.CQs[Send] == c || q.CQs[Recv] == c }
 
 // Reset takes the queue pair to RESET. Outstanding requests, and completions that were not polled,
-// are dropped. The caller makes sure that nothing executes any more.
+// are dropped. The caller makes sure that nothing executes.
 func (q *QP) Reset() {
 	q.State = verbs.StateReset
 	q.CQs[Send].forget(q)
@@ -119,7 +119,7 @@ func (q *QP) Destroy() {
 	q.dev.Open.QPs--
 }
 
-// CheckInvariants returns which invariant of the queues is violated; nil where none is.
+// CheckInvariants returns which invariant of the queues is violated; nil if none is.
 func (q *QP) CheckInvariants() error {
 	s, r := &q.SQ, &q.RQ
 	switch {

@@ -25,20 +25,20 @@ type SendSlot struct {
 	RKey       uint32
 	sges       uint32 // elements of its scatter-gather list
 
-	// The provider owns the following fields, which are zero at first.
+	// The provider owns these fields, which are zero at first.
 
 	VendorErr uint32
-	Status    verbs.Status // once executed: how it ended
-	Local     bool         // once executed: decided on this side, so no acknowledgement has to arrive
+	Status    verbs.Status // how the request ended; set when it is executed
+	Local     bool         // the request ended on this side, so no acknowledgement will arrive; set likewise
 	Result    uint64       // atomic: the value found
-	Mark      int64        // a time, or a number of the wire
+	Mark      int64        // a time, or a packet sequence number
 }
 
 // Answered reports whether the request brings data back, as reads and atomics do.
 func (s *SendSlot) Answered() bool { return s.Opcode == verbs.OpRDMARead || s.Opcode.IsAtomic() }
 
-// minQueue is the number of slots that a queue begins with. It grows with what is outstanding, and
-// not at once to its limit: with many queue pairs of few requests each, full-length rings do not
+// minQueue is the number of slots of a new queue. A queue grows with the requests outstanding, not
+// at once to its limit: with many queue pairs of few requests each, full-length rings would not
 // stay in the cache.
 const minQueue = 8
 
@@ -54,7 +54,7 @@ type SendQueue struct {
 	maxInline int
 
 	Posted   uint64 // accepted
-	Executed uint64 // sent to the peer, or failed; what comes next is the head
+	Executed uint64 // sent to the peer, or failed; the next one is the head
 	Acked    uint64 // ended: their completions, if any, were generated
 	freed    uint64 // their slots are free again
 }
@@ -72,12 +72,12 @@ func newSendQueue(limit, maxSGE, maxInline int) SendQueue {
 
 func (s *SendQueue) index(seq uint64) int { return int(seq & uint64(len(s.slots)-1)) }
 
-// At is the slot of a request.
+// At returns the slot of a request.
 func (s *SendQueue) At(seq uint64) *SendSlot { return &s.slots[seq&uint64(len(s.slots)-1)] }
 
 func (s *SendQueue) full() bool { return s.Posted-s.freed >= s.limit }
 
-// Push copies a request into the queue. The caller has checked it, and that there is room.
+// Push copies a request into the queue. It must have passed CheckSend.
 func (s *SendQueue) Push(wr *verbs.SendWR) {
 	if s.Posted-s.freed == uint64(len(s.slots)) {
 		s.grow()
@@ -129,19 +129,19 @@ func (s *SendQueue) grow() {
 	}
 }
 
-// SGL is the scatter-gather list of a request.
+// SGL returns the scatter-gather list of a request.
 func (s *SendQueue) SGL(seq uint64) []verbs.SGE {
 	i := s.index(seq)
 	return s.sges[i*s.maxSGE:][:s.slots[i].sges]
 }
 
-// Inlined is the payload of an inline request.
+// Inlined returns the payload of an inline request.
 func (s *SendQueue) Inlined(seq uint64) []byte {
 	i := s.index(seq)
 	return s.inline[i*s.maxInline:][:s.slots[i].Length]
 }
 
-// free gives back the slots up to and including seq.
+// free frees the slots up to and including seq.
 func (s *SendQueue) free(seq uint64) { s.freed = max(s.freed, seq+1) }
 
 // reset empties the queue.
@@ -174,15 +174,15 @@ func newRecvQueue(limit, maxSGE int) RecvQueue {
 		maxSGE: maxSGE}
 }
 
-// At is the slot of a receive.
+// At returns the slot of a receive.
 func (r *RecvQueue) At(seq uint64) *RecvSlot { return &r.slots[seq&uint64(len(r.slots)-1)] }
 
-// Empty reports whether no receive is posted that a message could take.
+// Empty reports whether there is no receive for a message to take.
 func (r *RecvQueue) Empty() bool { return r.Consumed == r.Posted }
 
 func (r *RecvQueue) full() bool { return r.Posted-r.freed >= r.limit }
 
-// Push copies a receive into the queue. The caller has checked it, and that there is room.
+// Push copies a receive into the queue. It must have passed CheckRecv.
 func (r *RecvQueue) Push(wr *verbs.RecvWR) {
 	if r.Posted-r.freed == uint64(len(r.slots)) {
 		r.grow()
@@ -210,7 +210,7 @@ func (r *RecvQueue) grow() {
 	}
 }
 
-// SGL is the scatter-gather list of a receive.
+// SGL returns the scatter-gather list of a receive.
 func (r *RecvQueue) SGL(seq uint64) []verbs.SGE {
 	i := int(seq & uint64(len(r.slots)-1))
 	return r.sges[i*r.maxSGE:][:r.slots[i].sges]

@@ -1,13 +1,13 @@
 package nic
 
-// MaxQPNum is the highest number of a queue pair: it has 24 bits.
+// MaxQPNum is the highest number of a queue pair, which has 24 bits.
 const MaxQPNum = 1<<24 - 1
 
 // FirstQPNum is the number of a NIC's first queue pair: 0 and 1 are special in InfiniBand, and the
 // low ones are reserved on real NICs too.
 const FirstQPNum = 17
 
-// Table has the queue pairs of a NIC, which are the provider's own type. Call its methods locked.
+// Table holds the queue pairs of a NIC, of the provider's own type Q. Call its methods locked.
 type Table[Q any] struct {
 	All []*Q // in the order of their creation
 
@@ -24,8 +24,8 @@ func NewTable[Q any](draw func() uint32) Table[Q] {
 	return Table[Q]{Next: FirstQPNum, Last: MaxQPNum, byNum: make(map[uint32]*Q), draw: draw}
 }
 
-// TakeNum returns a free number, to be used in Add; false if there is none. Counted numbers go in a
-// cycle, so that a closed queue pair's number is not used again soon.
+// TakeNum returns a free number for Add; false if there is none. Counted numbers go in a cycle, so
+// that a closed queue pair's number is not used again soon.
 func (t *Table[Q]) TakeNum() (uint32, bool) {
 	for range t.Last {
 		num := t.Next

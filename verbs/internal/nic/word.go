@@ -7,9 +7,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Move copies src to dst, of the same length. A word at either end is accessed there by one
-// operation of sync/atomic: programs poll on a word that a NIC writes, which lands whole on real
-// NICs, and then read the data written before it.
+// Move copies src to dst, of the same length. A word at either end is accessed by one operation of
+// sync/atomic, because programs poll a word that a NIC writes, and then read the data written
+// before it. Real NICs write such a word at once.
 func Move(dst, src []byte) {
 	switch len(src) {
 	case 8:
@@ -51,14 +51,15 @@ func store32(b []byte, v uint32) {
 	binary.NativeEndian.PutUint32(b, v)
 }
 
-// FetchAndChange does an atomic on the target's memory, a word, and returns what was there.
+// FetchAndChange carries out an atomic on a word of the target's memory, and returns the value
+// before.
 func FetchAndChange(op verbs.Opcode, compareAdd, swap uint64, target []byte) uint64 {
 	w := Word64(target)
 	if op == verbs.OpAtomicFetchAdd {
 		return atomic.AddUint64(w, compareAdd) - compareAdd
 	}
-	// The lock excludes other NICs. The program may change the word meanwhile: then the swap fails,
-	// and is tried again.
+	// The lock excludes other NICs. The program may change the word meanwhile; then the swap fails
+	// and is repeated.
 	for {
 		was := atomic.LoadUint64(w)
 		if was != compareAdd || atomic.CompareAndSwapUint64(w, was, swap) {
