@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -194,12 +195,15 @@ var errNoTLSThere = fmt.Errorf("%w: the peer speaks ibverbx without TLS: set Con
 // none to a peer without TLS.
 const alert = "\x15\x03\x01\x00\x02\x02\x28"
 
-// explainTLS explains an error of a handshake; nil stays nil.
+// explainTLS explains an error of a handshake; nil stays nil. A connection that breaks says nothing
+// about TLS, so its error stays as well.
 func explainTLS(err error) error {
 	var record tls.RecordHeaderError
+	var broken syscall.Errno
 	switch {
-	case err == nil, errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, io.EOF),
-		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case err == nil, errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.Canceled),
+		errors.Is(err, context.DeadlineExceeded), errors.Is(err, io.EOF),
+		errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &broken):
 		return err
 	case errors.As(err, &record) && strings.HasPrefix(magic, string(record.RecordHeader[:])):
 		return errNoTLSThere

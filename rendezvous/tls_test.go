@@ -1,6 +1,7 @@
 package rendezvous_test
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -8,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"io"
 	"math/big"
 	"net"
 	"strings"
@@ -200,6 +202,46 @@ func TestTLSRefusals(t *testing.T) {
 	}
 }
 
+// A connection that breaks during the handshake is no matter of TLS: whoever dials may try again.
+func TestTLSBroken(t *testing.T) {
+	ca := newAuthority(t, "ours")
+	for name, end := range map[string]func(*net.TCPConn) error{
+		"at once": (*net.TCPConn).Close,
+		"reset": func(nc *net.TCPConn) error {
+			return errors.Join(nc.SetLinger(0), nc.Close())
+		},
+		"within a record": func(nc *net.TCPConn) error {
+			_, err := nc.Write([]byte("\x16\x03\x03"))
+			return errors.Join(err, nc.CloseWrite())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nl, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nl.Close()
+			var serving sync.WaitGroup
+			defer serving.Wait()
+			serving.Go(func() {
+				nc, err := nl.AcceptTCP()
+				if err == nil {
+					defer nc.Close()
+					_, err = io.ReadFull(nc, make([]byte, 100)) // of its hello
+				}
+				if err = errors.Join(err, end(nc)); err != nil {
+					t.Error(err)
+				}
+			})
+			_, err = rendezvous.Dial(t.Context(), nl.Addr().String(),
+				rendezvous.Config{TLS: &tls.Config{RootCAs: ca.pool()}})
+			if !errors.Is(err, rendezvous.ErrGone) || errors.Is(err, rendezvous.ErrTLS) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
 // 250 processes with certificates connect at once, beside 1,000 strangers without.
 func TestTLSManyAtOnceBesideStrangers(t *testing.T) {
 	const clients = 250
@@ -212,29 +254,32 @@ func TestTLSManyAtOnceBesideStrangers(t *testing.T) {
 		TLS: &tls.Config{Certificates: ca.issue("client", nil), RootCAs: ca.pool()}}
 	strangers(t, addr, 1000)
 	start := time.Now()
-	var all sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	var serving, coming sync.WaitGroup
+	serving.Go(func() {
+		for {
+			c, err := l.Accept(ctx)
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer c.Close()
+				if err := c.Barrier(t.Context()); err != nil {
+					t.Error("the listening end:", err)
+				}
+			})
+		}
+	})
 	for range clients {
-		all.Go(func() {
-			c, err := rendezvous.Dial(t.Context(), addr, cfg)
-			if err == nil {
-				err = errors.Join(c.Barrier(t.Context()), c.Close())
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		})
-		all.Go(func() {
-			c, err := l.Accept(t.Context())
-			if err == nil {
-				err = c.Barrier(t.Context())
-				_ = c.Close()
-			}
-			if err != nil {
-				t.Error(err)
-			}
+		coming.Go(func() {
+			dialAgain(t, addr, cfg, func(c *rendezvous.Conn) error {
+				return errors.Join(c.Barrier(t.Context()), c.Close())
+			})
 		})
 	}
-	all.Wait()
+	coming.Wait()
+	stop()
+	serving.Wait()
 	t.Logf("%d connected in %v", clients, time.Since(start))
 }
 
