@@ -1,8 +1,12 @@
 package job
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"os"
 	"strings"
 
 	"ibverbx/internal/peertext"
@@ -25,8 +29,8 @@ var (
 	// rank, the collective call that they make.
 	ErrMismatch = errors.New("the processes of the job disagree")
 	// ErrAbsent: some processes have not come within Config.Wait, or have not entered a collective
-	// call before the deadline of another one's context. The error names their ranks, and if it is
-	// one process and has joined, it is a [*RankError].
+	// call, of this package or of shmem ([Job.Fail]), before the deadline of another one's context.
+	// The error names their ranks, and if it is one process and has joined, it is a [*RankError].
 	ErrAbsent = errors.New("not all processes of the job have come")
 	// ErrFull: the store has no room for a value.
 	ErrFull = errors.New("the store is full")
@@ -85,10 +89,13 @@ type verdict struct {
 	Text string `json:"text"`
 }
 
+// codeAbsent is the name of ErrAbsent. A verdict with it may name no single process.
+const codeAbsent = "absent"
+
 // codes are the sentinels by their names in verdicts.
 func codes() map[string]error {
 	return map[string]error{"died": ErrDied, "left": ErrLeft, "failed": ErrFailed, "mismatch": ErrMismatch,
-		"absent": ErrAbsent}
+		codeAbsent: ErrAbsent}
 }
 
 // said is an error whose text another process has written.
@@ -130,3 +137,32 @@ func (v *verdict) err() error {
 
 // maxHost is the most characters kept of a host's name.
 const maxHost = 100
+
+// report is what a launcher hears when the job has failed: the verdict, and of which job.
+type report struct {
+	verdict
+
+	Job string `json:"job"`
+}
+
+// maxReported is the most characters of a reason that a launcher hears.
+const maxReported = 500
+
+// tellLauncher tells the launcher, if it listens, why the job has failed, before the program learns
+// it and may end. It is one datagram on the host, and nothing waits for it.
+func tellLauncher(p *Place, why error) {
+	to, err := netip.ParseAddrPort(os.Getenv(EnvReport)) // a name would have to be looked up
+	if err != nil {
+		return
+	}
+	r := report{verdictOf(why), p.Job}
+	r.Text = peertext.Line(r.Text, maxReported)
+	text, err := json.Marshal(r)
+	if err != nil {
+		return
+	}
+	if c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)); err == nil {
+		_, _ = c.Write(text)
+		_ = c.Close()
+	}
+}

@@ -242,9 +242,35 @@ func (j *Job) Context(ctx context.Context) (context.Context, context.CancelFunc)
 	return ctx, func() { cancel(context.Canceled) }
 }
 
-// Fail ends the job for all processes, tells them why this one gives up, and closes the job.
+// Fail ends the job for all processes, tells them why this one gives up, and closes the job. An
+// error of package shmem says which PEs have kept a call waiting; if there are as many PEs as
+// processes, the job then names those processes, and not this one, with ErrAbsent.
 func (j *Job) Fail(why error) {
-	j.closing.Do(func() { j.end(why) })
+	j.closing.Do(func() {
+		if late := j.late(why); late != nil {
+			j.member.hangUp(late)
+		}
+		j.end(why)
+	})
+}
+
+// late returns why the job fails if an error says which processes have kept this one waiting;
+// otherwise nil.
+func (j *Job) late(why error) error {
+	var waited interface {
+		Late() (ranks []int, size int)
+	}
+	if !errors.As(why, &waited) {
+		return nil
+	}
+	own := j.all[j.place.Rank]
+	switch late, size := waited.Late(); {
+	case size != j.place.Size || len(late) == 0:
+		return nil
+	case len(late) == 1:
+		return &RankError{j.all[late[0]], &said{fmt.Sprintf("it has kept %v waiting: %v", own, why), ErrAbsent}}
+	}
+	return &said{fmt.Sprintf("%v has waited in vain: %v", own, why), ErrAbsent}
 }
 
 // Close leaves the job. It does not wait for the others to finish, but up to some seconds until

@@ -204,6 +204,35 @@ func TestLeaver(t *testing.T) {
 	}
 }
 
+// late is an error of another layer that says who has kept a process waiting.
+type late []int
+
+func (l late) Error() string      { return fmt.Sprint("PEs are late: ", []int(l)) }
+func (l late) Late() ([]int, int) { return l, 4 }
+
+// A process that gives up because others keep it waiting has the job name those.
+func TestFailBlamesTheLate(t *testing.T) {
+	for _, late := range []late{{2}, {2, 3}, {0}} {
+		t.Run(fmt.Sprint(late), func(t *testing.T) {
+			allRight(t, each(t, ranks(config(t, 4)), func(ctx context.Context, j *job.Job) error {
+				if j.Rank() == 1 {
+					j.Fail(fmt.Errorf("sync: %w", late))
+				}
+				_ = j.Barrier(ctx)
+				err := j.Err()
+				if !errors.Is(err, job.ErrAbsent) || errors.Is(err, job.ErrFailed) ||
+					!strings.Contains(err.Error(), "sync: "+late.Error()) {
+					return fmt.Errorf("got %w", err)
+				}
+				if len(late) == 1 {
+					return blame(err, late[0], job.ErrAbsent)
+				}
+				return nil
+			}))
+		})
+	}
+}
+
 // Processes that make different collective calls are told which one does.
 func TestMismatch(t *testing.T) {
 	for i, err := range each(t, ranks(config(t, 3)), func(ctx context.Context, j *job.Job) error {

@@ -53,8 +53,28 @@ func (v *watcher) late(err error) error {
 			said = append(said, s)
 		}
 	}
-	return fmt.Errorf("%w: %s", errwrap.ContextErr(v.ctx), strings.Join(said, "; "))
+	e := &lateError{err: fmt.Errorf("%w: %s", errwrap.ContextErr(v.ctx), strings.Join(said, "; ")), size: n}
+	for i := range n {
+		if absent[i] || silent[i] {
+			e.late = append(e.late, i)
+		}
+	}
+	return e
 }
+
+// lateError is the error of a collective call whose deadline has passed.
+type lateError struct {
+	err  error // its text names the PEs
+	late []int
+	size int
+}
+
+func (e *lateError) Error() string { return e.err.Error() }
+func (e *lateError) Unwrap() error { return e.err }
+
+// Late returns which of how many PEs have not entered the call or do not answer. Job.Fail of
+// package job looks for it.
+func (e *lateError) Late() (ranks []int, size int) { return e.late, e.size }
 
 // rollCall asks all PEs how many calls they have entered. It returns which have not answered, and
 // which have not entered the current call.

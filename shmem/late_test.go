@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -75,6 +76,13 @@ func TestStragglersAreNamed(t *testing.T) {
 						want := "shmem: " + name + ": context deadline exceeded: " + who
 						if !errors.Is(err, context.DeadlineExceeded) || err.Error() != want {
 							return fmt.Errorf("%w, want %s", err, want)
+						}
+						var named interface{ Late() ([]int, int) }
+						if !errors.As(err, &named) {
+							return fmt.Errorf("%w does not say which PEs are late", err)
+						}
+						if pes, size := named.Late(); !slices.Equal(pes, []int{2, 3}[late-2:]) || size != 5 {
+							return fmt.Errorf("PEs %v of %d are late, and the error is %w", pes, size, err)
 						}
 						return nil
 					})

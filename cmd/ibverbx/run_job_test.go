@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -11,7 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx"
 	"ibverbx/job"
+	"ibverbx/nics"
+	"ibverbx/shmem"
 )
 
 // asMember has the test binary be one of two processes of a job, of which rank 1 does as its value
@@ -22,6 +26,7 @@ const asMember = "IBVERBX_TEST_AS_MEMBER"
 const (
 	isStopped = "is stopped"
 	isLate    = "is late"
+	isLatePE  = "is a late PE"
 	leaves    = "leaves"
 )
 
@@ -33,11 +38,14 @@ func beMember(how string) int {
 		return 9
 	}
 	ctx := context.Background()
+	if how == isLatePE {
+		j.Fail(bePE(ctx, j))
+		return 3
+	}
 	switch {
 	case j.Rank() == 0 && how == isLate:
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, 50*time.Millisecond)
-		defer cancel()
+		_ = untilLate(ctx, j.Barrier, func(err error) bool { return errors.Is(err, job.ErrAbsent) })
+		return 3
 	case j.Rank() == 0:
 	case how == isStopped:
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
@@ -54,12 +62,52 @@ func beMember(how string) int {
 	return 0
 }
 
+// bePE has the process be a PE. PE 1 never enters a barrier.
+func bePE(ctx context.Context, j *job.Job) error {
+	host, err := nics.Open(nics.Config{})
+	if err != nil {
+		return err
+	}
+	devices, err := host.Reaching(j)
+	if err != nil {
+		return err
+	}
+	dom, err := ibverbx.NewDomain(devices...)
+	if err != nil {
+		return err
+	}
+	pe, err := shmem.Join(ctx, dom, shmem.Config{Rank: j.Rank(), Size: j.Size(), Exchange: j.AllGather})
+	if err != nil {
+		return err
+	}
+	if pe.Rank() == 1 {
+		time.Sleep(time.Hour)
+	}
+	return untilLate(ctx, pe.Barrier, func(err error) bool {
+		var late interface{ Late() ([]int, int) }
+		return errors.As(err, &late)
+	})
+}
+
+// untilLate makes a call whose deadline passes, again if it has passed before the call began.
+func untilLate(ctx context.Context, call func(context.Context) error, late func(error) bool) error {
+	for wait := 50 * time.Millisecond; ; wait *= 2 {
+		limited, cancel := context.WithTimeout(ctx, wait)
+		err := call(limited)
+		cancel()
+		if late(err) || !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+	}
+}
+
 // TestRunNamesWhomTheJobNames shows that the process is named which the job names, where another
 // one fails because of it.
 func TestRunNamesWhomTheJobNames(t *testing.T) {
 	for how, say := range map[string]string{
 		isStopped: "the process has died: it has not answered for 1s; the first to end is rank 0 (pid ",
 		isLate:    "it has not entered barrier 1; rank 0 (",
+		isLatePE:  "it has kept rank 0 (",
 		leaves:    "the process has left the job ",
 	} {
 		t.Run(how, func(t *testing.T) {

@@ -254,7 +254,8 @@ func (r *running) blame() (first *FailedError, words string) {
 	}
 	words = v.Text
 	if rank := v.Rank; rank != nil && *rank >= 0 && *rank < len(r.cmds) {
-		if i := slices.IndexFunc(r.failed, func(f *FailedError) bool { return f.Rank == *rank }); i >= 0 {
+		i := slices.IndexFunc(r.failed, func(f *FailedError) bool { return f.Rank == *rank })
+		if i >= 0 && v.Code != "absent" { // its end says more than that it kept the others waiting
 			return r.failed[i], r.failed[i].Error()
 		}
 		words = fmt.Sprintf("rank %d (pid %d): %s", *rank, r.cmds[*rank].Process.Pid, v.Text)
@@ -266,6 +267,7 @@ func (r *running) blame() (first *FailedError, words string) {
 type verdict struct {
 	Job  string `json:"job"`
 	Rank *int   `json:"rank"` // nil if it is not one process alone
+	Code string `json:"code"` // package job's name of the kind of failure
 	Text string `json:"text"`
 }
 
