@@ -20,15 +20,6 @@ func completeShell(parser *kong.Kong) {
 	kongcompletion.Register(parser, kongcompletion.WithPredictors(predictors()))
 }
 
-// completionCmd prints how a shell completes. The library's own help has a slip.
-type completionCmd struct{ kongcompletion.Completion }
-
-// Help is shown below the flags.
-func (completionCmd) Help() string {
-	return `Prints the command that turns completion on in the shell that executes it. To have completion in
-every shell, put that command into the shell's init file. If no shell is named, your login shell is meant.`
-}
-
 // predictors are the words that flags take, by the name in the flag's tag.
 func predictors() map[string]complete.Predictor {
 	names := []string{softNICs, realNICs, roceNICs}

@@ -22,20 +22,6 @@ type devicesCmd struct {
 	JSON     bool   `name:"json"`
 }
 
-// Help is shown below the flags.
-func (devicesCmd) Help() string {
-	return `Examples:
-  ibverbx devices                    the host's NICs, their ports and GIDs
-  ibverbx devices --json -d mlx5_0   all attributes of one of them
-  ibverbx devices --provider roce    the addresses that can be NICs made of UDP sockets
-  ibverbx devices --provider soft    the software NICs that are built in
-
-If the host has no usable RDMA NIC and no flag asks for one, those of roce are listed, and stderr says so.
-
-The exit code is 0 when all NICs were listed. It is 1 if there is none, or if one could not be opened or
-queried; the reason is on stderr and, with --json, in the document.`
-}
-
 // deviceList is what --json writes.
 type deviceList struct {
 	Provider string       `json:"provider"`

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"testing"
 
@@ -164,8 +163,7 @@ func TestEveryFlagHasHelp(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, command := range k.Model.Children {
-		help := maps.Clone(map[string]map[string]string{"perf": perfFlagText, "devices": devicesFlagText,
-			"perftest": perftestFlagText}[command.Name])
+		_, help := helpText(command.Name)
 		for _, flag := range command.Flags {
 			if flag.Help == "" {
 				t.Errorf("%s --%s has no help", command.Name, flag.Name)

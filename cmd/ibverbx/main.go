@@ -30,6 +30,7 @@ import (
 	"sync"
 
 	"github.com/alecthomas/kong"
+	kongcompletion "github.com/jotaen/kong-completion"
 	"golang.org/x/term"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
@@ -48,13 +49,13 @@ const (
 
 // cli is the commands and their flags.
 type cli struct {
-	Perf       perfCmd       `cmd:"" help:"Measure between two ends, in one process or in two."`
-	Perftest   perftestCmd   `cmd:"" help:"Measure against a tool of perftest, such as ib_write_bw."`
-	Devices    devicesCmd    `cmd:"" help:"List the devices, their ports and GIDs."`
-	Run        runCmd        `cmd:"" help:"Start N processes of a job on this host."`
-	Version    versionCmd    `cmd:"" help:"Print the version."`
-	Help       helpCmd       `cmd:"" help:"Show the help of a command."`
-	Completion completionCmd `cmd:"" help:"Print what makes a shell complete commands, flags and values."`
+	Perf       perfCmd                   `cmd:"" help:"Measure between two ends, in one process or in two."`
+	Perftest   perftestCmd               `cmd:"" help:"Measure against a tool of perftest, such as ib_write_bw."`
+	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
+	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
+	Version    versionCmd                `cmd:"" help:"Print the version."`
+	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
+	Completion kongcompletion.Completion `cmd:"" help:"Print what makes a shell complete commands, flags and values."`
 
 	ShowVersion kong.VersionFlag `name:"version" short:"V" help:"Print the version."`
 }

@@ -46,33 +46,6 @@ type perftestFlags struct {
 	RxDepth int         `group:"how" short:"r" placeholder:"N" range:"1..16384"`
 }
 
-// Help is shown below the flags.
-func (perftestCmd) Help() string {
-	return `Examples:
-  ibverbx perftest ib_write_bw                      waits, as ib_write_bw does, for
-                                                    ib_write_bw HOST on another host
-  ibverbx perftest ib_send_bw -q 4 -s 4096 host1    where host1 runs ib_send_bw -q 4 -s 4096
-  ibverbx perftest ib_write_lat --provider roce -d 192.0.2.7
-                                                    over a UDP socket at one of the host's addresses
-  ibverbx perftest ib_read_bw --listen=192.0.2.7 --json
-
-The other end is one of perftest's tools of version 5.70 or later (tried: 6.06, as Debian 12 has it), or
-this command. Flags mean what they mean to perftest. Give --qp, --iters, --size and --report_gbits the same
-values at both ends, since perftest does not say which it was given. Flags for what this end cannot do (-R,
--c UD, -D, -a, -b, atomics, ...) are refused by name.
-
-The messages go over queue pairs of the NIC, not over virtual ones, and what arrives is not verified, because
-perftest sends whatever is in its buffers. Bandwidths are taken from the first post to the last completion.
-With ib_write_bw and ib_read_bw the client measures, and the server shows what it is told.
-
---provider roce makes a NIC of a UDP socket. The peer's NIC must be able to reach UDP port 4791 there, which
-is free if neither another process nor the kernel's rdma_rxe has it. Without --device, messages go only to
-the address from which the peer is connected, whatever GID it names.
-
-Exit codes: 0 when the test was completed, 1 when it was not, 2 when the flags make no sense, 130 after
-Ctrl-C.`
-}
-
 // Run is one end of a test.
 func (f *perftestCmd) Run(c *console, k *kong.Context) error {
 	began := time.Now()

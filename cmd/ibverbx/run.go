@@ -22,33 +22,6 @@ type runCmd struct {
 // maxProcesses is how many processes run starts.
 const maxProcesses = 4096
 
-// Help is shown below the flags.
-func (runCmd) Help() string {
-	return `Examples:
-  ibverbx run -n 4 ./allreduce                four processes of one job, which find each other by job.Join
-  ibverbx run -n 4 ./allreduce -len 1000000   what follows the program goes to the program
-  ibverbx run -n 2 sh -c './server; ./check'  a shell passes the environment on to what it starts
-
-Each process finds in its environment IBVERBX_RANK, IBVERBX_SIZE, IBVERBX_ADDRESS (where rank 0 listens, on
-the loopback interface) and IBVERBX_JOB (the job's name). Its lines are written with its rank before them:
-[0] ... Its standard input is empty.
-
-When a process fails, stderr says which, and the others get SIGTERM, and SIGKILL after --grace. If package job
-names another process, because that hangs, for instance, stderr names that (IBVERBX_REPORT). SIGINT
-(Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are forwarded and end the job in the same way, at once when they come
-a second time; SIGUSR1 and SIGUSR2 are forwarded. When this command is killed itself (SIGKILL), Linux kills
-the processes, but not what they have started; other systems kill neither.
-
-When the output cannot be written any more, because head, for instance, has seen enough, the processes are
-ended in the same way. Lines of more than 64 KiB are cut, and each part gets the rank; with --plain they are
-written unchanged.
-
-The exit code is 0 when all processes ended with 0, and otherwise that of the one whose failure ended the
-job, as the job itself says, else of the first one that failed; or 128 plus the number of the signal that
-killed it. It is 127 when there is no such program, 126 when it cannot be executed, 141 when nobody reads the
-output any more.`
-}
-
 // exitError ends the command with a code, and says why where that has not been said.
 type exitError struct {
 	code int
