@@ -16,7 +16,7 @@ import (
 
 // ownFlagNames are the flags that each of two processes chooses for itself; all others are the
 // connecting end's.
-var ownFlagNames = []string{"listen", "help", "port", "timeout", "json", "verbose", "report-gbits",
+var ownFlagNames = []string{"listen", "help", "port", "timeout", "json", "csv", "verbose", "report-gbits",
 	"CPU-freq", "noPeak", "connection", "provider", "device", "library", "udp-port", "rate-limit",
 	"gid-index", "ib-port", "mtu", "tclass", "sl", "qp-timeout", "retry-count", "rnr-retry", "outs"}
 

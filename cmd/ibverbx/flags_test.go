@@ -127,7 +127,7 @@ func TestWrongFlags(t *testing.T) {
 		"devices -d ^":                       "--device: ",
 		"devices --provider moon":            "have soft",
 		"frobnicate":                         "unexpected argument frobnicate",
-		"perf --csv":                         "type --json",
+		"compare x":                          `expected "<new>"`,
 		"ib_write_bw -s 4096 h":              `type "ibverbx perftest ib_write_bw" to meet perftest's tool`,
 		"ib_send_lat":                        `or "ibverbx perf --op send --mode lat"`,
 		"ib_atomic_bw -d mlx5_0":             `type "ibverbx perf --op fetch-add --mode bw"`,

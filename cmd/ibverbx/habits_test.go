@@ -110,6 +110,8 @@ func TestCompletion(t *testing.T) {
 		"ibverbx perf --op write":        {"write", "write-imm"},
 		"ibverbx perf --fault link":      {"link-flap"},
 		"ibverbx devices --provider sof": {"soft"},
+		"ibverbx compare --max":          {"--max-regression"},
+		"ibverbx comp":                   {"compare", "completion"},
 	} {
 		t.Setenv("COMP_LINE", line)
 		_, out, errs := command(t, "")

@@ -2,6 +2,7 @@
 //
 //	ibverbx perf       bandwidth, latency and message rate of a virtual queue pair, or of a layer
 //	                   above it, every byte verified
+//	ibverbx compare    what has changed between two results of perf
 //	ibverbx perftest   the same with a tool of perftest, such as ib_write_bw, as the other end
 //	ibverbx devices    the devices, their ports and GIDs
 //	ibverbx run        N processes of a job on this host
@@ -50,6 +51,7 @@ const (
 // cli is the commands and their flags.
 type cli struct {
 	Perf       perfCmd                   `cmd:"" help:"Measure between two ends, in one process or in two."`
+	Compare    compareCmd                `cmd:"" help:"Compare two results of perf --json."`
 	Perftest   perftestCmd               `cmd:"" help:"Measure against a tool of perftest, such as ib_write_bw."`
 	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
 	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
@@ -149,8 +151,11 @@ func run(c *console, args []string) (code int) {
 		panic(err) // the declarations above are wrong
 	}
 	completeShell(parser)
-	if len(args) == 0 {
+	switch {
+	case len(args) == 0:
 		args = []string{"--help"}
+	case len(args) > 1 && args[0] == "perf" && args[1] == "compare":
+		args = args[1:] // a command that has arguments has no commands below it
 	}
 	parsed, err := parser.Parse(args)
 	if err != nil {
@@ -193,7 +198,7 @@ func (c *console) fail(err error) (code int) {
 	return code
 }
 
-// instead says what to type for what users of perftest and of spreadsheets type; all else is why.
+// instead says what to type for what users of perftest type; all else is why.
 func instead(first, why string) string {
 	at := slices.Index(perftest.Kinds(), perftest.Kind(first))
 	op, mode, _ := strings.Cut(strings.TrimPrefix(first, "ib_"), "_")
@@ -207,8 +212,6 @@ func instead(first, why string) string {
 			"meet ibverbx", first, first, perf)
 	case op == string(bench.FetchAdd) && slices.Contains(bench.Modes(), bench.Mode(mode)):
 		return first + " cannot be met: type " + perf + ", which meets ibverbx"
-	case strings.HasPrefix(why, "unknown flag --csv"):
-		return "no CSV: type --json, which has every figure and sample"
 	}
 	return why
 }

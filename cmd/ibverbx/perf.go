@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"io"
@@ -72,10 +73,13 @@ func (f *perfCmd) document(c *console, err error) error {
 		return nil
 	}
 	f.outcome.document = true
-	report := bench.Report{Document: document("ibverbx perf", f.outcome.note), Results: []bench.Result{}}
+	report := bench.Report{Document: document(perfTool, f.outcome.note), Results: []bench.Result{}}
 	report.End(time.Now(), err)
 	return writeJSON(c.out, &report)
 }
+
+// perfTool is what documents of perf are called.
+const perfTool = "ibverbx perf"
 
 // document begins a document.
 func document(tool, note string) bench.Document {
@@ -151,7 +155,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	table.unit = unitOf(f.ReportGbits)
 	table.again, f.outcome.table = f.outcome.table, true
 	switch {
-	case f.JSON:
+	case f.JSON || f.CSV:
 		table.w = io.Discard
 	case c.errTTY:
 		table.progress = c.err
@@ -171,6 +175,9 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		f.outcome.document = true
 		table.err = writeJSON(c.out, report)
 	}
+	if f.CSV {
+		table.err = writeCSV(c.out, report)
+	}
 	return cmp.Or(err, table.err, writePlot(file, report, unitOf(f.ReportGbits), f.Verbose))
 }
 
@@ -179,4 +186,33 @@ func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
+}
+
+// writeCSV writes a row for each cell, with the keys and values that JSON has: those of the spread
+// and of the latency with the others.
+func writeCSV(w io.Writer, r *bench.Report) error {
+	keys := []string{"layer", "op", "mode", "size_bytes", "scheme", "rails", "outstanding", "messages", "bytes",
+		"seconds", "gb_per_second", "messages_per_second", "percent", "min_ns", "mean_ns", "p50_ns", "p90_ns",
+		"p99_ns", "p99_9_ns", "max_ns", "verified_messages", "failed", "error"}
+	out := csv.NewWriter(w)
+	err := out.Write(keys)
+	for i := range r.Results {
+		res := &r.Results[i]
+		values := map[string]json.RawMessage{}
+		for _, part := range []any{res.Spread, res.Latency, res} {
+			text, broken := json.Marshal(part)
+			if err = errors.Join(err, broken); string(text) != "null" {
+				err = errors.Join(err, json.Unmarshal(text, &values))
+			}
+		}
+		row := make([]string, len(keys))
+		for i, key := range keys {
+			if json.Unmarshal(values[key], &row[i]) != nil {
+				row[i] = string(values[key]) // no string
+			}
+		}
+		err = errors.Join(err, out.Write(row))
+	}
+	out.Flush()
+	return errors.Join(err, out.Error())
 }

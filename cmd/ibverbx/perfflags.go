@@ -24,7 +24,8 @@ type choiceFlags struct {
 
 // outFlags say what is written, and which figures are a failure.
 type outFlags struct {
-	JSON        bool   `group:"out" name:"json"`
+	JSON        bool   `group:"out" name:"json" xor:"document"`
+	CSV         bool   `group:"out" name:"csv" xor:"document"`
 	Verbose     bool   `group:"out" short:"v"`
 	Plot        string `group:"out" placeholder:"FILE" predictor:"file"`
 	ReportGbits bool   `group:"out" name:"report-gbits"`

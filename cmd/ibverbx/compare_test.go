@@ -1,0 +1,130 @@
+package main
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var updateGolden = flag.Bool("update", false, "write the golden files anew")
+
+const sides = "testdata/compare/old.json testdata/compare/new.json"
+
+// TestCompareGolden compares two files of several documents, in words and as a document.
+func TestCompareGolden(t *testing.T) {
+	for name, args := range map[string]string{
+		"table.golden": "perf compare " + sides, "document.golden": "compare --json " + sides,
+	} {
+		code, out, errs := command(t, args)
+		if code != exitOK || errs != "" {
+			t.Fatalf("%s: exit %d: %s", args, code, errs)
+		}
+		golden := filepath.Join("testdata", "compare", name)
+		if *updateGolden {
+			if err := os.WriteFile(golden, []byte(out), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(golden)
+		if err != nil || out != string(want) {
+			t.Errorf("%s: %v, got\n%s\nwant\n%s", args, err, out, want)
+		}
+	}
+}
+
+// TestMaxRegression fails for what is worse by more than was allowed, and for no other reason: a
+// difference that may be chance is none, and less latency is better.
+func TestMaxRegression(t *testing.T) {
+	const back = "testdata/compare/new.json testdata/compare/old.json"
+	for args, want := range map[string]string{
+		"--max-regression 10 " + sides: "write, lat, 8 B, single, 1 QP: worse by 16.7 %, more than",
+		"--max-regression 17 " + sides: "",
+		"--max-regression 10 " + back:  "write, bw, 4 KiB, single, 1 QP: worse by 16.7 %, more than",
+		"--max-regression 0 " + back:   "write, bw, 4 KiB, single, 1 QP: worse by 16.7 %, more than",
+		back:                           "",
+	} {
+		code, out, errs := command(t, "compare "+args)
+		if (code == exitOK) != (want == "") || !strings.Contains(errs, want) || strings.Count(errs, "\n") > 1 ||
+			!strings.Contains(out, "geometric mean") {
+			t.Errorf("%s: exit %d: %s\n%s", args, code, errs, out)
+		}
+	}
+}
+
+// TestCompareBadFiles says of each file what is wrong with it.
+func TestCompareBadFiles(t *testing.T) {
+	dir := t.TempDir()
+	for text, want := range map[string]string{
+		"":                            "no cell was measured: want what \"ibverbx perf --json\" writes",
+		"size GB/s\n":                 "invalid character",
+		`{"tool":"ibverbx perftest"}`: `a document of "ibverbx perftest": want one of`,
+		`{"tool":"ibverbx perf","results":[{"failed":true,"messages":3}]}`: "no cell was measured",
+		`{"tool":"ibverbx perf","results":[`:                               "unexpected EOF",
+	} {
+		file := filepath.Join(dir, "x.json")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := command(t, "compare "+file+" testdata/compare/old.json")
+		if code != exitFailed || out != "" || !strings.Contains(errs, file+": ") || !strings.Contains(errs, want) {
+			t.Errorf("%q: exit %d, stdout %q, stderr %q", text, code, out, errs)
+		}
+	}
+	code, _, errs := command(t, "compare x y")
+	if code != exitFailed || !strings.Contains(errs, "no such file") {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+}
+
+// TestCompareWithItself compares what perf writes with itself: no cell differs or is left over.
+func TestCompareWithItself(t *testing.T) {
+	_, out, _ := command(t, "perf --json"+quick)
+	file := filepath.Join(t.TempDir(), "x.json")
+	if err := os.WriteFile(file, []byte(out+out), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := command(t, "compare --json "+file+" "+file)
+	var all comparisons
+	if err := json.Unmarshal([]byte(out), &all); err != nil || code != exitOK || len(all.Cells) != 6 ||
+		len(all.OnlyOld)+len(all.OnlyNew) > 0 || all.Geomean["gb_per_second"] != 0 {
+		t.Errorf("exit %d: %s: %v\n%s", code, errs, err, out)
+	}
+	for _, c := range all.Cells {
+		if c.Significant || c.Delta != 0 || c.Old <= 0 {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+// TestCSV reads rows of both modes.
+func TestCSV(t *testing.T) {
+	for args, want := range map[string]map[string]string{
+		"": {"layer": "qp", "op": "write", "size_bytes": "64", "scheme": "single", "messages": "360",
+			"bytes": "23040", "p50_ns": "", "failed": "false", "error": ""},
+		" --mode lat": {"mode": "lat", "rails": "1", "messages": "360"},
+	} {
+		code, out, errs := command(t, "perf --csv -s 64 -n 360 --samples 6 -t 4"+args)
+		rows, err := csv.NewReader(strings.NewReader(out)).ReadAll()
+		if err != nil || code != exitOK || errs != "" || len(rows) != 4 {
+			t.Fatalf("exit %d: %s: %v\n%s", code, errs, err, out)
+		}
+		value := func(key string) string { return rows[1][slices.Index(rows[0], key)] }
+		for key, v := range want {
+			if value(key) != v {
+				t.Errorf("%s: %s is %q, want %q", args, key, value(key), v)
+			}
+		}
+		if lat := args != ""; value("percent") == "" || lat != (value("p50_ns") != "") {
+			t.Errorf("%s: %q", args, rows)
+		}
+	}
+	code, _, errs := command(t, "perf --csv --json")
+	if code != exitUsage || !strings.Contains(errs, "can't be used") {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+}
