@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -83,18 +85,12 @@ func (t *perfTable) failedOver(r *bench.Result) {
 	}
 }
 
-// repaired says what the NICs had to repair, if anything.
+// repaired says what the NICs had to repair, if anything, by the names of their counters.
 func (t *perfTable) repaired(of *bench.EndRepairs) {
 	for i, r := range []bench.Repairs{of.A, of.B} {
 		var list []string
-		for _, n := range []struct {
-			n    uint64
-			noun string
-		}{{r.Resent, "resent packet"}, {r.Timeouts, "timeout"}, {r.NAKs, "NAK"}, {r.RNRNAKs, "RNR NAK"},
-			{r.Dropped, "receive overflow"}} {
-			if n.n > 0 {
-				list = append(list, count(int(n.n), n.noun))
-			}
+		for _, name := range slices.Sorted(maps.Keys(r)) {
+			list = append(list, fmt.Sprintf("%s %d", name, r[name]))
 		}
 		if len(list) > 0 {
 			t.say("repaired", fmt.Sprintf("end %c: %s", 'a'+i, strings.Join(list, ", ")))

@@ -186,18 +186,19 @@ func TestRepaired(t *testing.T) {
 	p := &bench.Params{Op: bench.Write, Mode: bench.Bandwidth, NICs: 1, QPs: 1,
 		Schemes: []bench.Scheme{bench.Single}}
 	row := []bench.Result{{Scheme: bench.Single, Messages: 1,
-		Repairs: bench.EndRepairs{A: bench.Repairs{Resent: 20, Timeouts: 1}, B: bench.Repairs{NAKs: 3}}}}
+		Repairs: bench.EndRepairs{A: bench.Repairs{"resent_packets": 20, "timeouts": 1},
+			B: bench.Repairs{"packet_seq_err": 3}}}}
 	for _, verbose := range []bool{false, true} {
 		var out bytes.Buffer
 		table := newPerfTable(&out, verbose)
 		table.Start(p, nil)
 		table.Row(row)
-		if cell := strings.Contains(out.String(), "20 resent packets"); cell != verbose {
+		if cell := strings.Contains(out.String(), "resent_packets 20"); cell != verbose {
 			t.Errorf("-v %t:\n%s", verbose, out.String())
 		}
 		out.Reset()
 		table.footer(&bench.Report{Params: p, Results: append(row, row...)})
-		for _, want := range []string{"end a: 40 resent packets, 2 timeouts\n", "end b: 6 NAKs\n"} {
+		for _, want := range []string{"end a: resent_packets 40, timeouts 2\n", "end b: packet_seq_err 6\n"} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("no %q in\n%s", want, out.String())
 			}

@@ -192,6 +192,12 @@ func (d *device) ID() verbs.DeviceID { return d.id }
 func (d *device) Name() string       { return d.name }
 func (d *device) DefaultPort() int   { return d.port }
 
+// Repairs returns what the NIC's counters say of what it had to repair at a port, by their names,
+// which differ by driver. It is empty where the kernel shows none.
+func (d *device) Repairs(port int) map[string]uint64 {
+	return sysRepairs(os.DirFS(sysClass), d.name, port)
+}
+
 // Watch sends asynchronous events to c.
 func (d *device) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -42,6 +43,35 @@ func sysNetDev(sys fs.FS, device string, port, index int) string {
 		return ""
 	}
 	return name
+}
+
+// repairWords are parts of the names of counters that count what went wrong or was done again.
+// Names differ by driver: out_of_sequence, local_ack_timeout_err and np_cnp_sent of mlx5,
+// out_of_seq_request and completer_retry_err of rdma_rxe, RetransSegs of irdma. Names of traffic,
+// such as sent_pkts and rx_write_requests, have none of them.
+//
+//nolint:gochecknoglobals // a constant
+var repairWords = []string{"err", "retry", "retrans", "timeout", "out_of", "duplicate", "nak", "rnr", "drop",
+	"discard", "cnp", "ecn", "down"}
+
+// sysRepairs reads those counters of a port, where the driver has any: the kernel shows them in
+// ports/N/hw_counters, each as a number in a file.
+func sysRepairs(sys fs.FS, device string, port int) map[string]uint64 {
+	dir := path.Join(device, "ports", strconv.Itoa(port), "hw_counters")
+	entries, _ := fs.ReadDir(sys, dir) // a driver need not have them
+	counters := map[string]uint64{}
+	for _, e := range entries {
+		name := strings.ToLower(e.Name())
+		if !slices.ContainsFunc(repairWords, func(w string) bool { return strings.Contains(name, w) }) {
+			continue
+		}
+		text, err := fs.ReadFile(sys, path.Join(dir, e.Name()))
+		n, noNumber := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+		if err == nil && noNumber == nil {
+			counters[e.Name()] = n
+		}
+	}
+	return counters
 }
 
 // whyNoDevice returns why the list of devices is empty.

@@ -1,6 +1,7 @@
 package rdmacore
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -44,6 +45,40 @@ func TestSysNetDev(t *testing.T) {
 	}
 	if got := sysNetDev(sysTree, "mlx5_0", 1, 0); got != "" {
 		t.Errorf("entry 0 belongs to %q", got)
+	}
+}
+
+// Of a NIC's counters those are read that count what went wrong, by whatever name, and nothing that
+// is no number.
+func TestSysRepairs(t *testing.T) {
+	counters := fstest.MapFS{}
+	for file, text := range map[string]string{
+		"mlx5_0/ports/1/hw_counters/out_of_sequence":       "3\n",
+		"mlx5_0/ports/1/hw_counters/packet_seq_err":        "0\n",
+		"mlx5_0/ports/1/hw_counters/np_cnp_sent":           "18446744073709551615\n",
+		"mlx5_0/ports/1/hw_counters/rx_write_requests":     "900\n",
+		"mlx5_0/ports/1/hw_counters/lifespan":              "10\n",
+		"mlx5_0/ports/2/hw_counters/out_of_sequence":       "99\n",
+		"rxe0/ports/1/hw_counters/duplicate_request":       "4\n",
+		"rxe0/ports/1/hw_counters/retry_rnr_exceeded_err":  "5\n",
+		"rxe0/ports/1/hw_counters/link_downed":             "1\n",
+		"rxe0/ports/1/hw_counters/sent_pkts":               "1000\n",
+		"rxe0/ports/1/hw_counters/completer_retry_err":     "a few\n",
+		"rxe0/ports/1/hw_counters/rdma_sends":              "7\n",
+		"irdma0/ports/1/hw_counters/RetransSegs":           "6\n",
+		"siw0/ports/1/gid_attrs/types/0":                   "RoCE v2\n",
+		"rxe0/ports/1/hw_counters/out_of_seq_request/text": "8\n",
+	} {
+		counters[file] = &fstest.MapFile{Data: []byte(text)}
+	}
+	for device, want := range map[string]map[string]uint64{
+		"mlx5_0": {"out_of_sequence": 3, "packet_seq_err": 0, "np_cnp_sent": 1<<64 - 1},
+		"rxe0":   {"duplicate_request": 4, "retry_rnr_exceeded_err": 5, "link_downed": 1},
+		"irdma0": {"RetransSegs": 6}, "siw0": {}, "none": {},
+	} {
+		if got := sysRepairs(counters, device, 1); !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", device, got, want)
+		}
 	}
 }
 

@@ -72,6 +72,14 @@ type Counters struct {
 	Broken     uint64 // packets received against the protocol
 }
 
+// Repairs returns what the NIC had to repair, by name, in the way in which NICs of hardware
+// show it. It has one port.
+func (d *Device) Repairs(int) map[string]uint64 {
+	c := d.Counters()
+	return map[string]uint64{"resent_packets": c.Resent, "timeouts": c.Timeouts, "naks": c.NAKs,
+		"rnr_naks": c.RNRNAKs, "dropped_packets": c.Overflowed}
+}
+
 // add adds what a queue pair has done.
 func (c *Counters) add(s rc.Stats) {
 	c.Sent += s.Sent

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"testing"
 
@@ -9,7 +10,6 @@ import (
 	"ibverbx/internal/tcptest"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
-	"ibverbx/verbs/roce"
 )
 
 // TestInterruptedWhenAllIsMeasured interrupts an end after its last figure, or while it says
@@ -91,26 +91,38 @@ func TestInterruptedWhenAllIsMeasured(t *testing.T) {
 	}
 }
 
-// TestRepairs counts what NICs of UDP sockets had to repair, each NIC once.
+// TestRepairs counts what NICs had to repair, each NIC once, and nothing that has not changed.
 func TestRepairs(t *testing.T) {
-	a, b := &repairing{}, &repairing{}
-	c := &pair{nics: [2][]verbs.Device{{a}, {a}}}
+	a, b := &repairing{n: Repairs{"naks": 7, "timeouts": 1}}, &repairing{n: Repairs{}}
+	c := &pair{p: &Params{}, nics: [2][]verbs.Device{{a}, {a}}}
 	before := c.repairs()
-	a.n = roce.Counters{Resent: 5, Timeouts: 4, NAKs: 3, RNRNAKs: 2, Overflowed: 1, Sent: 99}
+	a.n = Repairs{"naks": 10, "timeouts": 1, "out_of_sequence": 2, "reset": 0}
 	var of EndRepairs
 	of.A.add(c.repairs()[0], before[0])
 	of.Add(of)
-	if want := (EndRepairs{A: Repairs{10, 8, 6, 4, 2}}); of != want || c.repairs()[1] != before[1] {
+	if want := (Repairs{"naks": 6, "out_of_sequence": 4}); !maps.Equal(of.A, want) || of.B != nil ||
+		c.repairs()[1] != nil {
 		t.Errorf("%+v, and of what end b shares %+v", of, c.repairs()[1])
 	}
-	if c.nics[1], b.n.NAKs = []verbs.Device{b}, 7; c.repairs()[1].NAKs != 7 {
+	if c.nics[1], b.n["naks"] = []verbs.Device{b}, 7; c.repairs()[1]["naks"] != 7 {
 		t.Errorf("end b: %+v", c.repairs()[1])
+	}
+	if c.p.Conn.Port = 2; c.repairs()[1] != nil {
+		t.Errorf("port 2 of end b: %+v", c.repairs()[1])
 	}
 }
 
+// repairing has counted something at port 1.
 type repairing struct {
 	verbs.Device
-	n roce.Counters
+	n Repairs
 }
 
-func (d *repairing) Counters() roce.Counters { return d.n }
+func (d *repairing) DefaultPort() int { return 1 }
+
+func (d *repairing) Repairs(port int) map[string]uint64 {
+	if port != 1 {
+		return nil
+	}
+	return d.n
+}

@@ -125,7 +125,7 @@ func fill(v reflect.Value) {
 		fill(v.Index(0))
 	case reflect.Map:
 		v.Set(reflect.MakeMap(v.Type()))
-		v.SetMapIndex(reflect.ValueOf("x"), reflect.ValueOf(1))
+		v.SetMapIndex(reflect.ValueOf("x"), reflect.ValueOf(1).Convert(v.Type().Elem()))
 	case reflect.Struct:
 		for i := range v.NumField() {
 			if v.Field(i).CanSet() {

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/verbs"
-	"ibverbx/verbs/roce"
 )
 
 // OpenFunc opens a provider that has two times the given number of NICs, the first half for one
@@ -239,9 +239,10 @@ func (c *pair) repairs() (n [2]Repairs) {
 			continue
 		}
 		for _, d := range devices {
-			if d, ok := d.(interface{ Counters() roce.Counters }); ok {
-				now := d.Counters()
-				n[i].add(Repairs{now.Resent, now.Timeouts, now.NAKs, now.RNRNAKs, now.Overflowed}, Repairs{})
+			if counting, ok := d.(interface {
+				Repairs(port int) map[string]uint64
+			}); ok {
+				n[i].add(counting.Repairs(cmp.Or(int(c.p.Conn.Port), d.DefaultPort())), nil)
 			}
 		}
 	}

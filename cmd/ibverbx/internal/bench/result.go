@@ -96,35 +96,33 @@ type Loss struct {
 	Times  int    `json:"times"`
 }
 
-// Repairs is what NICs made of UDP sockets had to repair, the warm-up included. Other NICs do not
-// say it.
-type Repairs struct {
-	Resent   uint64 `json:"resent_packets"`
-	Timeouts uint64 `json:"timeouts"`
-	NAKs     uint64 `json:"naks"`
-	RNRNAKs  uint64 `json:"rnr_naks"`
-	Dropped  uint64 `json:"dropped_packets"` // or bursts of them: the receive buffer was full
-}
+// Repairs is what NICs had to repair, the warm-up included, by the names of their counters: those
+// of NICs made of UDP sockets, or what the kernel shows of a NIC's hardware. Others do not say it.
+type Repairs map[string]uint64
 
 // EndRepairs is that of both ends.
 type EndRepairs struct {
-	A Repairs `json:"a"`
-	B Repairs `json:"b"`
+	A Repairs `json:"a,omitempty"`
+	B Repairs `json:"b,omitempty"`
 }
 
 // add adds what came after before.
 func (r *Repairs) add(now, before Repairs) {
-	r.Resent += now.Resent - before.Resent
-	r.Timeouts += now.Timeouts - before.Timeouts
-	r.NAKs += now.NAKs - before.NAKs
-	r.RNRNAKs += now.RNRNAKs - before.RNRNAKs
-	r.Dropped += now.Dropped - before.Dropped
+	for name, n := range now {
+		if n <= before[name] {
+			continue
+		}
+		if *r == nil {
+			*r = Repairs{}
+		}
+		(*r)[name] += n - before[name]
+	}
 }
 
 // Add adds another cell's.
 func (r *EndRepairs) Add(of EndRepairs) {
-	r.A.add(of.A, Repairs{})
-	r.B.add(of.B, Repairs{})
+	r.A.add(of.A, nil)
+	r.B.add(of.B, nil)
 }
 
 // EndStats is what the virtual queue pairs of both ends counted in a cell.
