@@ -232,8 +232,8 @@ func interruptApart(t *testing.T, layer string) {
 		var errs bytes.Buffer
 		out := &watcher{word: "64 B", found: interrupt} // the first row has come
 		code := run(&console{ctx: ctx, out: out, err: &errs},
-			strings.Fields("perf --provider left --sizes 64,128,256 -D 100ms --connect "+address+
-				" --layer "+layer))
+			strings.Fields("perf --provider left --memory 256K --sizes 64,128,256 -D 20ms --connect "+
+				address+" --layer "+layer))
 		want, inErr, inErrB := exitFailed, `peer: (.*: )?interrupted`, "interrupted"
 		if who == "connecting" {
 			want, inErr, inErrB = exitInterrupted, "interrupted", "the other end was interrupted"

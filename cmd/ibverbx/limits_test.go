@@ -62,7 +62,7 @@ func TestSpreadInTable(t *testing.T) {
 		"-D 12ms --layer tagged": "±",
 		"-D 12ms --op fetch-add": "±",
 	} {
-		code, out, errs := command(t, "perf --memory 256K --nics 1 -q 2 "+args)
+		code, out, errs := command(t, "perf --memory 256K --nics 1 -q 2 -s 8 "+args)
 		if code != exitOK || !strings.Contains(out, want) || !strings.Contains(out, "%") ||
 			!strings.Contains(out, "median of 6 samples") {
 			t.Errorf("%s: exit %d: %s\n%s", args, code, errs, out)

@@ -128,18 +128,21 @@ func TestListenServesNext(t *testing.T) {
 			conn := greeted(t, address)
 			_ = conn.Send(t.Context(), "noise", nil)
 			<-conn.Done()
+			conn.Close() // the listening end waits for it
 		},
 		"asks for the impossible": func(t *testing.T, address string) {
 			conn := greeted(t, address)
 			_ = conn.Send(t.Context(), "task", json.RawMessage(`{"self":{"nics":["x"]},`+
 				`"parameters":{"op":"swim","wait":"poll","nics":1,"qps":1,"depth":1,"tx_depth":1}}`))
 			<-conn.Done()
+			conn.Close()
 		},
 		"is interrupted": func(t *testing.T, address string) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			run(&console{ctx: ctx, out: &watcher{word: "64 B", found: cancel}, err: io.Discard},
-				strings.Fields("perf --provider left --sizes 64,128,256 -D 100ms --connect "+address))
+				strings.Fields("perf --provider left --memory 256K --sizes 64,128,256 -D 20ms --connect "+
+					address))
 		},
 		"is of another version": func(t *testing.T, address string) {
 			_, err := rendezvous.Start(t.Context(), dial(t, address),

@@ -15,6 +15,7 @@ import (
 // TestInterruptedWhenAllIsMeasured interrupts an end after its last figure, or while it says
 // goodbye: the measurement is complete, whatever becomes of the goodbye.
 func TestInterruptedWhenAllIsMeasured(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	_, nics := fabric(t, 2)
 	p := func() *Params {
 		p := params(func(p *Params) { p.NICs, p.Sizes = 1, []units.Size{64, 128} })

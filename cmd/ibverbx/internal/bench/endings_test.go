@@ -51,6 +51,7 @@ func within(t *testing.T, who string, d time.Duration, run <-chan outcome) outco
 // TestStalledAfterFailure lets one rail fail while another one stands still, so that not all is
 // ever reported: the patience that the ends have must end the round nevertheless.
 func TestStalledAfterFailure(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	const timeout = 200 * time.Millisecond
 	for _, wait := range []Wait{Adaptive, Poll, Events} {
 		for _, bidirectional := range []bool{false, true} {
@@ -177,6 +178,7 @@ func TestPatience(t *testing.T) {
 // TestInterruptedBothWays interrupts an end in the middle of a long round in both directions. The
 // other one must not go on alone, and the round is no measure of both directions.
 func TestInterruptedBothWays(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	const speed = 1.25e6
 	for _, op := range []Op{Send, Write} {
 		t.Run(string(op), func(t *testing.T) {
