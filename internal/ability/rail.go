@@ -9,66 +9,66 @@ import (
 
 // Rail is one rail: what it has outstanding, and its measured speed.
 //
-// A speed is measured over a sample, in which the rail was busy with large fragments all the time:
-// the bytes that were completed over the time that they took. A sample begins when the rail gets
-// work, or in the middle of it, and ends when the rail runs empty: the time until it gets more
-// depends on the program. Between two samples the rail rests: reading the clock costs as much as a
-// fragment does.
+// Speed is measured over a sample, in which the rail is always busy with large fragments: the bytes
+// completed over the time that they took. A sample begins when the rail gets work, or in the middle
+// of it, and ends at the latest when the rail runs empty, since the time until it gets more depends
+// on the program. Between two samples the rail rests, because reading the clock costs as much as a
+// fragment.
 //
 // Invariant: sizes has the length of each work request that the rail has, oldest first, 0 for those
 // that carry no fragment; load is their sum, with messageCost for each; large counts those of at
 // least least bytes.
 type Rail struct {
-	rails *Rails // those that it is compared with
+	rails *Rails // the rails that it is compared with
 	// out says that the rail is out of service: it gets nothing, and its cost does not count.
 	out   bool
 	sizes ring.FIFO[uint32]
 	load  uint64
 	large int
-	least uint64 // largeFragment, or as large as fragments are
+	least uint64 // length of a large fragment in bytes: largeFragment, or the fragment size if that is less
 
-	cost float64 // nanoseconds a byte, the inverse of the rate; 0 is not known yet
-	idle uint32  // fragments that others were given while the rail had none, since it was measured
+	cost float64 // nanoseconds a byte, the inverse of the rate; 0 while unknown
+	idle uint32  // fragments given to other rails while this one was idle, since its last measurement
 
 	rest  int       // large fragments to be completed before the next sample
-	began time.Time // the sample
-	moved uint64    // bytes that it has completed
+	began time.Time // when the sample began
+	moved uint64    // bytes that the sample has completed
 	left  int       // large fragments to be completed before the clock is read
-	every int       // so many at a time
-	// fresh says that the sample began with the work, and not in its middle: there the next
-	// completions may be those of the same poll, which tell nothing.
+	every int       // large fragments between two readings
+	// fresh says that the sample began with the work. In the middle of the work the next
+	// completions may be from the same poll and say nothing about speed.
 	fresh bool
 }
 
 const (
-	// largeFragment is the least fragment that tells how fast a rail is, in bytes, where fragments
-	// may be as large: of smaller ones the cost of a message is a good part.
+	// largeFragment is the least fragment that shows how fast a rail is, in bytes: in smaller ones
+	// the cost of a message is a good part.
 	largeFragment = 16 << 10
-	// messageCost is the cost of a message beside its bytes, in bytes: it makes small messages be
-	// shared by number.
+	// messageCost is the fixed cost of a message, in bytes. Because of it small messages are shared
+	// by number.
 	messageCost = 4 << 10
-	// sample is the least time that a rate is measured while there is more to come.
+	// sample is the least length of a sample while there is more work.
 	sample = 50 * time.Microsecond
 	// restFragments is the number of large fragments between two samples, and maxEvery the most
 	// between two looks at the clock within a sample.
 	restFragments, maxEvery = 16, 64
 	// similar is the ratio within which rates count as equal. Measured rates of equal rails differ
-	// by that much, and taking turns is then cheaper and no worse.
+	// by as much, and taking turns is cheaper and no worse.
 	similar = 4.0 / 3
 	// forget is the number of other rails' fragments after which an idle rail is assumed to be
-	// twice as fast as measured; after twice as many three times as fast, and so on. So a slow rail
-	// is tried again, the later the slower it was, and a trial costs a small part of what was
-	// carried meanwhile.
+	// twice as fast as measured; after twice as many, three times as fast, and so on. So a slow
+	// rail is tried again, later if it was slower, and a trial costs a small part of the traffic in
+	// between.
 	forget = 128
-	// slowest is the most times that a rail is assumed to be slower than the fastest: a measurement
+	// slowest bounds how many times slower than the fastest a rail is assumed to be: a measurement
 	// made while the program stood still must not rule it out for ever.
 	slowest = 100
-	// trials is the most large fragments at a time on a rail whose rate is unknown: a slow rail
-	// keeps what it was given.
+	// trials is the most large fragments outstanding on a rail whose rate is unknown, because a
+	// slow rail keeps what it was given.
 	trials = 2
 )
 
-// Add counts a work request with a fragment of so many bytes; 0 is one without.
+// Add counts a work request with a fragment of size bytes; 0 means without a fragment.
 func (r *Rail) Add(size uint64) {
 	r.sizes.Push(uint32(size))
 	r.load += size + messageCost
@@ -87,8 +87,8 @@ func (r *Rail) begin(now time.Time, fresh bool) {
 	r.began, r.fresh, r.rest, r.moved, r.left = now, fresh, 0, 0, r.every
 }
 
-// End counts the oldest work request as complete. One that ended without success, or never began,
-// tells nothing of the rail.
+// End counts the oldest work request as complete. One that failed, or never began, says nothing
+// about the rail.
 func (r *Rail) End(success bool) {
 	if success {
 		r.done()
@@ -117,8 +117,8 @@ func (r *Rail) done() {
 	r.look(r.rails.clock())
 }
 
-// look ends the sample if it has lasted long enough, or if there is nothing more to come: a short
-// one counts only if all of its work lies in it.
+// look ends the sample if it has lasted long enough, or if there is no more work. A short sample
+// counts only if it is fresh.
 func (r *Rail) look(now time.Time) {
 	took := now.Sub(r.began)
 	switch {
@@ -134,15 +134,15 @@ func (r *Rail) look(now time.Time) {
 	if took > 4*sample {
 		r.every = max(r.every/2, 1)
 	}
-	r.believe(float64(took) / float64(r.moved))
+	r.updateCost(float64(took) / float64(r.moved))
 	r.idle, r.rest = 0, restFragments
 	r.rails.compare()
 }
 
-// believe takes what a sample says a byte costs. A program that did not poll for a while makes a
-// rail look slow: so a cost that grows is believed a little at a time, whatever the sample says.
-// One that falls on a trial is believed at once.
-func (r *Rail) believe(seen float64) {
+// updateCost updates the cost from that of a sample. If a program does not poll for a while, a rail
+// looks slow, so the cost grows only a little at a time. A lower cost from a trial is adopted at
+// once.
+func (r *Rail) updateCost(seen float64) {
 	if r.cost == 0 || r.idle >= forget && seen < r.cost {
 		r.cost = seen
 		return
@@ -159,8 +159,8 @@ func (r *Rail) fail() {
 	}
 }
 
-// onTrial reports whether the rail is not known, or was slow and has been idle for long, and has
-// what will tell.
+// onTrial reports whether the rail has enough work to be measured, and its speed is unknown or was
+// measured long ago.
 func (r *Rail) onTrial() bool {
 	return r.cost == 0 && r.large >= trials || r.idle >= forget && r.large != 0
 }
@@ -170,7 +170,7 @@ func (r *Rail) onTrial() bool {
 // own rate is known.
 func (r *Rail) finished(size uint64, fastest float64) float64 {
 	cost := r.cost
-	if cost > slowest*fastest { // min and max of the language ask about NaN as well
+	if cost > slowest*fastest { // Go's min and max also check for NaN
 		cost = slowest * fastest
 	}
 	if r.idle != 0 {
@@ -182,14 +182,14 @@ func (r *Rail) finished(size uint64, fastest float64) float64 {
 	return float64(int64(r.load+size+messageCost)) * cost
 }
 
-// TakeOut ends the service of the rail, and forgets what it has outstanding.
+// TakeOut takes the rail out of service, and drops what it has outstanding.
 func (r *Rail) TakeOut() {
 	r.out = true
 	r.abandon()
 	r.rails.compare()
 }
 
-// Return puts the rail back into service. Nothing is known of it.
+// Return puts the rail back into service, with its speed unknown.
 func (r *Rail) Return() {
 	r.restart()
 	r.rails.compare()

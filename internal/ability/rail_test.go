@@ -123,8 +123,8 @@ func TestAbilityRestsAfterNothing(t *testing.T) {
 	}
 }
 
-// A rail that was idle for long is believed at once if it has become faster. Whatever else a sample
-// says is believed by and by, and that it has become slower not beyond twice.
+// If a rail that was idle for long has become faster, a single sample sets its cost. Any other
+// sample changes the cost a little at a time, and at most doubles it.
 func TestAbilityBelieves(t *testing.T) {
 	for _, c := range []struct {
 		idle             uint32

@@ -1,5 +1,5 @@
-// Package ability measures the speed of rails, and says which of several will have finished a
-// fragment first. A rail is whatever carries one work request after the other: the package knows no
+// Package ability measures the speed of rails, and predicts which of several will finish a fragment
+// first. A rail is anything that carries one work request after the other: the package knows no
 // queue pair, and no clock but the one that it is given.
 //
 // The caller reports each work request of a rail when it is staged ([Rail.Add]) and when it ends
@@ -12,15 +12,15 @@ package ability
 
 import "time"
 
-// Rails is several rails that share fragments, and how they compare.
+// Rails holds several rails that share fragments, and how they compare.
 type Rails struct {
 	clock func() time.Time
 	rails []Rail
-	least uint64 // length of the fragments that tell how fast a rail is
-	// fastest is the lowest cost; 1 where none is known.
+	least uint64 // length of the fragments that show how fast a rail is, in bytes
+	// fastest is the lowest cost; 1 if none is known.
 	fastest float64
-	known   bool // one is
-	alike   bool // all are known, and near each other
+	known   bool // some cost is known
+	alike   bool // all costs are known, and similar
 }
 
 // NewRails makes n rails of unknown speed, whose fragments have at most fragment bytes.
@@ -61,8 +61,8 @@ func (s *Rails) compare() {
 // or no speed is known and so small a fragment would not show one.
 func (s *Rails) Alike(size uint64) bool { return s.alike || !s.known && size < s.least }
 
-// Soonest returns the rail that will have finished another fragment of size bytes first; -1 if all
-// are on trial. If that rail is full the fragment waits: another one would take longer.
+// Soonest returns the rail that will finish another fragment of size bytes first; -1 if all are on
+// trial. If that rail is full, let the fragment wait: any other rail would take longer.
 func (s *Rails) Soonest(size uint64) int {
 	best, soonest, fastest := -1, 0.0, s.fastest
 	for i := range s.rails {
@@ -77,7 +77,7 @@ func (s *Rails) Soonest(size uint64) int {
 	return best
 }
 
-// Passed counts a fragment that a rail was given for the others, which it has passed over.
+// Passed counts a fragment that was given to one rail against all others, which it has passed over.
 func (s *Rails) Passed(given int) {
 	for i := range s.rails {
 		if r := &s.rails[i]; i != given && r.load == 0 && r.idle < slowest*forget {
@@ -86,14 +86,14 @@ func (s *Rails) Passed(given int) {
 	}
 }
 
-// Abandon forgets what the rails have outstanding.
+// Abandon drops what the rails have outstanding.
 func (s *Rails) Abandon() {
 	for i := range s.rails {
 		s.rails[i].abandon()
 	}
 }
 
-// Restart begins a connection: all rails are in service, and nothing is known of them.
+// Restart begins a connection: all rails are in service, and their speeds unknown.
 func (s *Rails) Restart() {
 	for i := range s.rails {
 		s.rails[i].restart()

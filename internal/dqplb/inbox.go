@@ -2,7 +2,7 @@ package dqplb
 
 // Inbox puts the arrivals of one rail back into the order in which its receives were posted, which
 // is the order in which the peer sent them. Providers report them in that order anyway, and then
-// nothing is kept here. It also remembers a message whose user immediate is still to come.
+// nothing is kept here. The inbox also keeps a message whose user immediate has not arrived.
 //
 // Each receive that the rail keeps posted, a credit, has a count: 0, 1, 2, ...
 //
@@ -25,7 +25,7 @@ type Inbox struct {
 type credit struct {
 	imm, bytes uint32
 	taken      bool
-	failed     bool // nothing arrived on it, nor will on later ones: the queue pair is in ERR
+	failed     bool // nothing arrived on it, and nothing will on later ones: the queue pair is in ERR
 }
 
 // NewInbox makes an inbox for a rail that has up to credits receives posted.
@@ -41,14 +41,15 @@ func NewInbox(credits int) Inbox {
 func (b *Inbox) Room(posted uint64) int { return int(b.next + b.mask + 1 - posted) }
 
 // Resolve finds the count of the posted credit that has the given low bits; mask has all of these
-// bits set. It reports false when there is none, or when a message has come on it already.
+// bits set. It reports false if there is none, or if a message has already arrived on it.
 func (b *Inbox) Resolve(low, mask, posted uint64) (c uint64, ok bool) {
 	c = b.next + (low-b.next)&mask
 	return c, c < posted && c-b.next <= b.mask && (b.kept == 0 || !b.slots[c&b.mask].taken)
 }
 
-// Put handles the message on credit c, which Resolve has found. It reports true when it is the next
-// one of the rail, for [Receiver.Arrive]; then Pop may have more. Otherwise it is kept.
+// Put handles the message on credit c, which Resolve has found. It reports true if the message is
+// the next one of the rail: pass it to [Receiver.Arrive], and then call Pop for more. Otherwise the
+// message is kept.
 func (b *Inbox) Put(c uint64, imm, bytes uint32) bool {
 	if c != b.next {
 		b.keep(c, credit{imm: imm, bytes: bytes, taken: true})
@@ -61,7 +62,7 @@ func (b *Inbox) Put(c uint64, imm, bytes uint32) bool {
 // Fail handles the failure of credit c, which Resolve has found.
 func (b *Inbox) Fail(c uint64) { b.keep(c, credit{taken: true, failed: true}) }
 
-// keep keeps what credit c has brought.
+// keep stores the arrival, or the failure, of credit c.
 func (b *Inbox) keep(c uint64, v credit) {
 	if b.slots == nil {
 		b.slots = make([]credit, b.mask+1)
@@ -70,7 +71,7 @@ func (b *Inbox) keep(c uint64, v credit) {
 	b.kept++
 }
 
-// Pop returns the next message of the rail if it came ahead of its turn.
+// Pop returns the next message of the rail if it has arrived ahead of its turn.
 func (b *Inbox) Pop() (imm, bytes uint32, ok bool) {
 	if b.kept == 0 {
 		return 0, 0, false
@@ -85,14 +86,14 @@ func (b *Inbox) Pop() (imm, bytes uint32, ok bool) {
 	return slot.imm, slot.bytes, true
 }
 
-// DropPending forgets a numbered message whose user immediate has not come, and never will on this
+// DropPending drops a numbered message whose user immediate has not arrived, and never will on this
 // rail. It reports whether there was one.
 func (b *Inbox) DropPending() (dropped bool) {
 	dropped, b.awaitsImm = b.awaitsImm, false
 	return dropped
 }
 
-// Restart forgets everything that has arrived. posted is the number of credits posted so far; the
+// Restart drops everything that has arrived. posted is the number of credits posted so far; the
 // next one posted is the next to arrive.
 func (b *Inbox) Restart(posted uint64) {
 	clear(b.slots)

@@ -2,19 +2,19 @@ package dqplb
 
 import "fmt"
 
-// MaxHeld bounds what a receiver keeps of messages that arrive out of order: 12 bytes each, 3 MiB a
-// connection at the worst. It is well above [MaxInFlight], because a sender's window ends at what
-// the NICs have acknowledged, and a receiver may poll one NIC's completion queue long after
+// MaxHeld bounds the messages out of order that a receiver holds: 12 bytes each, at most 3 MiB a
+// connection. It is well above [MaxInFlight], because a sender's window moves with the
+// acknowledgements of NICs, and a receiver may poll one NIC's completion queue long after
 // another's.
 const MaxHeld = 1 << 18
 
-// Notification says that a request has arrived, all of it and of every earlier one.
+// Notification reports that a request has arrived completely, and all earlier ones.
 type Notification struct {
-	Bytes uint64 // of all its messages, the data of earlier requests' markers included
+	Bytes uint64 // bytes of all its messages, including earlier requests that do not notify
 	Imm   uint32 // the user's immediate; 0 if the peer sent none
 }
 
-// arrival is one numbered message as the receiver saw it.
+// arrival is one numbered message that has arrived.
 type arrival struct {
 	bytes uint32
 	imm   uint32 // the user's immediate
@@ -28,8 +28,8 @@ const (
 	arrivedEnd                          // last message of its request
 )
 
-// Receiver puts the numbered messages of all rails back in order. What lies beyond the next
-// expected number waits in a ring that grows with need up to MaxHeld.
+// Receiver puts the numbered messages of all rails back in order. Messages beyond the next expected
+// number wait in a ring that grows with need up to MaxHeld.
 //
 // Invariant: next is the lowest number not passed yet; ring[(base+d)%len(ring)] is the message with
 // number next+d; len(ring) is a power of two or zero; held counts the slots that are taken.
@@ -42,25 +42,25 @@ type Receiver struct {
 	rawImm bool   // the peer may send the user's immediate behind a message
 }
 
-// NewReceiver makes a receiver that expects the number first. rawImm says that both ends carry the
+// NewReceiver makes a receiver that expects the number first. rawImm says that both ends send the
 // user's immediate.
 func NewReceiver(first uint32, rawImm bool) Receiver { return Receiver{next: first, rawImm: rawImm} }
 
-// Next is the number expected next.
+// Next returns the number expected next.
 func (r *Receiver) Next() uint32 { return r.next }
 
 // Held returns the number of messages that wait for an earlier one.
 func (r *Receiver) Held() int { return r.held }
 
 // Arrive handles the next message of a rail, in the order in which the peer sent it there: its
-// immediate and its length. due says that n is to be delivered. Messages that waited for this one
-// follow from [Receiver.Take], which must be called while [Receiver.Ready] says so.
+// immediate and its length. due says that n is to be delivered. Then call [Receiver.Take] while
+// [Receiver.Ready] returns true, for messages that waited for this one.
 //
-// An error is a violation of the protocol by the peer: an impossible number, one that came twice,
-// or one too far ahead. The connection has failed then.
+// An error is a violation of the protocol by the peer, which ends the connection: an impossible
+// number, one that arrived twice, or one too far ahead.
 func (r *Receiver) Arrive(box *Inbox, imm, bytes uint32) (n Notification, due bool, err error) {
 	v := Swap(imm)
-	// The usual case: the next number, nothing else to come. It never sees the ring.
+	// The usual case, which does not use the ring: the next number, without a user immediate.
 	if v&^Last == r.next && !box.awaitsImm {
 		n, due = r.advance(arrival{bytes: bytes}, v&Last != 0)
 		return n, due, nil
@@ -126,12 +126,13 @@ func (r *Receiver) advance(a arrival, end bool) (n Notification, due bool) {
 	return n, true
 }
 
-// Ready reports whether the next message is there already: Take has something to do.
+// Ready reports whether the next message has arrived, so that Take may be called.
 func (r *Receiver) Ready() bool {
 	return r.held != 0 && r.ring[r.base&uint64(len(r.ring)-1)].state != 0
 }
 
-// Take moves past the next message, which Ready has seen. due says that n is to be delivered.
+// Take moves past the next message, for which Ready has returned true. due says that n is to be
+// delivered.
 func (r *Receiver) Take() (n Notification, due bool) {
 	slot := &r.ring[r.base&uint64(len(r.ring)-1)]
 	a := *slot

@@ -2,12 +2,12 @@ package dqplb
 
 import "math/bits"
 
-// MaxInFlight bounds the numbers that a sender has on the way (messages). 2^15 at 512 KiB a
-// fragment is 16 GiB.
+// MaxInFlight bounds the numbered messages that a sender has in flight. 2^15 fragments of 512 KiB
+// are 16 GiB.
 const MaxInFlight = 1 << 15
 
-// Sender hands out numbers and keeps them within a window: a number is given only while it lies
-// less than limit ahead of the oldest one that has not been acknowledged.
+// Sender hands out numbers within a window: each is less than limit ahead of the oldest
+// unacknowledged one.
 //
 // Invariant: first <= acked <= sent; sent-acked <= limit. done has size bits, a power of two or
 // none; bit n&(size-1) is set for an acknowledged n with acked < n < acked+size, and clear for
@@ -16,10 +16,10 @@ const MaxInFlight = 1 << 15
 type Sender struct {
 	first uint64 // the number that the count starts with
 	sent  uint64 // the next number, not yet taken modulo Mod
-	acked uint64 // all before it were acknowledged
+	acked uint64 // all earlier numbers were acknowledged
 	limit uint64 // how many numbers may be unacknowledged
-	// done is a bitmap of the numbers acknowledged beyond acked. It grows with need: numbers
-	// acknowledged in order never enter it.
+	// done is a bitmap of the numbers acknowledged beyond acked. It grows with need; numbers
+	// acknowledged in order never use it.
 	done   []uint64
 	beyond int
 }
@@ -37,14 +37,14 @@ func newSender(limit int, first uint32) Sender {
 // Room reports whether another number may be handed out.
 func (s *Sender) Room() bool { return s.sent-s.acked < s.limit }
 
-// Next hands out a number. The caller has asked for room.
+// Next hands out a number. Room must have returned true.
 func (s *Sender) Next() uint32 {
 	n := s.sent
 	s.sent++
 	return uint32(n % Mod)
 }
 
-// First is the number that the count started with.
+// First returns the number that the count started with.
 func (s *Sender) First() uint32 { return uint32(s.first) }
 
 // Sent returns how many numbers were handed out.
@@ -54,14 +54,14 @@ func (s *Sender) Sent() uint64 { return s.sent - s.first }
 func (s *Sender) Open() int { return int(s.sent - s.acked) }
 
 // Ack handles the acknowledgement of the message with number num. It reports false for a number
-// that is not on the way.
+// that is not in flight.
 func (s *Sender) Ack(num uint32) bool {
 	n := s.acked + uint64(Distance(uint32(s.acked%Mod), num))
 	if n >= s.sent {
 		return false
 	}
 	if n == s.acked {
-		// The oldest: move on over it and over all that were acknowledged out of order behind it.
+		// The oldest: move past it and past all later ones that were acknowledged out of order.
 		s.acked++
 		for s.beyond != 0 {
 			word, bit := s.bit(s.acked)
@@ -103,21 +103,21 @@ func (s *Sender) grow() {
 	}
 }
 
-// The parts of an immediate, once [Swap] has turned it.
+// The parts of an immediate, after [Swap].
 const (
 	// Mod is the modulus of the numbers.
 	Mod = 1<<24 - 1
 	// Last marks the last message of a request: the receiver is to be notified.
 	Last = 1 << 31
-	// Raw says that the user's immediate follows right behind, as a message of its own on the same
-	// queue pair. Only ends that both announce it use it, and only together with Last.
+	// Raw says that the user's immediate follows directly, as a message of its own on the same
+	// queue pair. It is used only if both ends announce it, and only together with Last.
 	Raw = 1 << 30
 
 	numberMask = 1<<24 - 1
 	reserved   = 0x3f << 24
 )
 
-// following is the number after n.
+// following returns the number after n.
 func following(n uint32) uint32 {
 	if n++; n == Mod {
 		return 0
@@ -125,7 +125,7 @@ func following(n uint32) uint32 {
 	return n
 }
 
-// Distance returns how far n lies ahead of base, from 0 to Mod-1.
+// Distance returns how far n is ahead of base, from 0 to Mod-1.
 func Distance(base, n uint32) uint32 {
 	if n >= base {
 		return n - base
@@ -133,6 +133,6 @@ func Distance(base, n uint32) uint32 {
 	return n + Mod - base
 }
 
-// Swap converts between a number with its marks and what package verbs calls the immediate. It is
-// its own inverse.
+// Swap converts a number with its marks to an immediate of package verbs, and back: it is its own
+// inverse.
 func Swap(v uint32) uint32 { return bits.ReverseBytes32(v) }

@@ -14,7 +14,7 @@ type Error struct {
 	Err error
 }
 
-// Join is errors.Join whose result is an Error. It returns a single error unchanged.
+// Join is errors.Join with an Error as its result. It returns a single error unchanged.
 func Join(errs ...error) error {
 	var only error
 	for _, err := range errs {
@@ -35,8 +35,7 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// LogValue adds what the wrapped error logs as "cause"; without a wrapped slog.LogValuer it is the
-// text.
+// LogValue returns the text, and as "cause" what the wrapped error logs if it is a slog.LogValuer.
 func (e *Error) LogValue() slog.Value {
 	var own slog.LogValuer
 	if errors.As(e.Err, &own) {
@@ -55,8 +54,8 @@ func (e *Error) MarshalJSON() ([]byte, error) {
 	return json.Marshal(form)
 }
 
-// ContextErr returns why a context has ended: the cause that somebody gave, as which the error
-// reads, and which is the context's own error too. It returns nil while the context has not ended.
+// ContextErr returns why a context has ended, or nil while it has not. If there is a cause, the
+// error has its text, and matches both the cause and the context's own error.
 func ContextErr(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if err == nil || errors.Is(cause, err) {
@@ -65,7 +64,7 @@ func ContextErr(ctx context.Context) error {
 	return &ended{cause: cause, err: err}
 }
 
-// ended is the error of a context that a cause has ended: nobody has cancelled anything.
+// ended is the error of a context that has ended with a cause. Its text is the cause's.
 type ended struct{ cause, err error }
 
 func (e *ended) Error() string   { return e.cause.Error() }

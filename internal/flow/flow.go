@@ -7,7 +7,7 @@
 // Each end has a fixed number of places and announces it when it connects. Each message takes one
 // of them. The sender counts its room, the places of the peer that it may still fill, and sends
 // nothing without. The receiver grants a place again once it no longer needs the message's memory.
-// A grant is a number that rides on any message that goes out anyway; where none does, the receiver
+// A grant is a number carried by any message that is sent anyway; if there is none, the receiver
 // sends a message for it alone, which itself takes no place.
 //
 // For each direction, every place is at each moment exactly one of these:
@@ -18,22 +18,22 @@
 //	due              free, and not granted yet
 //	granted          free, in a grant that has not arrived
 //
-// The receiver counts the places that are due, and as open the sum of room, messages on their way
-// and grants on their way: a grant that leaves adds to open, a message that arrives subtracts from
-// it. So it finds a peer that sends without a place: open is zero when the message arrives. The
-// sender finds a peer that grants what it does not have: room would exceed the number announced.
+// The receiver counts the places that are due, and those that are open, the sum of room, messages
+// in flight and grants in flight: a grant that leaves adds to open, a message that arrives
+// subtracts from it. So it detects a peer that sends without a place: open is zero when the message
+// arrives. The sender detects a peer that grants places that it does not have: room would exceed
+// the number announced.
 //
 // # Why it cannot deadlock
 //
-// A grant of its own goes out when half of the places are due, so that one such message serves many
-// places; and as soon as a single one is due while open is zero. Assume that a sender has no room,
-// and that nothing is on its way in either direction: then open is zero, too, and no place is due,
-// or a grant would go out. So the receiver holds all places, and its program has not used the
-// messages. To make a sender wait for that is the purpose of flow control; it never waits for
-// anything else.
+// A message for a grant alone is sent when half of the places are due, so that one message serves
+// many places, and also when any place is due while open is zero. Assume that a sender has no room
+// and nothing is in flight in either direction. Then open is zero, and no place is due, or a grant
+// would be sent. So the receiver holds all places, and its program has not used the messages.
+// Making a sender wait for that is the purpose of flow control; it never waits for anything else.
 //
-// The rule relies on two promises of the layer that uses it. A message that only grants always goes
-// out in the end: it waits for no place, nor for a message that does. And it asks
+// The rule relies on two promises of the layer that uses it. It always sends a message that only
+// grants in the end, which waits for no place, nor for a message that does. And it calls
 // [Ledger.MustGrant] after each message that arrives and each place that becomes free, since either
 // can make it true.
 package flow
@@ -51,13 +51,13 @@ type Ledger struct {
 	room int // places of the peer that this end may fill
 	most int // places that the peer has: room never exceeds it
 
-	open   int // places of this end that were granted, and that no message has reached yet
+	open   int // places of this end that were granted and are not filled by an arrived message yet
 	due    int // places of this end that are free, and not granted yet
 	places int // places that this end has
 }
 
-// New is the ledger of an end that has so many places. It may send once it knows the peer's: see
-// [Ledger.Connect].
+// New returns the ledger of an end that has places places. It may send once it knows the peer's:
+// see [Ledger.Connect].
 func New(places int) Ledger { return Ledger{open: places, places: places} }
 
 // Connect sets the number of places that the peer has announced.
@@ -105,17 +105,17 @@ func (l *Ledger) Due() int { return l.due }
 // Open returns how many places were granted and not used by a message yet.
 func (l *Ledger) Open() int { return l.open }
 
-// PeerWaits reports whether the peer has no room once all that is on its way has arrived: it waits
+// PeerWaits reports whether the peer has no room once everything in flight has arrived: it waits
 // for the next grant.
 func (l *Ledger) PeerWaits() bool { return l.open == 0 }
 
-// MustGrant reports whether places have to be granted by a message of their own, because none that
-// goes out anyway may come: see the package comment.
+// MustGrant reports whether to send a message for a grant alone, because there may be no other: see
+// the package comment.
 func (l *Ledger) MustGrant() bool { return l.due != 0 && (2*l.due >= l.places || l.open == 0) }
 
-// Grant is the number that the next message to the peer carries: all places that are due, or as
-// many as its two bytes hold. extra are places that become free with that message. Nothing changes
-// until the message has gone out: see [Ledger.Granted].
+// Grant returns the number that the next message to the peer carries: all places that are due, or
+// as many as fit its two bytes. extra are places that become free with that message. Nothing
+// changes until the message has gone out: see [Ledger.Granted].
 func (l *Ledger) Grant(extra int) uint16 { return uint16(min(l.due+extra, math.MaxUint16)) }
 
 // Granted counts n places as granted, because the message that carries them has gone out.
@@ -124,7 +124,7 @@ func (l *Ledger) Granted(n uint16) {
 	l.due -= int(n)
 }
 
-// Check says how the invariant is broken; nil while it holds.
+// Check returns how the invariant is broken; nil while it holds.
 func (l *Ledger) Check() error {
 	if l.room < 0 || l.room > l.most || l.open < 0 || l.due < 0 || l.open+l.due > l.places {
 		return fmt.Errorf("flow: room for %d of %d messages; %d places open and %d due of %d",

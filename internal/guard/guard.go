@@ -18,7 +18,7 @@ func (*NoCopy) Unlock() {}
 type Owner struct{ inside flag }
 
 // Enter panics with the message if a goroutine is inside. Pass a constant that begins with the name
-// of the package, so that nothing is computed on the way in.
+// of the package, so that entering computes nothing.
 func (o *Owner) Enter(message string) {
 	if o.inside.Swap(true) {
 		panic(message)

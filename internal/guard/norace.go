@@ -2,6 +2,6 @@
 
 package guard
 
-// Race reports whether the race detector watches. Then a sync.Pool drops some of what it is given,
-// so that calls allocate, and everything takes longer.
+// Race reports whether the race detector is on. Then a sync.Pool drops some of the objects that it
+// is given, so calls allocate, and everything takes longer.
 const Race = false

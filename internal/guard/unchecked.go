@@ -5,8 +5,8 @@ package guard
 // Checked reports whether this build checks invariants after each call.
 const Checked = false
 
-// flag is a plain word, as that of Go's maps: it costs a fraction of an atomic one, which detects
-// more, and what it misses is a data race of the program all the same.
+// flag is a plain word, like that of Go's maps: it costs a fraction of an atomic one, which would
+// detect more. What it misses is still a data race of the program.
 type flag struct{ set bool }
 
 func (f *flag) Swap(v bool) bool {

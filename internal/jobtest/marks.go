@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A process reports how far it is by an empty file for each mark and rank. So a process dies only
+// A process reports its progress by an empty file for each mark and rank. So the victim dies only
 // once the others have reached the phase under test, however slow the machine is.
 const (
 	started = "started" // the process knows its rank
@@ -28,7 +28,7 @@ func (m *member) mark(mark string, rank int) {
 	}
 }
 
-// marked reports whether a process has set a mark.
+// marked reports whether the process of a rank has set a mark.
 func (m *member) marked(word string, rank int) bool {
 	_, err := os.Stat(m.markOf(word, rank))
 	return err == nil

@@ -21,17 +21,17 @@ import (
 )
 
 // Env is the environment variable that makes a test binary a process of a job, in [Main]. Its value
-// is PHASE:VICTIM:DIRECTORY: the phase in which the process of that rank kills itself, both empty
-// where none does, and the directory in which the processes report how far they are.
+// is PHASE:VICTIM:DIRECTORY: the phase in which the process of rank VICTIM kills itself, both empty
+// if none does, and the directory in which the processes report their progress.
 const Env = "IBVERBX_TEST_JOB"
 
-// Where a process can be killed.
+// When a process can be killed.
 const (
 	AtStart   = "start"   // before it joins
-	InJoin    = "join"    // while others have not come
+	InJoin    = "join"    // before all others have joined
 	InGather  = "gather"  // while the others wait for it in AllGather
-	InBarrier = "barrier" // and in Barrier
-	InStore   = "store"   // while they wait for its value
+	InBarrier = "barrier" // while the others wait for it in Barrier
+	InStore   = "store"   // while the others wait for its value
 	InReduce  = "reduce"  // between all-reduces
 	InHeat    = "heat"    // between steps of a computation, each of which needs the neighbours
 )
@@ -43,7 +43,7 @@ const Unnoticed = "has died unnoticed"
 // Size is the number of processes of a job.
 const Size = 4
 
-// Phases returns the phases in which a process is killed, with its rank, and ":" for none.
+// Phases returns the values PHASE:VICTIM to test, with ":" for no victim.
 func Phases() []string {
 	return []string{":", AtStart + ":2", InJoin + ":1", InGather + ":2", InGather + ":0", InBarrier + ":2",
 		InStore + ":2", InReduce + ":2", InReduce + ":0", InHeat + ":1"}
@@ -76,7 +76,7 @@ func Main(configure func(ctx context.Context, cfg *job.Config) (end func() error
 
 // run is the program of a process. It prints "named" when the job has named the victim.
 func run(task string, configure func(context.Context, *job.Config) (func() error, error)) error {
-	signal.Ignore(syscall.SIGTERM) // it ends by itself, or the test fails
+	signal.Ignore(syscall.SIGTERM) // the process ends by itself, or the test fails
 	phase, rest, _ := strings.Cut(task, ":")
 	victim, marks, _ := strings.Cut(rest, ":")
 	m := &member{phase: phase, victim: -1, marks: marks, configure: configure}
@@ -109,7 +109,7 @@ func run(task string, configure func(context.Context, *job.Config) (func() error
 	return nil
 }
 
-// die kills this process if it is the victim and the phase is the one in which it dies.
+// die kills this process if it is the victim and this is its phase.
 func (m *member) die(rank int, phase string) {
 	if rank == m.victim && phase == m.phase {
 		m.mark(dying, rank)
@@ -150,7 +150,7 @@ func (m *member) work(ctx context.Context) (err error) {
 		if err := m.await(ctx, dying, m.victim); err != nil {
 			return err
 		}
-		time.Sleep(200 * time.Millisecond) // probably after rank 0 has noticed; before would be right too
+		time.Sleep(200 * time.Millisecond) // probably after rank 0 has noticed; before is right, too
 	}
 	if m.job, err = job.Join(ctx, cfg); err != nil {
 		return err
@@ -259,8 +259,8 @@ func (m *member) reduce(ctx context.Context, pe *shmem.PE) error {
 	return nil
 }
 
-// blame checks that the PE which SHMEM reports dead is the one that the job names, or one that has
-// ended because the job failed.
+// blame checks that the PE that SHMEM reports as dead is the one that the job names, or one that
+// has ended because the job failed.
 func (m *member) blame(err error) error {
 	if m.victim < 0 {
 		return err

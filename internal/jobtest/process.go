@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Limit is how long a job may take on a busy machine: far less than it takes TCP to give a
-// connection up. On an idle one it takes a second or two.
+// Limit is how long a job may take on a busy machine, where an idle one takes a second or two. It
+// is far less than TCP takes to give up on a connection.
 const Limit = 3 * time.Minute
 
 // EachRank runs a job without a launcher. Its processes run this test binary, whose TestMain calls

@@ -1,6 +1,6 @@
-// Package list is a doubly linked list of elements that bring their links along: nothing is
-// allocated, and an element can leave from the middle without a search. An element that has several
-// links can be in as many lists.
+// Package list is a doubly linked list whose links are fields of the elements: it allocates
+// nothing, and removes an element from the middle without a search. An element with several links
+// can be in as many lists.
 //
 //	type job struct {
 //		queue list.Link[job]
@@ -10,9 +10,9 @@
 //	for l := q.Front(); l != nil; l = l.Next() { use(l.Owner()) }
 //	q.Remove(&j.queue)
 //
-// A link points to its owner, which costs a word and a load. The two ways without it are slower, or
-// not possible: a method of the element that returns its link is an indirect call in generic code,
-// which the compiler does not inline; computing the owner from the link's address needs unsafe.
+// A link points to its owner, which costs a word and a load. The two alternatives are worse: a
+// method of the element that returns its link is an indirect call in generic code, which the
+// compiler does not inline; computing the owner from the link's address needs unsafe.
 package list
 
 // Link is an element's place in a list. The zero value is in none. It must not be copied while it
@@ -22,10 +22,10 @@ type Link[T any] struct {
 	owner      *T // nil while it is in no list
 }
 
-// Next is the link behind this one; nil for the last.
+// Next returns the next link; nil for the last.
 func (n *Link[T]) Next() *Link[T] { return n.next }
 
-// Owner is the element; nil while the link is in no list.
+// Owner returns the element; nil while the link is in no list.
 func (n *Link[T]) Owner() *T { return n.owner }
 
 // Listed reports whether the link is in a list.
@@ -33,23 +33,23 @@ func (n *Link[T]) Listed() bool { return n.owner != nil }
 
 // List is a list of elements. The zero value is empty. It is not safe for concurrent use.
 //
-// Invariant: head and tail are both nil or both not; count links lead from head to tail by next,
-// and the same ones back by prev; each has an owner.
+// Invariant: head and tail are both nil or both set; count links lead from head to tail by next,
+// and back by prev; each has an owner.
 type List[T any] struct {
 	head, tail *Link[T]
 	count      int
 }
 
-// Len is the number of elements.
+// Len returns the number of elements.
 func (l *List[T]) Len() int { return l.count }
 
-// Empty reports whether there is no element.
+// Empty reports whether the list has no element.
 func (l *List[T]) Empty() bool { return l.head == nil }
 
-// Front is the link of the first element; nil if there is none.
+// Front returns the link of the first element; nil if there is none.
 func (l *List[T]) Front() *Link[T] { return l.head }
 
-// First is the first element; nil if there is none.
+// First returns the first element; nil if there is none.
 func (l *List[T]) First() *T {
 	if l.head == nil {
 		return nil

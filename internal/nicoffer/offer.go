@@ -1,6 +1,5 @@
-// Package nicoffer holds what the two ends of a conversation tell each other about their NICs
-// before they choose which to use. Package nics chooses for programs, the command for its
-// measurements.
+// Package nicoffer is the offer of NICs that the two ends of a conversation exchange before they
+// choose which to use. Package nics chooses for programs, the command for its measurements.
 package nicoffer
 
 import (
@@ -17,12 +16,12 @@ import (
 // Offer is an end's description of its NICs for its peer. It travels as JSON.
 type Offer struct {
 	Provider string `json:"provider"`
-	// Packets says in what packets the NICs speak; empty where that is not known.
+	// Packets is the kind of packets that the NICs use; empty if unknown.
 	Packets string   `json:"packets"`
-	NICs    []string `json:"nics"` // all that may be used
+	NICs    []string `json:"nics"` // names of all that may be used
 }
 
-// Of describes NICs of a provider.
+// Of returns the offer of NICs of a provider.
 func Of(provider string, devices []verbs.Device) Offer {
 	o := Offer{Provider: provider, Packets: packetsOf(devices)}
 	for _, d := range devices {
@@ -31,8 +30,8 @@ func Of(provider string, devices []verbs.Device) Offer {
 	return o
 }
 
-// Check bounds an offer that has come from a peer, and makes it printable. An impossible offer is
-// an error that is [rendezvous.ErrProtocol].
+// Check bounds a peer's offer, and makes it printable. For an impossible offer it returns
+// [rendezvous.ErrProtocol].
 func (o *Offer) Check() error {
 	if len(o.NICs) == 0 || len(o.NICs) > verbs.MaxDevices {
 		return fmt.Errorf("%w: the peer has %d NICs: must be 1 to %d", rendezvous.ErrProtocol, len(o.NICs),
@@ -45,11 +44,11 @@ func (o *Offer) Check() error {
 	return nil
 }
 
-// MaxName is the most characters kept of a name that the peer gave.
+// MaxName is the most characters kept of a name from the peer.
 const MaxName = 100
 
-// Reaches says why NICs do not reach those of a peer, as an error that is [verbs.ErrUnreachable];
-// nil where they do, or where that is not known.
+// Reaches returns why the NICs do not reach those of a peer, an error that matches
+// [verbs.ErrUnreachable]; nil if they do, or if that is unknown.
 func (o *Offer) Reaches(theirs *Offer) error {
 	if o.Provider == theirs.Provider || o.Packets == theirs.Packets || o.Packets == "" ||
 		theirs.Packets == "" {
@@ -59,13 +58,13 @@ func (o *Offer) Reaches(theirs *Offer) error {
 		o.Provider, o.Packets, theirs.Provider, theirs.Packets)}
 }
 
-// unreachable is verbs.ErrUnreachable in words of its own.
+// unreachable is verbs.ErrUnreachable with its own text.
 type unreachable struct{ reason string }
 
 func (e *unreachable) Error() string { return e.reason }
 func (e *unreachable) Unwrap() error { return verbs.ErrUnreachable }
 
-// NameOf is the name of a NIC, and its address where it is made of a socket.
+// NameOf returns the name of a NIC, with its address if it is made of a socket.
 func NameOf(d verbs.Device) string {
 	if socket, ok := d.(interface{ Addr() netip.AddrPort }); ok {
 		return d.Name() + " at " + socket.Addr().String()
@@ -73,8 +72,8 @@ func NameOf(d verbs.Device) string {
 	return d.Name()
 }
 
-// packetsOf says in what packets NICs speak, for the other end to know whether its own understand
-// them; empty where that is not known.
+// packetsOf returns the kind of packets that NICs use, which tells the other end whether its own
+// understand them; empty if unknown.
 func packetsOf(devices []verbs.Device) string {
 	for _, d := range devices {
 		switch nic := d.(type) {
@@ -99,7 +98,7 @@ func packetsOf(devices []verbs.Device) string {
 	return "RoCEv2"
 }
 
-// hasRoCEv2 says whether a port's GID table has an entry of RoCEv2.
+// hasRoCEv2 reports whether a port's GID table has an entry of RoCEv2.
 func hasRoCEv2(d verbs.Device, entries int) bool {
 	for i := range entries {
 		if g, err := d.QueryGID(d.DefaultPort(), i); err == nil && g.Type == verbs.GIDTypeRoCEv2 &&

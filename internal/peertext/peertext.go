@@ -11,11 +11,11 @@ import (
 const maxText = 2000
 
 // Clean makes text safe for a terminal: control characters other than line ends become spaces, and
-// text that is too long is cut. Further lines are indented, so that none looks like a line of this
-// end.
+// text that is too long is cut. All lines but the first are indented, so that none looks like this
+// program's own.
 func Clean(s string) string { return indent(Excerpt(s, maxText)) }
 
-// Line makes at most a number of characters safe for a line of a table or a log.
+// Line returns at most most characters of s, made safe for a line of a table or a log.
 func Line(s string, most int) string {
 	runes := []rune(Excerpt(s, maxText))
 	for i, r := range runes {
@@ -26,7 +26,7 @@ func Line(s string, most int) string {
 	return string(runes[:min(len(runes), most)])
 }
 
-// indent sets the lines after the first one off.
+// indent indents all lines but the first.
 func indent(s string) string {
 	first, rest, found := strings.Cut(s, "\n")
 	if !found {
@@ -43,7 +43,7 @@ func indent(s string) string {
 	return b.String()
 }
 
-// Excerpt makes at most a number of bytes safe for a terminal.
+// Excerpt returns at most most bytes of s, made safe for a terminal.
 func Excerpt(s string, most int) string {
 	if len(s) > most {
 		cut := most

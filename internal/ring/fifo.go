@@ -3,16 +3,16 @@ package ring
 // FIFO is a growable queue of values. The zero value is empty and ready to use.
 //
 // Invariant: 0 <= tail-head <= len(slots), which is a power of two or zero; slots that hold no
-// value are zero, but for what callers of Open and Drop left there.
+// value are zero, unless callers of Open and Drop left something there.
 type FIFO[T any] struct {
 	slots      []T
 	head, tail uint64
 }
 
-// minFIFO is the first size of a queue that is used.
+// minFIFO is the number of slots of a queue after its first value.
 const minFIFO = 16
 
-// Len is the number of values.
+// Len returns the number of values.
 func (f *FIFO[T]) Len() int { return int(f.tail - f.head) }
 
 // Cap returns how many values the queue holds without growing.
@@ -21,7 +21,7 @@ func (f *FIFO[T]) Cap() int { return len(f.slots) }
 // Push adds a value.
 func (f *FIFO[T]) Push(v T) { *f.Open() = v }
 
-// Open adds a value and returns it, to be filled.
+// Open adds a value and returns it for the caller to fill.
 func (f *FIFO[T]) Open() *T {
 	if f.Len() == len(f.slots) {
 		f.grow()
@@ -42,8 +42,8 @@ func (f *FIFO[T]) Pop() (v T) {
 	return v
 }
 
-// Drop removes the oldest value and leaves its slot as it is: for values that keep nothing alive,
-// where clearing the slot would cost as much as copying it. There must be one.
+// Drop removes the oldest value without clearing its slot, for values that keep nothing alive:
+// clearing would cost as much as copying. There must be one.
 func (f *FIFO[T]) Drop() { f.head++ }
 
 func (f *FIFO[T]) grow() {

@@ -2,15 +2,15 @@
 // values are found by their number, and [FIFO], a queue.
 //
 // Both are growable arrays of a power of two, indexed by counters that only move forward. A counter
-// is never taken modulo anything; the index is its low bits. So length is a subtraction, "full" and
-// "empty" differ without a spare slot, and growing moves each value once. After they have grown to
-// what is really outstanding they allocate nothing.
+// never wraps; the index is its low bits. So length is a subtraction, "full" and "empty" differ
+// without a spare slot, and growing moves each value once. Once they have grown to what is really
+// outstanding, they allocate nothing.
 //
 // Neither is safe for concurrent use.
 package ring
 
-// Window holds the live ones of a sequence of values numbered 1, 2, 3, ... that end in the order in
-// which they began: a contiguous run of numbers, found without a search and without moving any.
+// Window holds the live values of a sequence numbered 1, 2, 3, ... that end in the order in which
+// they began: a contiguous run of numbers, found without a search.
 //
 // Invariant: 1 <= Head <= Tail; Tail-Head <= Cap(), a power of two. The value numbered n, with
 // Head <= n < Tail, is in slots[n&mask].
@@ -25,9 +25,8 @@ type Window[T any] struct {
 	grown uint64
 }
 
-// MinWindow is the first size of a window. It grows to what is really outstanding: with a hundred
-// connections that have a request or two each, rings of 64 slots, walked round and round, do not
-// stay in the cache.
+// MinWindow is the number of slots of a new window, which grows to what is really outstanding. With
+// a hundred connections of a request or two each, rings of 64 slots would not stay in the cache.
 const MinWindow = 8
 
 // NewWindow makes an empty window.
@@ -51,7 +50,7 @@ func (w *Window[T]) Push() *T {
 	return t
 }
 
-// Len is the number of live values.
+// Len returns the number of live values.
 func (w *Window[T]) Len() int { return int(w.Tail - w.Head) }
 
 // Cap returns how many values the ring holds without growing.
@@ -61,7 +60,7 @@ func (w *Window[T]) Cap() int { return len(w.slots) }
 func (w *Window[T]) Grown() uint64 { return w.grown }
 
 // Resolve finds the live value whose number has the given low bits; mask has all of these bits set.
-// It reports false when no live value has. The window must hold no more than mask values.
+// It reports false if no live value has. The window must hold at most mask values.
 func (w *Window[T]) Resolve(low, mask uint64) (n uint64, ok bool) {
 	n = w.Head + (low-w.Head)&mask
 	return n, n < w.Tail

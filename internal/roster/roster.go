@@ -1,4 +1,4 @@
-// Package roster names those of many who are late, for errors.
+// Package roster names the late ones of many ranks or PEs, for errors.
 package roster
 
 import (
@@ -6,11 +6,12 @@ import (
 	"strings"
 )
 
-// most is how many are named.
+// most is how many of them are named.
 const most = 20
 
-// Late says of those of size numbers that are late what they do: one for a single number, many for
-// several. "rank 2 of 4 is missing", "ranks 2, 3 of 4 are missing". It returns "" if none is late.
+// Late returns a text about the late ones of size numbers: "rank 2 of 4 is missing", "ranks 2, 3 of
+// 4 are missing". one is the predicate for a single number, many for several. It returns "" if none
+// is late.
 func Late(noun string, size int, late func(i int) bool, one, many string) string {
 	var names []string
 	for i := range size {
@@ -27,7 +28,7 @@ func Late(noun string, size int, late func(i int) bool, one, many string) string
 	return fmt.Sprintf("%ss %s of %d %s", noun, list(names), size, many)
 }
 
-// Named is Late for those who have names.
+// Named is Late for ones that have names.
 func Named(names []string, one, many string) string {
 	switch len(names) {
 	case 0:
@@ -38,7 +39,7 @@ func Named(names []string, one, many string) string {
 	return list(names) + " " + many
 }
 
-// list writes names one after the other.
+// list joins names, and cuts a long list.
 func list(names []string) string {
 	if more := len(names) - most; more > 0 {
 		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)

@@ -29,8 +29,8 @@ func Pair(t testing.TB) (a, b net.Conn) {
 	return a, b
 }
 
-// FreeAddr returns an address at which nobody listens, nor at the port after it. It draws a
-// loopback address, and takes a port outside the ephemeral range. A free port of 127.0.0.1 would
+// FreeAddr returns an address at which nobody listens, and neither at its next port. It draws a
+// loopback address, and takes a port outside the ephemeral range: a free port of 127.0.0.1 would
 // stay free only until another test connects from it.
 func FreeAddr(t testing.TB) netip.AddrPort {
 	t.Helper()

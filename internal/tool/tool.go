@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// Find returns the path of the first of some programs that is there. Where none is, the test is
-// skipped with the hint, which says what to install; it fails instead if IBVERBX_REQUIRE in the
-// environment has the word.
+// Find returns the path of the first of some programs that is installed. If none is, it skips the
+// test with the hint, which says what to install; if IBVERBX_REQUIRE in the environment contains
+// the word, it fails the test instead.
 func Find(tb testing.TB, word, hint string, names ...string) string {
 	tb.Helper()
 	// Servers are in sbin, which not everybody has in PATH.
@@ -26,7 +26,8 @@ func Find(tb testing.TB, word, hint string, names ...string) string {
 	return ""
 }
 
-// Missing skips a test, and says why, or fails it where IBVERBX_REQUIRE has the word.
+// Missing skips a test, and says why; if IBVERBX_REQUIRE contains the word, it fails the test
+// instead.
 func Missing(tb testing.TB, word, why string) {
 	tb.Helper()
 	if slices.Contains(strings.FieldsFunc(os.Getenv("IBVERBX_REQUIRE"),

@@ -1,4 +1,4 @@
-// Package unreliable has NICs for tests whose calls fail when the test says so.
+// Package unreliable has NICs for tests. Any of their calls can be made to fail.
 package unreliable
 
 import (
@@ -9,21 +9,22 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Err is what a call returns that fails.
+// Err is the error of a call that is made to fail.
 var Err = errors.New("the provider failed")
 
-// Calls counts the calls to NICs, and fails one of them. NICs may count at the same time, as where
-// a long region is registered on all of them; the fields belong to the test while nothing does.
+// Calls counts the calls to NICs, and fails one of them. Several NICs may count at the same time,
+// for example while a large region is registered on all of them. The test may use the fields while
+// no call is being made.
 type Calls struct {
 	mu      sync.Mutex
 	N       int        // calls so far
-	At      int        // the call that fails, counted from 0; negative: none
+	At      int        // the call that fails, counted from 0; negative means none
 	Only    string     // kind of call that counts; "" for all
-	Name    string     // of the call that failed
+	Name    string     // name of the call that failed
 	Invents []verbs.WC // completions that the next poll of a queue invents
 }
 
-// call counts a call, and fails it if it is the one.
+// call counts a call, and returns Err if it is the one to fail.
 func (f *Calls) call(name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -38,14 +39,14 @@ func (f *Calls) call(name string) error {
 	return Err
 }
 
-// NIC is a software NIC whose calls may fail before they have done anything. Its objects are
-// likewise.
+// NIC is a software NIC whose calls, and those of its objects, may fail before they have done
+// anything.
 type NIC struct {
 	*soft.Device
 	f *Calls
 }
 
-// New makes a NIC unreliable. Several may count together.
+// New makes a NIC unreliable. Several NICs may share a Calls.
 func New(d *soft.Device, f *Calls) NIC { return NIC{d, f} }
 
 type (

@@ -10,9 +10,9 @@
 //	l.A.Send(t, l.A.Write(verbs.OpRDMAWriteWithImm, 1, 0, 4096))
 //	vqptest.IDs(t, l.B.Wait(t, 1), verbs.StatusSuccess) // 7
 //
-// Over a stepped fabric (SteppedLink) nothing happens until the test says so, one work request at a
-// time: Arrive, Acknowledge, Reveal. The link is closed when the test ends; a NIC that still has an
-// open object then fails the test.
+// Over a stepped fabric (SteppedLink) nothing happens until the test makes it happen, one work
+// request at a time: Arrive, Acknowledge, Reveal. The link is closed when the test ends; a NIC that
+// still has an open object then fails the test.
 package vqptest
 
 import (
@@ -57,17 +57,17 @@ type End struct {
 
 // LinkConfig describes a link. The zero value has one NIC and one queue pair at each end.
 type LinkConfig struct {
-	NICs     int // at each end; 0: one
+	NICs     int // at each end; 0 means one
 	QP       ibverbx.Config
 	Fabric   soft.Config     // its number of NICs follows from NICs
-	Buffer   int             // bytes of the buffer at each end; 0: 1 MiB
-	CQDepth  int             // 0: the virtual queue pair creates its virtual CQ
-	PeerQP   *ibverbx.Config // of B, where it differs from QP
+	Buffer   int             // bytes of the buffer at each end; 0 means 1 MiB
+	CQDepth  int             // 0 means that the virtual queue pair creates its virtual CQ
+	PeerQP   *ibverbx.Config // configuration of B, if it differs from QP
 	EditCard func(*ibverbx.BusinessCard)
 	// PeerGIDs is the number of entries of Conn.PeerGIDs that NewLink sets at each end, for cards
 	// without addresses. It needs one NIC at each end.
 	PeerGIDs int
-	// Wrap returns the device that an end uses in place of a NIC; nil: the NIC itself.
+	// Wrap returns the device that an end uses in place of a NIC; nil means the NIC itself.
 	Wrap func(*soft.Device) verbs.Device
 }
 
@@ -175,7 +175,7 @@ func Connect(tb testing.TB, a, b *ibverbx.VirtualQP) error {
 	})
 }
 
-// connect connects each end with the other's card, as through returns it.
+// connect connects each end with the other's card, as returned by through.
 func connect(a, b *ibverbx.VirtualQP, through func(ibverbx.BusinessCard) ibverbx.BusinessCard) error {
 	cardA, errA := a.Card()
 	cardB, errB := b.Card()
@@ -211,7 +211,7 @@ func (l *Link) Close() {
 	}
 }
 
-// ThroughJSON returns a copy of v that has been to JSON and back.
+// ThroughJSON returns a copy of v, converted to JSON and back.
 func ThroughJSON[T any](tb testing.TB, v T) (out T) {
 	tb.Helper()
 	data, err := json.Marshal(v)
@@ -303,7 +303,7 @@ func IDs(tb testing.TB, wcs []ibverbx.WC, status verbs.Status) []uint64 {
 	return list
 }
 
-// FillRandom fills p with bytes that follow from the seed.
+// FillRandom fills p with bytes drawn from the seed.
 func FillRandom(p []byte, seed uint64) {
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
@@ -337,7 +337,7 @@ func (m *Mode) Link(tb testing.TB, c LinkConfig) *Link {
 	return NewLink(tb, c)
 }
 
-// Modes are the shapes that tests of all shapes go through.
+// Modes lists the shapes for tests of all shapes.
 var Modes = []Mode{
 	{"single", 1, 1, ibverbx.DQPLB},
 	{"spray/2qp/1nic", 1, 2, ibverbx.Spray},

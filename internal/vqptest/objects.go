@@ -39,7 +39,7 @@ func NewQP(tb testing.TB, pd verbs.PD, cq verbs.CQ) verbs.QP {
 	return qp
 }
 
-// OpenSoft opens a virtual queue pair on the one NIC of a fabric of its own.
+// OpenSoft opens a virtual queue pair on a fabric of its own with one NIC.
 func OpenSoft(tb testing.TB, cfg ibverbx.Config) *ibverbx.VirtualQP {
 	tb.Helper()
 	fabric := NewFabric(tb, soft.Config{})

@@ -25,20 +25,20 @@ func NewFabric(tb testing.TB, cfg soft.Config) *soft.Fabric {
 	return fabric
 }
 
-// Physical is a virtual queue pair over queue pairs that the test has created by itself, on one NIC
-// and on one CQ without a channel. It is closed when the test ends.
+// Physical is a virtual queue pair over queue pairs that the test has created itself, on one NIC
+// and one CQ without a channel. It is closed when the test ends.
 type Physical struct {
 	*ibverbx.VirtualQP
 	PD  verbs.PD
 	Raw []verbs.QP // the queue pairs, the notify QP last
 }
 
-// PhysicalConfig says what a Physical is made of. The zero value is a single queue pair.
+// PhysicalConfig configures a Physical. The zero value means a single queue pair.
 type PhysicalConfig struct {
-	Data      int // queue pairs for data; 0: one
+	Data      int // queue pairs for data; 0 means one
 	Notify    bool
 	SignalAll bool
-	WrapCQ    func(verbs.CQ) verbs.CQ // what the virtual CQ polls in place of the CQ
+	WrapCQ    func(verbs.CQ) verbs.CQ // returns what the virtual CQ polls in place of the CQ
 	QP        ibverbx.Config
 }
 
@@ -80,7 +80,7 @@ func NewPhysical(tb testing.TB, dev verbs.Device, c PhysicalConfig) *Physical {
 	return p
 }
 
-// Memory registers n bytes, and returns them as a request names them at this end and at the other.
+// Memory registers n bytes, and returns them for requests of this end and of the other.
 func (p *Physical) Memory(tb testing.TB, n uint64) (ibverbx.Segment, ibverbx.RemoteSegment) {
 	tb.Helper()
 	mr, err := p.PD.RegisterMR(make([]byte, n), verbs.AccessAll)
@@ -99,13 +99,13 @@ func (p *Physical) Memory(tb testing.TB, n uint64) (ibverbx.Segment, ibverbx.Rem
 			Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{dev: mr.RKey()})}
 }
 
-// Step is the attributes with which Modify moves a virtual queue pair to a state, and which.
+// Step holds a state, and the attributes with which Modify moves a virtual queue pair to it.
 type Step struct {
 	Attr verbs.QPAttr
 	Mask verbs.QPAttrMask
 }
 
-// The steps in which a program connects by itself, with what is not in the cards.
+// The steps in which a program connects by itself, with the attributes that are not in the cards.
 var (
 	ToInit = Step{verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll},
 		verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess}
@@ -118,7 +118,7 @@ var (
 			verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic}
 )
 
-// Take has a virtual queue pair take the step towards a peer; nil where that is not known yet.
+// Take makes a virtual queue pair take the step towards a peer, which is nil while it is unknown.
 func (s Step) Take(q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) error {
 	return q.Modify(s.Attr, s.Mask, peer)
 }

@@ -6,13 +6,14 @@ import (
 	"ibverbx/verbs"
 )
 
-// Tap is a NIC some of whose calls a test hears of or refuses: those for which it sets a function.
-// A test that answers queries by itself embeds a Tap and names the embedding device as Self.
+// Tap is a NIC with functions that a test sets to observe, or to refuse, some of its calls. A test
+// that answers queries by itself embeds a Tap and sets Self to the embedding device.
 type Tap struct {
 	verbs.Device
-	Self verbs.Device // the device that the objects name; nil: the Tap
-	// Modify and Register come first, and an error of theirs refuses the call. An error of
-	// Deregister is added to that of the call. MR returns what is handed out in place of a region.
+	Self verbs.Device // the device that the objects name; nil means the Tap
+	// Modify and Register are called before the call, and an error of theirs refuses it. An error
+	// of Deregister is added to that of the call. MR returns the object to hand out in place of a
+	// region.
 	Modify     func(attr *verbs.QPAttr, mask verbs.QPAttrMask) error
 	Register   func(id verbs.DeviceID) error
 	Deregister func(id verbs.DeviceID) error

@@ -1,13 +1,13 @@
-// Package wrid says what a physical work request was for, in the 64 bits of its ID. The ID says all
-// that a completion needs: what the work request was for, on which rail, for which request. Nothing
-// has to be looked up or matched, and the order of completions within a queue pair does not matter.
+// Package wrid encodes in the 64 bits of a physical work request's ID everything that handling its
+// completion needs: what it was for, on which rail, for which request. Nothing is looked up or
+// matched, and the order of completions within a queue pair does not matter.
 //
 //	63    60 59     52 51           28 27             0
 //	| kind  |  rail   |      aux       |    number    |
 //
-// number is the low 28 bits of the request's number in its window (of a credit: of its count on the
-// rail). A window can therefore number 2^28 requests; half of that may be outstanding. aux is the
-// DQPLB number of a numbered message, the fragment's position otherwise.
+// number is the low 28 bits of the request's number in its window, or for a credit of its count on
+// the rail. A window can therefore number 2^28 requests; half of that may be outstanding. aux is
+// the DQPLB number of a numbered message, and otherwise the fragment's position.
 package wrid
 
 const (
@@ -15,11 +15,11 @@ const (
 	railShift  = 52
 	kindShift  = 60
 
-	// NumberMask has the bits of a request's number that an ID carries.
+	// NumberMask masks the bits of a request's number that an ID carries.
 	NumberMask = 1<<numberBits - 1
 	// MaxOutstanding is the most requests that may be outstanding in a window.
 	MaxOutstanding = 1 << (numberBits - 1)
-	// AuxMask has the bits that an ID has for aux.
+	// AuxMask masks the bits of aux.
 	AuxMask = 1<<24 - 1
 
 	railMask = 1<<8 - 1
@@ -35,12 +35,12 @@ const (
 	// Credit is a receive that the virtual queue pair keeps posted: a credit of DQPLB, or Spray's
 	// watch.
 	Credit
-	Imm     // the user's immediate behind a DQPLB message
+	Imm     // the user's immediate after a DQPLB message
 	Message // a relaxed SEND
 	Control // a control message of failover
 )
 
-// RailBits is the index of a rail at the place where IDs carry it, so that New need not shift it.
+// RailBits is the index of a rail, shifted to its place in an ID so that New need not shift it.
 type RailBits uint64
 
 // BitsOf returns the bits of the rail with an index.

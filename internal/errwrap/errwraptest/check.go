@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Check writes an error to JSON, as a value of a document, and to slog, and checks that both have
-// its words, and a cause that the caller finds right.
+// Check writes an error to JSON, as a value of a document, and to slog. It checks that both contain
+// the error's text, and a cause for which right returns true.
 func Check(t testing.TB, name string, err error, right func(cause []byte) bool) {
 	t.Helper()
 	text, failed := json.Marshal(map[string]error{"err": err})
