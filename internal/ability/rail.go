@@ -140,7 +140,7 @@ func (r *Rail) look(now time.Time) {
 }
 
 // updateCost updates the cost from that of a sample. If a program does not poll for a while, a rail
-// looks slow, so the cost grows only a little at a time. A lower cost from a trial is adopted at
+// looks slow, so the cost grows only a little at a time. A lower cost from a trial counts at
 // once.
 func (r *Rail) updateCost(seen float64) {
 	if r.cost == 0 || r.idle >= forget && seen < r.cost {
