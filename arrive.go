@@ -8,10 +8,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// process handles one physical completion of a rail among several. Which request it belongs to is
-// read from its work-request id alone: of a failed completion nothing else is defined, the opcode
-// included. A completion that fits nothing is counted as stale and dropped: it belongs to an
-// earlier connection or an earlier owner of the queue pair's number, or is spurious.
+// process handles one physical completion of a rail among several. Only its work-request id says
+// which request it belongs to: in a failed completion nothing else is defined, not even the opcode.
+// A completion that fits nothing is counted as stale and dropped: it belongs to an earlier
+// connection or an earlier owner of the queue pair's number, or is spurious.
 func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 	if wrid.Rail(wc.ID) != rl.index() {
 		q.stale++
@@ -50,8 +50,8 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 	q.cq.touch(q)
 }
 
-// handleLostRail handles a completion that says that its rail is lost, or is of a rail that is. It
-// reports false for any other.
+// handleLostRail handles a completion that shows that its rail is lost, or that comes from a lost
+// rail. It reports false for any other.
 func (q *VirtualQP) handleLostRail(rl *rail, wc *verbs.WC) bool {
 	x := q.failover
 	if rl.works() {
@@ -89,8 +89,8 @@ func (q *VirtualQP) handleLostRail(rl *rail, wc *verbs.WC) bool {
 	return true
 }
 
-// controlCompleted handles the completion of a control message on a rail that works. It reports
-// false when there is none.
+// controlCompleted handles the completion of a control message that was sent on a working rail. It
+// reports false if none is outstanding.
 func (q *VirtualQP) controlCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	if q.failover == nil {
 		return false
@@ -100,12 +100,12 @@ func (q *VirtualQP) controlCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	return known
 }
 
-// controlBytes marks a control message in an inbox: no message is so long.
+// controlBytes marks a control message in an inbox: no message is that long.
 const controlBytes = 1<<32 - 1
 
 // creditCompleted handles the completion of one of the rails' own receives: a message, or the flush
-// that says that the queue pair has failed. It reports false when there is none that the completion
-// can be of.
+// that shows that the queue pair has failed. It reports false if the completion fits no such
+// receive.
 func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	c, ok := rl.inbox.Resolve(wrid.Number(wc.ID), wrid.NumberMask, rl.creditsPosted)
 	if !ok || rl.recvs == 0 {
@@ -152,12 +152,12 @@ func (q *VirtualQP) handleArrival(rl *rail, imm, bytes uint32) {
 	}
 }
 
-// creditBatch: a rail's credits are posted again when one in creditBatch has been used up. A post
-// costs a crossing into the driver, and the credits not yet posted again are few.
+// creditBatch is the fraction of a rail's credits that may be used up before they are posted again,
+// one in creditBatch. Each post costs a call of the driver, and few credits are missing in between.
 const creditBatch = 8
 
-// postDueCredits posts the rails' own receives that are to be posted, where enough have come
-// together or, with all set, wherever there are any.
+// postDueCredits posts the rails' own receives that are due: on rails where enough have
+// accumulated, or with all set on every rail that has any.
 func (q *VirtualQP) postDueCredits(all bool) {
 	if q.recv.recvsToPost == 0 || !q.line.mayPostReceives() || q.line.state < verbs.StateRTR ||
 		q.recv.creditsWait || q.recv.withholdsCredits() {
@@ -172,12 +172,12 @@ func (q *VirtualQP) postDueCredits(all bool) {
 			q.recvRefused(&recvRefusal{rl, err, recvDirection(q.ownRecvPart(), nil)})
 		}
 		if q.line.dead {
-			return // a refusal has ended it: the other rails are in ERR by now
+			return // a refusal has ended the connection: the other rails are in ERR
 		}
 	}
 }
 
-// ownRecvPart says what the rails' own receives are: credits (DQPLB) or watches (Spray).
+// ownRecvPart returns what the rails' own receives are: credits (DQPLB) or watches (Spray).
 func (q *VirtualQP) ownRecvPart() FailedPart {
 	if q.cfg.Scheme == DQPLB {
 		return PartCredit

@@ -14,14 +14,14 @@ import (
 //
 //	{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000"}
 //
-// with further keys, which an end may leave out, and ignores if it does not know them. The i-th
+// with further keys, which an end may leave out, and ignores if they are unknown to it. The i-th
 // queue pair connects to the i-th of the peer.
 //
-// A card that names neither the scheme nor the number of credits is of the kind that the C++
-// original (torchcomms) writes. With such a peer this end follows the original's rules: see the
-// package comment. Programs over the original exchange cards in slots of one size, so all cards of
-// a job must have the same length. A card with only the two keys is as long as theirs, 39 bytes and
-// 13 for each queue pair (91 for four):
+// The C++ original (torchcomms) writes cards that name neither the scheme nor the number of
+// credits. With a peer that has such a card this end follows the original's rules: see the package
+// comment. Programs over the original exchange cards in slots of one size, so all cards of a job
+// must have the same length. A card with only the two keys is as long as theirs, 39 bytes and 13
+// for each queue pair (91 for four):
 //
 //	json.Marshal(ibverbx.BusinessCard{QPNums: card.QPNums, NotifyQPNum: card.NotifyQPNum})
 type BusinessCard struct {
@@ -32,33 +32,33 @@ type BusinessCard struct {
 	// Failover is [Config.Failover] of the end.
 	Failover bool
 
-	// Scheme is the load-balancing scheme; "" when the card does not say.
+	// Scheme is the load-balancing scheme; "" if the card has none.
 	Scheme string
-	// MTU is the largest path MTU of the end; 0 when the card does not say.
+	// MTU is the largest path MTU of the end; 0 if the card has none.
 	MTU verbs.MTU
-	// Rails say where each data queue pair is, then the notify QP, and then the spare ones; empty
-	// when the card does not say.
+	// Rails are the addresses of the data queue pairs, of the notify QP, and of the spare ones, in
+	// this order; empty if the card has none.
 	Rails []RailCard
-	// Credits is how many receives a DQPLB end keeps posted on each data queue pair; 0 when the
-	// card does not say.
+	// Credits is how many receives a DQPLB end keeps posted on each data queue pair; 0 if the card
+	// has none.
 	Credits int
-	// RDAtomic is how many reads and atomics the end serves at a time on each queue pair; 0 when
-	// the card does not say. Then this end has one outstanding, since NICs answer more than the
-	// peer serves with "invalid request"; a program that knows better sets it before Connect.
+	// RDAtomic is how many reads and atomics the end serves at a time on each queue pair; 0 if the
+	// card has none. This end then has one outstanding, since NICs answer more than the peer serves
+	// with "invalid request"; if you know that the peer serves more, set it before Connect.
 	RDAtomic uint8
-	// RawImm: the end carries the user's immediate in DQPLB, as a message of its own behind the
-	// last fragment.
+	// RawImm says that the end sends the user's immediate in DQPLB, as a message of its own after
+	// the last fragment.
 	RawImm bool
-	// FirstNumber is [Testing.FirstNumber] of the end; 0 when the card does not say.
+	// FirstNumber is [Testing.FirstNumber] of the end; 0 if the card has none.
 	FirstNumber uint32
-	// ImmLittleEndian is [ConnConfig].ImmLittleEndian of the end. Set it as well where Rails are
-	// filled in for an end that orders immediates so.
+	// ImmLittleEndian is [ConnConfig].ImmLittleEndian of the end. Set it, too, if you fill in Rails
+	// for an end that orders immediates this way.
 	ImmLittleEndian bool
 }
 
-// RailCard says where a physical queue pair is.
+// RailCard is the address of a physical queue pair.
 type RailCard struct {
-	Device verbs.DeviceID `json:"device"` // index of the device in its process: picks the remote key
+	Device verbs.DeviceID `json:"device"` // index of the device in its process; selects the remote key
 	GID    verbs.GID      `json:"gid"`
 	LID    uint16         `json:"lid,omitempty"`
 	PSN    uint32         `json:"psn"` // first packet sequence number that it sends
@@ -84,7 +84,7 @@ type cardJSON struct {
 	ImmLE       bool       `json:"immLE,omitempty"`
 }
 
-// MarshalJSON writes the wire form.
+// MarshalJSON returns the wire form.
 func (c BusinessCard) MarshalJSON() ([]byte, error) {
 	w := cardJSON{
 		QPNums:      make([]string, len(c.QPNums)),
@@ -106,15 +106,15 @@ func (c BusinessCard) MarshalJSON() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// UnmarshalJSON reads the wire form and refuses what no virtual queue pair can be, with
-// [verbs.ErrInvalid].
+// UnmarshalJSON parses the wire form. It returns [verbs.ErrInvalid] for a card that no virtual
+// queue pair can have.
 func (c *BusinessCard) UnmarshalJSON(data []byte) error {
 	if len(data) > maxCardBytes {
 		return cardError("%d bytes long: at most %d", len(data), maxCardBytes)
 	}
 	var w cardJSON
 	if err := json.Unmarshal(data, &w); err != nil {
-		return cardError("%.200v", err) // which repeats what came
+		return cardError("%.200v", err) // err quotes the input
 	}
 	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RDAtomic: w.RDAtomic,
 		RawImm: w.RawImm, FirstNumber: w.FirstNumber, ImmLittleEndian: w.ImmLE, SpareQPNums: w.SpareQPNums,
@@ -147,7 +147,7 @@ func (c *BusinessCard) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// parseQPNum reads a queue pair number: 24 bits, decimal.
+// parseQPNum parses a queue pair number: 24 bits, decimal.
 func parseQPNum(s string) (uint32, error) {
 	num, err := strconv.ParseUint(s, 10, 24)
 	if err != nil {
@@ -156,7 +156,7 @@ func parseQPNum(s string) (uint32, error) {
 	return uint32(num), nil
 }
 
-// validate says what makes a card impossible.
+// validate returns what makes a card impossible; nil if nothing does.
 func (c *BusinessCard) validate() error {
 	if len(c.QPNums) == 0 || len(c.QPNums) > MaxRails {
 		return cardError("%d queue pairs: must be 1 to %d", len(c.QPNums), MaxRails)
@@ -214,7 +214,7 @@ func (c *BusinessCard) validate() error {
 	return nil
 }
 
-// numbers are those of all queue pairs, in the order of Rails.
+// numbers returns the numbers of all queue pairs, in the order of Rails.
 func (c *BusinessCard) numbers() []uint32 {
 	nums := slices.Clip(c.QPNums)
 	if c.NotifyQPNum != 0 {
@@ -227,33 +227,33 @@ func cardError(format string, args ...any) error {
 	return fmt.Errorf("ibverbx: business card: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
 }
 
-// isPlain reports whether a card says no more than one of the C++ original: neither the scheme nor
-// how many credits there are.
+// isPlain reports whether a card has no more than one of the C++ original: neither the scheme nor
+// the number of credits.
 func (c *BusinessCard) isPlain() bool { return c.Scheme == "" && c.Credits == 0 }
 
-// isOurs reports whether a card says what only an end of this package does. That of a single queue
-// pair names no scheme, but where its queue pair is.
+// isOurs reports whether a card must be from this package. The card of a single queue pair names no
+// scheme, but has its address.
 func (c *BusinessCard) isOurs() bool { return c.Scheme != "" || len(c.Rails) != 0 }
 
-// localPort is what a rail's end of the connection looks like: its port, and the entry of the
-// port's GID table that it uses.
+// localPort is this end's address of a rail: its port, and the entry of the port's GID table that
+// it uses.
 type localPort struct {
 	attr verbs.PortAttr
 	gid  verbs.GIDEntry
 }
 
-// localPorts asks each device for its port once: GID tables may have hundreds of entries.
+// localPorts queries each device's port once: GID tables may have hundreds of entries.
 type localPorts struct {
 	conn  *ConnConfig
 	known map[verbs.DeviceID]localPort
 }
 
-// gidError says why a port has no GID to connect with.
+// gidError is why a port has no GID to connect with.
 type gidError string
 
 func (e gidError) Error() string { return string(e) }
 
-// of queries a device's port.
+// of returns a device's port, and queries it the first time.
 func (p *localPorts) of(dev verbs.Device) (localPort, error) {
 	if known, ok := p.known[dev.ID()]; ok {
 		return known, nil
@@ -278,8 +278,8 @@ func (p *localPorts) query(dev verbs.Device) (l localPort, err error) {
 }
 
 // GID returns the entry of a device's GID table that connections use: the one that GIDIndex names,
-// or else the one that users expect, of RoCE v2 over a routable IPv4 address where there is one.
-// attr describes the port that Port names, or the device's default port.
+// or else the usual one: RoCE v2 over a routable IPv4 address, if there is one. attr describes the
+// port that Port names, or the device's default port.
 func (c *ConnConfig) GID(dev verbs.Device, attr verbs.PortAttr) (verbs.GIDEntry, error) {
 	port := int(c.port(dev))
 	if c.GIDIndex == 0 {
@@ -294,8 +294,8 @@ func (c *ConnConfig) GID(dev verbs.Device, attr verbs.PortAttr) (verbs.GIDEntry,
 	return entry, err
 }
 
-// bestGID chooses the entry of a port's GID table that users expect. An entry that cannot be read
-// is no reason to give up, unless no other is found.
+// bestGID returns the usual entry of a port's GID table. It skips an entry that it cannot read,
+// unless there is no other.
 func bestGID(dev verbs.Device, port, tableLen int) (best verbs.GIDEntry, err error) {
 	rank := 0
 	var unreadable error
@@ -319,8 +319,8 @@ func bestGID(dev verbs.Device, port, tableLen int) (best verbs.GIDEntry, err err
 		dev.Name(), port))
 }
 
-// gidRank orders GIDs as users expect them to be chosen: RoCE v2 before anything else, of these the
-// routable before the link-local, and IPv4 before IPv6.
+// gidRank ranks GIDs in the usual order: RoCE v2 before anything else, of these the routable before
+// the link-local, and IPv4 before IPv6.
 func gidRank(e verbs.GIDEntry) int {
 	switch {
 	case e.GID.IsZero():

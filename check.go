@@ -8,10 +8,10 @@ import (
 
 const knownSendFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicited | verbs.SendInline
 
-// The checks of requests against what the rails carry. They change nothing; what they return is a
+// The checks of requests against what the rails can carry. They change nothing and return a
 // [*PostError].
 
-// checkSend says what is wrong with a request for several queue pairs, and returns its length.
+// checkSend checks a request for several queue pairs, and returns its length.
 func (s *railSet) checkSend(i int, wr *SendWR) (n uint64, err error) {
 	if !wr.Opcode.Valid() {
 		return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String())
@@ -69,10 +69,10 @@ func (s *railSet) checkSend(i int, wr *SendWR) (n uint64, err error) {
 	return n, nil
 }
 
-// noNotifyText is why Spray refuses what needs a notify QP.
+// noNotifyText is why Spray refuses requests that need a notify QP.
 const noNotifyText = " in spray needs the notify QP, and there is none: add one, or take dqplb"
 
-// checkSegment says what is wrong with one piece of local memory. An empty one needs no keys.
+// checkSegment checks one piece of local memory. An empty one needs no keys.
 func (s *railSet) checkSegment(i int, wr *SendWR, p Segment, need uint64) error {
 	if p.Length == 0 {
 		return nil
@@ -83,7 +83,8 @@ func (s *railSet) checkSegment(i int, wr *SendWR, p Segment, need uint64) error 
 	return nil
 }
 
-// checkLocal says what is wrong with a piece of local memory that devices need keys for.
+// checkLocal returns what is wrong with a piece of local memory that must have keys for the devices
+// in need; "" and nil if nothing is.
 func checkLocal(s Segment, need uint64) (detail string, err error) {
 	if s.Keys == nil {
 		return "local memory " + s.String() + " has no keys: name it with MR.Slice, or give Segment.Keys",
@@ -138,9 +139,9 @@ func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
 	return n, nil
 }
 
-// checkOddPieces is what checkPieces does with a list of which not every piece is one of registered
-// memory: pieces of no bytes without keys pass, for the others it says what is wrong. It is apart
-// because a loop that calls nothing keeps all in registers (8 pieces: 10 ns).
+// checkOddPieces continues checkPieces for a list in which not every piece is registered memory:
+// empty pieces without keys pass, and it returns what is wrong with the others. It is separate
+// because a loop without calls keeps everything in registers (8 pieces: 10 ns).
 func (s *railSet) checkOddPieces(i int, wr *SendWR, need uint64) (n uint64, err error) {
 	for _, p := range wr.SGL {
 		if err := s.checkSegment(i, wr, p, need); err != nil {
@@ -198,7 +199,7 @@ func (s *railSet) checkOrder(i int, wr *SendWR, n uint64) error {
 	return nil
 }
 
-// checkRemote says what is wrong with the peer's memory. The caller has found that something is.
+// checkRemote returns what is wrong with the peer's memory. The caller has found that something is.
 func (s *railSet) checkRemote(i int, wr *SendWR, n uint64) error {
 	m := wr.Remote
 	if m.Keys == nil {
@@ -217,7 +218,7 @@ func (s *railSet) checkRemote(i int, wr *SendWR, n uint64) error {
 		addrRange(m.Addr, n), addrRange(m.Keys.base, m.Keys.length)))
 }
 
-// checkEmpty checks the remote side of a request of no bytes. It touches no memory and needs no
+// checkEmpty checks the remote side of an empty request, which accesses no memory and needs no
 // keys: the NIC does not look at them (IBTA C9-88).
 func (s *railSet) checkEmpty(i int, wr *SendWR) error {
 	if wr.Opcode.IsAtomic() {
@@ -243,7 +244,7 @@ func refuseSend(i int, wr *SendWR, err error, detail string) error {
 	return &PostError{Op: "post send", Index: i, ID: wr.ID, Err: err, Detail: detail}
 }
 
-// checkBareRecv says what is wrong with a receive that has no memory.
+// checkBareRecv checks a receive without memory.
 func (s *railSet) checkBareRecv(i int, wr *RecvWR) error {
 	if s.noNotify {
 		return refuseRecv(i, wr, ErrOpcode, "a receive without memory"+noNotifyText)
@@ -251,7 +252,7 @@ func (s *railSet) checkBareRecv(i int, wr *RecvWR) error {
 	return nil
 }
 
-// checkRecv says what is wrong with a receive that has memory.
+// checkRecv checks a receive with memory.
 func (s *railSet) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 	if s.sendRail == nil {
 		return refuseRecv(i, wr, ErrOpcode, "a receive with memory takes a SEND, which in dqplb travels on "+
@@ -280,7 +281,7 @@ func refuseRecv(i int, wr *RecvWR, err error, detail string) error {
 	return &PostError{Op: "post recv", Index: i, ID: wr.ID, Err: err, Detail: detail}
 }
 
-// deviceList writes a set of devices as "0, 3".
+// deviceList returns a set of devices as "0, 3".
 func deviceList(set uint64) string {
 	s := ""
 	for dev := range verbs.MaxDevices {

@@ -9,17 +9,18 @@ import (
 	"ibverbx/verbs"
 )
 
-// Close ends the virtual queue pair and its physical ones. What had completed in order is reported
-// as it completed; everything else that is outstanding is reported as flushed, and can still be
-// polled from the virtual CQ, even after that is closed. When Close returns nil, no NIC touches
+// Close ends the virtual queue pair and its physical ones. Requests that had completed in order are
+// reported as they completed; all other outstanding requests are reported as flushed. You can still
+// poll both from the virtual CQ, even after that is closed. When Close returns nil, no NIC accesses
 // memory on the virtual queue pair's behalf any more; an error says that a NIC did not confirm it.
-// A request that had completed behind one that had not counts as outstanding: completions keep
-// their order.
+// A request that had completed while an earlier one had not counts as outstanding, because
+// completions keep their order.
 //
-// A single-QP virtual queue pair tracks nothing, so there the NIC must report what it flushes:
-// Close waits for that, a second at most, and 10 ms after the last where the queue is full of
-// unsignaled requests and cannot tell. [VirtualCQ.Close] waits for all at once. Where the NIC
-// refuses to flush for so long, what it held is not reported, and Close returns its error.
+// A virtual queue pair with a single queue pair tracks nothing, so the NIC must report what it
+// flushes. Close waits for that, at most a second; if the queue is full of unsignaled requests, so
+// that the end cannot be detected, until 10 ms after the last flushed one. [VirtualCQ.Close] waits
+// for all its queue pairs together. If the NIC refuses to flush for that time, the requests that it
+// held are not reported, and Close returns its error.
 func (q *VirtualQP) Close() error {
 	q.enter()
 	err := q.close()
@@ -50,7 +51,7 @@ func (q *VirtualQP) close() error {
 		err = errors.Join(err, q.cq.close())
 	}
 	if q.ownsDomain {
-		// the program may have closed it, and waits for this
+		// The program may have closed it already; it is then freed now.
 		if closing := q.dom.Close(); !errors.Is(closing, ErrClosed) {
 			err = errors.Join(err, closing)
 		}
@@ -58,8 +59,7 @@ func (q *VirtualQP) close() error {
 	return err
 }
 
-// closeRails destroys the physical queue pairs that are still open. Nothing is posted on them any
-// more.
+// closeRails destroys the physical queue pairs that are still open.
 func (q *VirtualQP) closeRails() error {
 	var errs []error
 	for _, r := range q.send.rails.all {
@@ -76,14 +76,13 @@ func (q *VirtualQP) closeRails() error {
 	return errors.Join(errs...)
 }
 
-// Reset takes the virtual queue pair back to RESET, whatever has happened to it: what is
-// outstanding completes as flushed, the failure is cleared, and it can be connected again. The peer
-// must do the same, and both must exchange new cards: packet sequence numbers change, so that
-// neither takes a packet of the previous connection for one of the new.
+// Reset takes the virtual queue pair back to RESET, whatever has happened to it: outstanding
+// requests complete as flushed, the failure is cleared, and you can connect it again. The peer must
+// do the same, and both must exchange new cards: packet sequence numbers change, so that neither
+// takes a packet of the previous connection for one of the new.
 //
-// The queue pairs of a NIC that is gone cannot be reset. What is outstanding is reported as
-// flushed all the same, the error says which rail it was, and the virtual queue pair stays failed:
-// close it.
+// The queue pairs of a NIC that is gone cannot be reset. Outstanding requests are still reported as
+// flushed, the error names the rail, and the virtual queue pair stays failed: close it.
 func (q *VirtualQP) Reset() error {
 	return q.Modify(verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState, nil)
 }
@@ -93,8 +92,8 @@ func (q *VirtualQP) reset() error {
 	q.cq.collect()
 	q.flush()
 	var errs []error
-	var first *rail // that cannot be reset,
-	var cause error // for this reason
+	var first *rail // the first rail that cannot be reset
+	var cause error // why it cannot
 	for _, r := range q.send.rails.all {
 		if err := errors.Join(q.unflushed(r), r.reset()); err != nil {
 			errs = append(errs, q.railError(r, err))
@@ -116,8 +115,8 @@ func (q *VirtualQP) reset() error {
 	return nil
 }
 
-// reset moves the queue pair to RESET. One that refuses keeps what it had, so it is destroyed,
-// after which it certainly holds nothing.
+// reset moves the queue pair to RESET. If it refuses it may still hold requests, so it is
+// destroyed.
 func (r *rail) reset() error {
 	if r.closed {
 		return verbs.ErrClosed
@@ -133,9 +132,9 @@ func (r *rail) reset() error {
 	return err
 }
 
-// flush moves every queue pair to ERR and handles what the NICs flush at once. The rest of several
-// queue pairs' work is known here and is ended without the NICs; a single queue pair's is not, so
-// there flush waits for it.
+// flush moves every queue pair to ERR and handles what the NICs flush at once. With several queue
+// pairs the rest of the work is known here and is ended without the NICs; with a single one it is
+// not, so flush waits for it.
 func (q *VirtualQP) flush() {
 	q.startFlush()
 	if q.pass != nil {
@@ -143,8 +142,8 @@ func (q *VirtualQP) flush() {
 	}
 }
 
-// unflushed is why a single queue pair may have kept requests that are not tracked and not
-// reported: it refused the move to ERR to the end. It is nil with several, where all are tracked.
+// unflushed returns why a single queue pair may hold requests that are never reported: it refused
+// to go to ERR until the end. It is nil with several queue pairs, whose requests are all tracked.
 func (q *VirtualQP) unflushed(r *rail) error {
 	if q.pass == nil || r.stopErr == nil || q.pass.nothingLeft() {
 		return nil
@@ -152,7 +151,7 @@ func (q *VirtualQP) unflushed(r *rail) error {
 	return fmt.Errorf("it refuses to flush what is outstanding: %w", r.stopErr)
 }
 
-// startFlush has the NICs flush what they hold. From here on a flushed request is no failure.
+// startFlush makes the NICs flush what they hold. From here on a flushed request is not a failure.
 func (q *VirtualQP) startFlush() {
 	q.line.flushing()
 	q.stopUnposted() // on a queue pair in ERR a post may be refused permanently
@@ -170,7 +169,7 @@ func (q *VirtualQP) endOutstanding() {
 }
 
 // restart puts the virtual queue pair back into RESET. line and railConn are made anew, not cleared
-// field by field; each component's restart resets what else it knows of the connection.
+// field by field; each component's restart resets the rest of its state of the connection.
 func (q *VirtualQP) restart() {
 	q.line = newLine(q.cfg.clock())
 	q.send.rails.restart()
@@ -185,41 +184,41 @@ func (q *VirtualQP) restart() {
 }
 
 // Drain ends the service of a virtual queue pair in order. From the call on posts are refused with
-// [ErrDraining]. Every send that was accepted runs to completion, and what the peer sends meanwhile
-// still finds its receive; when the last send has ended, the queue pairs go to ERR, and receives
-// that nothing has matched are flushed. Drain returns nil when everything that was ever accepted
-// has its completion, to be polled from the virtual CQ in order: Drain takes none away. Then
+// [ErrDraining]. Every accepted send runs to completion, and messages that the peer sends meanwhile
+// still find their receives; when the last send has ended, the queue pairs go to ERR, and the
+// remaining receives are flushed. Drain returns nil when everything that was ever accepted has its
+// completion. Poll the completions from the virtual CQ, in order: Drain takes none away. Then
 // [VirtualQP.Reset] and Connect, or [VirtualQP.Close].
 //
 // [VirtualQP.State] is SQD while sends are awaited and ERR from the flush on; [VirtualQP.Err] stays
-// nil unless something failed. When something did, before or during the drain, Drain completes
-// everything all the same and returns what Err says, a [*FailedError].
+// nil unless something failed. If something did, before or during the drain, Drain still completes
+// everything and returns the [*FailedError] of Err.
 //
-// When ctx ends first, the error wraps ctx's and says how much is outstanding. Nothing is lost by
-// that: posts stay refused, requests go on, memory stays with the NICs, and Drain may be called
-// again, or Reset, Close or [VirtualQP.Shutdown]. Drain looks at the virtual CQ before it looks at
-// ctx: with a ctx that has ended each call is one step that does not wait.
+// If ctx ends first, the error wraps ctx's and says how much is outstanding. Nothing is lost: posts
+// stay refused, requests go on, memory stays with the NICs, and you may call Drain again, or Reset,
+// Close or [VirtualQP.Shutdown]. Drain looks at the virtual CQ before it looks at ctx: with a ctx
+// that has ended, each call is one step that does not wait.
 //
-// The peer must still be there, or sends fail: of two ends that drain, let the one that only
-// receives come last, and not before the other says that it has done. In RESET there is nothing to
-// drain: Drain returns nil and changes nothing. In INIT and RTR it flushes the receives. When the
-// virtual queue pair was closed it returns [ErrClosed].
+// The peer must still be there, or sends fail: if both ends drain, let the one that only receives
+// do it last, after the other has reported that it is done. In RESET there is nothing to drain:
+// Drain returns nil and changes nothing. In INIT and RTR it flushes the receives. If the virtual
+// queue pair was closed, Drain returns [ErrClosed].
 //
-// Drain polls, and sleeps where the physical CQs have a common CompChannel, as [VirtualCQ.Wait]
-// does; other virtual queue pairs of the CQ go on meanwhile. Without a channel it polls every 100
-// µs. It is not for programs that call [VirtualCQ.ProcessCompletions].
+// Drain polls, and sleeps if the physical CQs have a common CompChannel, as [VirtualCQ.Wait] does;
+// other virtual queue pairs of the CQ go on meanwhile. Without a channel it polls every 100 µs. It
+// is not for programs that call [VirtualCQ.ProcessCompletions].
 //
-// A single queue pair tracks nothing, and unsignaled requests that succeed have no completion.
-// There Drain posts a write of no bytes behind them and waits for that, since a queue completes in
-// order. The peer's queue pair must allow remote writes for it, and the queue must have a slot for
-// it: one that is full of unsignaled requests never has, since their slots are given back with the
-// next signaled one. A write that fails, or that the NIC refuses permanently, is a failure like any
-// other: it is not known then whether the sends before it have succeeded.
+// A single queue pair tracks nothing, and unsignaled requests that succeed have no completion. So
+// Drain posts an empty write after them and waits for its completion, since a queue completes in
+// order. The peer's queue pair must allow remote writes, and the queue must have a free slot: a
+// queue full of unsignaled requests never has one, since only a later signaled request frees their
+// slots. If the write fails, or the NIC refuses it permanently, that is a failure like any other:
+// whether the earlier sends have succeeded is then unknown.
 //
-// In ERR one more request on either queue shows when everything was flushed. Where that is not
-// possible, because the NIC refuses it or the queue is full of unsignaled requests, Drain takes the
-// queue pair to RESET when no flushed request has come for 10 ms, or destroys it if that is
-// refused, too: then it certainly holds nothing. What had not been reported by then is never
+// In ERR one more request on either queue shows when everything was flushed. If that is impossible,
+// because the NIC refuses it or the queue is full of unsignaled requests, Drain waits until no
+// flushed request has arrived for 10 ms and takes the queue pair to RESET, or destroys it if RESET
+// is refused: after that it holds nothing. Requests that were not reported by then are never
 // reported.
 func (q *VirtualQP) Drain(ctx context.Context) error {
 	q.enter()
@@ -258,7 +257,7 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 	}
 	q.line.drain()
 	for {
-		// Arm, look once more, sleep: in any other order a completion that comes in between wakes
+		// Arm, look once more, sleep: in any other order a completion that arrives in between wakes
 		// nobody.
 		if q.drainStep() {
 			return q.Err()
@@ -274,14 +273,14 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 	}
 }
 
-// undrained is the error of a Drain whose context has ended.
+// undrained returns the error of a Drain whose context has ended.
 func (q *VirtualQP) undrained(cause error) error {
 	what := fmt.Sprintf("sends still outstanding: %d, which the peer's NIC has not answered",
 		q.send.win.Len())
 	switch {
 	case q.pass != nil:
-		// Unsignaled requests that succeed are never taken off the count, but no more can be there
-		// than the queues hold.
+		// Successful unsignaled requests are never subtracted from the count, but there are at most
+		// as many as the queues hold.
 		rl := q.pass.rail
 		what = fmt.Sprintf("at most %d sends and receives are still outstanding",
 			min(q.pass.outstanding(), rl.slots+rl.recvLimit))
@@ -295,8 +294,8 @@ func (q *VirtualQP) undrained(cause error) error {
 	return err
 }
 
-// drainStep does what can be done without waiting, and reports whether everything has its
-// completion.
+// drainStep does everything that needs no waiting, and reports whether all requests have their
+// completions.
 func (q *VirtualQP) drainStep() bool {
 	l := &q.line
 	q.cq.touch(q)
@@ -321,15 +320,14 @@ func (q *VirtualQP) finishSends() bool {
 	return q.send.win.Len() == 0
 }
 
-// finishRecvs flushes the receives that nothing can match any more, the queue pairs being in ERR,
-// and reports whether every receive has its completion.
+// finishRecvs flushes the receives that nothing can match, since the queue pairs are in ERR, and
+// reports whether every receive has its completion.
 func (q *VirtualQP) finishRecvs() bool {
 	if q.pass != nil {
 		return q.pass.finishRecvs()
 	}
 	if q.line.err == nil && !q.line.dead {
-		// Messages that have arrived may still be in the CQs, and complete the receives that wait
-		// for them.
+		// Messages that have arrived may still be in the CQs, and will complete receives.
 		for _, rl := range q.send.rails.all {
 			if rl.recvs != 0 {
 				return false

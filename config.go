@@ -14,8 +14,8 @@ import (
 type Scheme uint8
 
 const (
-	// DQPLB numbers every fragment of a WRITE_WITH_IMM; the receiver puts them in order. Nobody
-	// waits for a round trip, and a notification never overtakes data. It is the default.
+	// DQPLB numbers every fragment of a WRITE_WITH_IMM; the receiver puts them in order. There is
+	// no wait for a round trip, and a notification never overtakes data. It is the default.
 	//
 	// SEND carries no number: it waits for the acknowledgement of earlier data, and has Spray's
 	// limit.
@@ -26,16 +26,16 @@ const (
 	//
 	// An acknowledgement proves that data has reached the peer's NIC; a message on another queue
 	// pair does not by itself push that data on into the peer's memory (IBTA o9-20 orders
-	// operations of one queue pair). On hosts where PCIe writes of several NICs or with relaxed
-	// ordering may pass each other, take DQPLB.
+	// operations of one queue pair). On hosts where PCIe writes of several NICs, or with relaxed
+	// ordering, may pass each other, use DQPLB.
 	//
-	// A receiver whose posted receives all wait for notifications does not learn that the first
-	// data queue pair has failed under it, until that is used again: SENDs travel there, and would
-	// consume a receive that is kept to detect it.
+	// A receiver whose posted receives all wait for notifications does not notice that the first
+	// data queue pair has failed until that is used again: SENDs use it, and would consume a
+	// receive that is posted to detect the failure.
 	Spray
 )
 
-// String is the scheme's name on the wire and on the command line.
+// String returns the scheme's name on the wire and on the command line.
 func (s Scheme) String() string {
 	switch s {
 	case DQPLB:
@@ -46,7 +46,7 @@ func (s Scheme) String() string {
 	return fmt.Sprintf("scheme %d", uint8(s))
 }
 
-// ParseScheme reads what String writes.
+// ParseScheme parses the name of a scheme.
 func ParseScheme(name string) (Scheme, error) {
 	switch name {
 	case "dqplb":
@@ -57,10 +57,10 @@ func ParseScheme(name string) (Scheme, error) {
 	return 0, fmt.Errorf("ibverbx: %w: scheme %.40q: have dqplb, spray", verbs.ErrInvalid, name)
 }
 
-// MarshalText writes the scheme's name.
+// MarshalText returns the scheme's name.
 func (s Scheme) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads what MarshalText writes. What it refuses changes nothing.
+// UnmarshalText parses the form of MarshalText. An invalid name changes nothing.
 func (s *Scheme) UnmarshalText(text []byte) error {
 	scheme, err := ParseScheme(string(text))
 	if err != nil {
@@ -72,8 +72,7 @@ func (s *Scheme) UnmarshalText(text []byte) error {
 
 // Limits of the implementation.
 const (
-	// MaxRails is the largest number of physical queue pairs under one virtual queue pair, the
-	// notify QP not counted.
+	// MaxRails is the most data queue pairs of one virtual queue pair.
 	MaxRails = 128
 	// maxSpares is the most queue pairs that carry no data, beside the notify QP.
 	maxSpares = 2*verbs.MaxDevices - 1
@@ -95,42 +94,42 @@ const (
 // defaultMsgCnt is the default of [Config.MaxMsgCntPerQP].
 const defaultMsgCnt = 128
 
-// None is for fields of [Config] and [ConnConfig], and of the configurations of the packages above,
-// where 0 picks the default: it is what 0 would otherwise say. That is no pause, no retries, no
-// limit, or never; each field that takes it says which.
+// None stands for zero in fields of [Config] and [ConnConfig], and of the configurations of the
+// packages above, in which 0 means the default. Depending on the field it means no pause, no
+// retries, no limit, or never; each field that takes it says which.
 const None = -1
 
-// Config configures a [VirtualQP]. The zero value works: in every field 0 picks the default. [None]
-// is none, in the fields that name it.
+// Config configures a [VirtualQP]. The zero value works: in every field 0 means the default. [None]
+// means none, in the fields that name it.
 type Config struct {
-	// Scheme is how notifications travel when there are several queue pairs. [DQPLB] by default.
+	// Scheme is how notifications travel over several queue pairs; the default is [DQPLB].
 	Scheme Scheme
-	// Balance is which queue pair the next fragment goes to. [RoundRobin] by default.
+	// Balance is how the queue pair for the next fragment is chosen; the default is [RoundRobin].
 	Balance Balance
 	// Failover lets the connection continue when a queue pair or a NIC fails, as long as another
-	// one is left at both ends. It is in force if both ends set it, as their cards say, and there
-	// are several queue pairs; Stats.Failover is then true. See the package comment.
+	// one is left at both ends. It is in force if both ends set it and there are several queue
+	// pairs; Stats.Failover is then true. See the package comment.
 	Failover bool
 	// FailoverTimeout is how long the peer may take to report what has arrived on a queue pair that
 	// has failed; after that the connection fails. The peer must poll in that time, and its report
-	// may have to wait for another queue pair in trouble, so it must not be less than the time in
-	// which a NIC gives up its peer: (Conn.RetryCount + 1) times Conn.Timeout. A time in which this
-	// end does not poll hardly counts. 0 means four times what a NIC takes, the most that it may,
+	// may have to wait for another failing queue pair, so it must not be less than the time after
+	// which a NIC gives up on its peer: (Conn.RetryCount + 1) times Conn.Timeout. Time in which
+	// this end does not poll hardly counts. 0 means four times that, the most that a NIC may take,
 	// and at least 10 seconds.
 	FailoverTimeout time.Duration
 	// PortTimeout is how long the NIC may report the port of this end as down
 	// ([verbs.EventPortErr]) before its queue pairs are taken out of service, if Failover is in
-	// force and queue pairs elsewhere can replace them. 0 means 50 ms: a link that flaps for less
-	// time costs none. While a port is down for less than that, Wait polls each millisecond. [None]
-	// ignores the reports. Any other failure between the ends is noticed by retries: Conn.Timeout
-	// and Conn.RetryCount.
+	// force and queue pairs elsewhere can replace them. 0 means 50 ms: shorter flaps of a link take
+	// no queue pair out of service. While a port is down for less than that, Wait polls each
+	// millisecond. [None] ignores the reports. Any other failure between the ends is noticed by
+	// retries: Conn.Timeout and Conn.RetryCount.
 	PortTimeout time.Duration
 	// Failback is the pause after which a queue pair that has failed is connected anew. If it
 	// works, it gets work again; the pause doubles each time, up to 64 times, until it has carried
 	// its share, or has been in service for 64 times Failback. One of the ends, chosen by the
 	// cards, decides when. Both ends must poll, or sleep in Wait or on Events. No queue pair is
 	// tried while its port is down. If the port is up and the peer's address is not found, the
-	// kernel may hold up the call that tries for a second or more. 0 means a second. If one of the
+	// kernel may block the call that tries for a second or more. 0 means a second. If one of the
 	// ends sets [None], none is tried.
 	Failback time.Duration
 	// OnRail, if set, is called when failover takes a queue pair out of service or puts it back.
@@ -167,34 +166,33 @@ type Config struct {
 	MaxSGE, MaxInline int
 	// MaxRecvSGE is how many pieces of memory one receive may have; 0 means as many as MaxSGE.
 	MaxRecvSGE int
-	// NoNotifyQP leaves the notify queue pair out. Requests that need it are refused: in Spray
+	// NoNotifyQP leaves out the notify queue pair. Requests that need it are refused: in Spray
 	// WRITE_WITH_IMM and receives without memory, in DQPLB SEND and receives with memory.
 	NoNotifyQP bool
 	// Conn holds the attributes of the connection.
 	Conn ConnConfig
-	// Testing holds what only tests and simulations set.
+	// Testing holds fields that only tests and simulations set.
 	Testing Testing
 }
 
-// Testing holds what tests and simulations of a [VirtualQP] set. Programs leave it zero.
+// Testing holds settings for tests and simulations of a [VirtualQP]. Programs leave it zero.
 type Testing struct {
 	// Clock is the time by which Linger, the times of failover and, with [ByAbility], the speed of
 	// queue pairs are measured, and by which [VirtualQP.Drain] of a single queue pair gives up on
 	// completions; nil means [time.Now]. A simulation gives a clock of its own, so that a run
-	// depends on nothing but its seed. Virtual queue pairs of one virtual CQ have the same. It does
-	// not govern sleeping: the calls that sleep ([VirtualCQ.Wait], [VirtualQP.Drain], Close and
-	// Reset) do so by the wall clock.
+	// depends on nothing but its seed. Virtual queue pairs of one virtual CQ must have the same
+	// clock. It does not govern sleeping: the calls that sleep ([VirtualCQ.Wait],
+	// [VirtualQP.Drain], Close and Reset) do so by the wall clock.
 	Clock func() time.Time
-	// FirstNumber is the DQPLB number from which this end counts when it connects; below
-	// 2^24-1, 0 by default. It is in force when both ends configure one, which their cards say.
-	// Numbers wrap after 16.7 million messages: a test that begins shortly before sees what happens
-	// there.
+	// FirstNumber is the DQPLB number from which this end counts when it connects; below 2^24-1, 0
+	// by default. It is in force if both ends set it. Numbers wrap after 16.7 million messages:
+	// begin shortly before to test that.
 	FirstNumber uint32
 }
 
 // withDefaults returns c with zero fields replaced.
 //
-// Some follow from the devices; with none they are those of NICs of software.
+// Some defaults depend on the devices; with none they are those of software NICs.
 func (c Config) withDefaults(devices []verbs.Device) Config {
 	if c.FragmentSize == 0 {
 		c.FragmentSize = 512 << 10
@@ -233,9 +231,9 @@ func (c Config) withDefaults(devices []verbs.Device) Config {
 	return c
 }
 
-// Validate says what is wrong with the configuration, as [Domain.NewQP] does over so many devices:
-// an error that is verbs.ErrInvalid and names the field, or nil. It asks no device: NewQP refuses
-// what these cannot do.
+// Validate checks the configuration as [Domain.NewQP] does over this many devices. Its error
+// matches verbs.ErrInvalid and names the field. It queries no device: NewQP also refuses what the
+// devices cannot do.
 func (c Config) Validate(devices int) error {
 	c = c.withDefaults(nil)
 	if err := c.validate(); err != nil {
@@ -248,7 +246,7 @@ func (c Config) Validate(devices int) error {
 	return nil
 }
 
-// validate says what is wrong with a configuration whose defaults have been filled in.
+// validate checks a configuration whose defaults have been filled in.
 func (c *Config) validate() error {
 	switch {
 	case c.Scheme > Spray:
@@ -280,7 +278,7 @@ func (c *Config) validate() error {
 	for _, f := range [...]struct {
 		name    string
 		v, most int
-		says    string // what follows the bounds
+		says    string // text after the bounds
 	}{
 		{"MaxMsgCntPerQP", c.MaxMsgCntPerQP, maxQueue,
 			", 0 for 128, or -1 for as many as the queue pair holds"},
@@ -302,7 +300,7 @@ func configError(format string, args ...any) error {
 	return fmt.Errorf("ibverbx: config: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
 }
 
-// clock is the clock of the configuration.
+// clock returns the clock of the configuration.
 func (c *Config) clock() func() time.Time {
 	if c.Testing.Clock != nil {
 		return c.Testing.Clock
@@ -315,23 +313,23 @@ func (c *Config) clock() func() time.Time {
 type Balance uint8
 
 const (
-	// RoundRobin gives each queue pair a fragment in turn, and passes over those that are full. It
-	// is the default, and right where all are alike.
+	// RoundRobin gives each queue pair a fragment in turn, and skips full ones. It is the default,
+	// and right if all are equally fast.
 	RoundRobin Balance = iota
-	// ByAbility gives a fragment to the queue pair that will have finished it first, by what it has
-	// outstanding and by how fast it was seen to be. A NIC that is slower than the others, from the
-	// beginning or from some moment on, gets what it can carry and does not hold the rest up.
+	// ByAbility gives a fragment to the queue pair that will finish it first, by the bytes that it
+	// has outstanding and its measured speed. A NIC that is, or becomes, slower than the others
+	// gets only what it can carry, and does not hold up the rest.
 	//
-	// How fast a queue pair is shows in fragments of 16 KiB and more (of [Config.FragmentSize], if
-	// that is less); as long as all are within a third of each other, turns are taken as in
-	// RoundRobin. One that was slow gets a fragment now and then, by which its recovery shows.
-	// [RailStats.Rate] says what was seen.
+	// Speed is measured with fragments of 16 KiB or more (or of [Config.FragmentSize], if that is
+	// less). While all queue pairs are within a third of each other, they take turns as in
+	// RoundRobin. A slow one gets a fragment now and then, which shows if it has recovered.
+	// [RailStats.Rate] is the measured speed.
 	//
 	// It reads [Testing.Clock] when such a fragment completes.
 	ByAbility
 )
 
-// String is the name on the command line.
+// String returns the name on the command line.
 func (b Balance) String() string {
 	switch b {
 	case RoundRobin:
@@ -342,7 +340,7 @@ func (b Balance) String() string {
 	return fmt.Sprintf("balance %d", uint8(b))
 }
 
-// ParseBalance reads what String writes.
+// ParseBalance parses the name of a balance.
 func ParseBalance(name string) (Balance, error) {
 	switch name {
 	case "round-robin":
@@ -353,10 +351,10 @@ func ParseBalance(name string) (Balance, error) {
 	return 0, fmt.Errorf("ibverbx: %w: balance %.40q: have round-robin, ability", verbs.ErrInvalid, name)
 }
 
-// MarshalText writes the name.
+// MarshalText returns the name.
 func (b Balance) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
-// UnmarshalText reads what MarshalText writes. What it refuses changes nothing.
+// UnmarshalText parses the form of MarshalText. An invalid name changes nothing.
 func (b *Balance) UnmarshalText(text []byte) error {
 	balance, err := ParseBalance(string(text))
 	if err != nil {

@@ -7,23 +7,23 @@ import (
 	"ibverbx/verbs"
 )
 
-// ConnConfig holds what the physical queue pairs are connected with. The zero value works: in every
-// field 0 picks the default. [None] is zero, in the fields that name it.
+// ConnConfig holds the attributes with which the physical queue pairs are connected. The zero value
+// works: in every field 0 means the default. [None] means zero, in the fields that name it.
 type ConnConfig struct {
 	// Port is the local port on every device; 0 means the device's own default,
 	// [verbs.Device.DefaultPort].
 	Port uint8
-	// GIDIndex picks the source GID: n for entry n of the port's table, [None] for entry 0. 0 picks
-	// automatically: RoCE v2 before anything else, of these a routable address before a link-local
-	// one, and IPv4 before IPv6.
+	// GIDIndex selects the source GID: n means entry n of the port's table, [None] entry 0. 0
+	// chooses automatically: RoCE v2 before anything else, of these a routable address before a
+	// link-local one, and IPv4 before IPv6.
 	GIDIndex int
 	// MTU is the path MTU; 0 means the smaller of the two ends' active MTUs.
 	MTU verbs.MTU
-	// Patience gives Timeout and RetryCount where they are 0. The default, [PatienceAuto], is 3.8
-	// seconds over NICs of software and 34 over others.
+	// Patience sets Timeout and RetryCount if they are 0. The default, [PatienceAuto], is 3.8
+	// seconds over software NICs and 34 over others.
 	Patience Patience
 	// Timeout is the code of the acknowledgement timeout, 1 to 31, [verbs.AckTimeout]; 0 means that
-	// of Patience, and [None] no timeout: the NIC waits for ever.
+	// of Patience, [None] no timeout: the NIC waits for ever.
 	Timeout int
 	// RetryCount is the number of retries, 1 to 7, or [None]; 0 means that of Patience. With 7
 	// rdma_rxe retries for ever.
@@ -32,11 +32,12 @@ type ConnConfig struct {
 	// 7, which is for ever.
 	//
 	// No finite number suits all programs. NICs count to 6, which with the default MinRNRTimer is 4
-	// ms: a receiver that computes for longer would end the connection. Pauses that are long enough
-	// for it, such as 655 ms, would hold up every sender that is ahead of its receiver, and that is
-	// how a receiver slows a sender down ([Config].MaxBanked). NCCL, UCX and the C++ original retry
-	// for ever too. So a request for which the peer never posts a receive waits until the context
-	// of Wait or Drain ends. Package transport takes 6, because its credits ensure a receive.
+	// ms: a receiver that computes for longer would end the connection. Pauses long enough for it,
+	// such as 655 ms, would hold up every sender that is ahead of its receiver, although that is
+	// the usual way for a receiver to slow down a sender ([Config].MaxBanked). NCCL, UCX and the
+	// C++ original retry for ever too. So a request for which the peer never posts a receive waits
+	// until the context of Wait or Drain ends. Package transport takes 6, because its credits
+	// ensure a receive.
 	RNRRetry int
 	// MinRNRTimer is the code of the pause before such a retry, 1 to 31, [verbs.RNRTimer]; 0 means
 	// 12, which is 0.64 ms, and [None] code 0, which is 655 ms.
@@ -45,9 +46,9 @@ type ConnConfig struct {
 	// the NIC allows.
 	MaxRDAtomic uint8
 	// Access is what the peer may do; a memory region must grant it too. 0 means local and remote
-	// write, because notifications and the package's own messages are writes, if of no bytes. Add
-	// [verbs.AccessRemoteRead] and [verbs.AccessRemoteAtomic], or set [verbs.AccessAll], where the
-	// peer reads or does atomics.
+	// write, because notifications and the package's own messages are writes, if of no bytes. If
+	// the peer reads or does atomics, add [verbs.AccessRemoteRead] and [verbs.AccessRemoteAtomic],
+	// or set [verbs.AccessAll].
 	Access verbs.AccessFlags
 	// TrafficClass goes into the packets' IP header on RoCE v2. Over package verbs/roce it has no
 	// effect: a NIC there has one for all its queue pairs.
@@ -89,12 +90,13 @@ func (c ConnConfig) withDefaults(devices []verbs.Device) ConnConfig {
 	return c
 }
 
-// givesUpAfter is givesUpAfter of a configuration whose defaults have been filled in.
+// givesUpAfter returns givesUpAfter for a configuration whose defaults have been filled in.
 func (c *ConnConfig) givesUpAfter() time.Duration {
 	return givesUpAfter(attr(c.Timeout), attr(c.RetryCount))
 }
 
-// givesUpAfter is the time after which a NIC gives up a peer that does not answer; 0 is never.
+// givesUpAfter returns the time after which a NIC gives up on a peer that does not answer; 0 means
+// never.
 func givesUpAfter(timeout, retries uint8) time.Duration {
 	return verbs.AckTimeout(timeout) * time.Duration(retries+1)
 }
@@ -121,7 +123,7 @@ func (c *ConnConfig) validate() error {
 	for _, f := range [...]struct {
 		name    string
 		v, most int
-		says    string // what 0 and None mean
+		says    string // text for 0 and None
 	}{
 		{"Timeout", c.Timeout, 31, "0 for that of Patience, or -1 for no timeout"},
 		{"RetryCount", c.RetryCount, 7, "0 for that of Patience, or -1 for none"},
@@ -142,22 +144,22 @@ type Patience uint8
 
 const (
 	// PatienceAuto is the default: a timeout of code 17 (0.54 s) and 6 retries, 3.8 seconds in all,
-	// where all NICs of this end are software (package roce, rdma_rxe), and [PatienceFabric] over
-	// others. A NIC of software answers when its process gets a processor: a busy host, Ctrl-Z and
-	// a debugger hold it up, which others do not notice.
+	// if all NICs of this end are software (package roce, rdma_rxe), and otherwise
+	// [PatienceFabric]. A software NIC answers when its process gets a processor, so a busy host,
+	// Ctrl-Z and a debugger hold it up; they do not affect other NICs.
 	PatienceAuto Patience = iota
 	// PatienceShort is a timeout of code 14 (67 ms) and 6 retries: half a second. It is for tests,
-	// and for connections with failover over paths of which each can do without the other: a peer
-	// that is gone is noticed at once, and so is one that is only busy.
+	// and for connections with failover over redundant paths. A peer that is gone is noticed at
+	// once, but a peer that is only busy is given up, too.
 	PatienceShort
 	// PatienceFabric is a timeout of code 20 (4.3 s) and 7 retries: 34 seconds, in which a switch
 	// may reboot. NCCL adopted these values after short link outages had ended jobs, and the C++
-	// original has them too; UCX waits 8.6 seconds. Over NICs of software it is 6 retries, 30
-	// seconds, because 7 never end on rdma_rxe.
+	// original has them too; UCX waits 8.6 seconds. Over software NICs it is 6 retries, 30 seconds,
+	// because 7 never end on rdma_rxe.
 	PatienceFabric
 )
 
-// codes are the timeout and the number of retries over these devices, as attributes of a queue
+// codes returns the timeout and the number of retries over these devices, as attributes of a queue
 // pair.
 func (p Patience) codes(devices []verbs.Device) (timeout, retries int) {
 	switch software := inSoftware(devices); {
@@ -171,7 +173,7 @@ func (p Patience) codes(devices []verbs.Device) (timeout, retries int) {
 	return 17, 6 // not 7 retries: rdma_rxe would retry for ever
 }
 
-// inSoftware reports whether all devices are NICs of software.
+// inSoftware reports whether all devices are software NICs.
 func inSoftware(devices []verbs.Device) bool {
 	for _, d := range devices {
 		if attr, err := d.Query(); err != nil || !attr.Software {
@@ -181,7 +183,7 @@ func inSoftware(devices []verbs.Device) bool {
 	return true
 }
 
-// port is the number of the local port that a device's rails use.
+// port returns the number of the local port that a device's rails use.
 func (c *ConnConfig) port(dev verbs.Device) uint8 {
 	if c.Port != 0 {
 		return c.Port

@@ -9,17 +9,17 @@ import (
 	"ibverbx/verbs"
 )
 
-// Connect takes the virtual queue pair from RESET or INIT to RTS, connected to the peer whose
-// business card is given. Both ends call it; either may come first. What is posted before the peer
-// has connected is retried for as long as Conn.Patience allows (3.8 seconds over NICs of software,
-// 34 over others) and then fails: if the ends may be further apart than that, let them tell each
-// other that they are ready.
+// Connect takes the virtual queue pair from RESET or INIT to RTS, connected to the peer with this
+// business card. Both ends call it, in any order. A request that you post before the peer has
+// connected is retried for as long as Conn.Patience allows (3.8 seconds over software NICs, 34 over
+// others) and then fails: if the peer may connect later than that, wait for its word that it is
+// ready.
 //
 // A card that does not fit (other scheme, other number of queue pairs, no address) is refused and
-// changes nothing. So is the card of the virtual queue pair itself, with [ErrOwnCard], and that of
-// a software NIC which is not of the same fabric, with [verbs.ErrUnreachable]. (A queue pair that
-// is to talk to itself can be connected with [VirtualQP.Modify].) When a NIC refuses in the middle,
-// the virtual queue pair is left in between: reset or close it.
+// changes nothing. So are the virtual queue pair's own card, with [ErrOwnCard], and that of a
+// software NIC of another fabric, with [verbs.ErrUnreachable]. (To connect a queue pair to itself,
+// use [VirtualQP.Modify].) If a NIC refuses a later step, the virtual queue pair is partly
+// connected: reset or close it.
 func (q *VirtualQP) Connect(peer BusinessCard) error {
 	q.enter()
 	defer q.exit()
@@ -53,7 +53,7 @@ func (q *VirtualQP) Connect(peer BusinessCard) error {
 	return nil
 }
 
-// handshake is a connection in the making: it asks the devices once what their ends look like.
+// handshake is the state of a Connect or Card. It queries each device's port once.
 type handshake struct {
 	*VirtualQP
 	ports localPorts
@@ -63,11 +63,11 @@ func newHandshake(q *VirtualQP) *handshake {
 	return &handshake{VirtualQP: q, ports: localPorts{conn: &q.cfg.Conn}}
 }
 
-// steps are the transitions to INIT, RTR and RTS.
+// steps returns the transitions to INIT, RTR and RTS.
 func (h *handshake) steps(own, peer *BusinessCard) []connectStep {
 	conn := &h.cfg.Conn
-	// A peer that does not say how many reads it serves is like the original, which serves one;
-	// NICs answer more with "invalid request".
+	// A peer whose card does not say how many reads it serves is like the original, which serves
+	// one; NICs answer more with "invalid request".
 	mtu, depth := own.MTU, min(own.RDAtomic, max(peer.RDAtomic, 1))
 	if peer.MTU != 0 {
 		mtu = min(mtu, peer.MTU)
@@ -96,12 +96,12 @@ func (h *handshake) steps(own, peer *BusinessCard) []connectStep {
 // Modify changes attributes of every physical queue pair, the notify QP included: for programs that
 // connect step by step.
 //
-// With peer given, what differs from queue pair to queue pair is filled in where mask names it:
-// DestQPNum, RQPSN and SQPSN, of the address handle the destination and the source GID index, and a
-// port of 0 in either. Without, attr is used as it is.
+// If peer is not nil, the attributes that differ between queue pairs are filled in if mask names
+// them: DestQPNum, RQPSN and SQPSN, the destination and the source GID index of the address handle,
+// and ports that are 0. If peer is nil, attr is used as it is.
 //
-// Reaching RTR posts the credits of DQPLB. RESET does what [VirtualQP.Reset] does.
-// What a transition needs is checked for all queue pairs before any is touched.
+// Reaching RTR posts the credits of DQPLB. RESET does what [VirtualQP.Reset] does. The requirements
+// of a transition are checked for all queue pairs before any is changed.
 func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard) error {
 	q.enter()
 	defer q.exit()
@@ -152,12 +152,12 @@ func (h *handshake) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 		return nil
 	}
 	if attr.State == verbs.StateInit && peer != nil && h.cfg.Scheme == Spray {
-		h.send.rails.assignSends(Spray, false, h.failsOver(peer)) // receives may be posted from here on
+		h.send.rails.assignSends(Spray, false, h.failsOver(peer)) // from here on receives may be posted
 	}
 	return h.reached(attr.State, peer)
 }
 
-// connecting is the rails that have a counterpart at a peer: the spares only with failover.
+// connecting returns the rails that have a counterpart at the peer: the spares only with failover.
 func (q *VirtualQP) connecting(peer *BusinessCard) []*rail {
 	rails := &q.send.rails
 	if peer != nil && !q.failsOver(peer) {
@@ -171,11 +171,11 @@ func (q *VirtualQP) failsOver(peer *BusinessCard) bool {
 	return q.offered != nil && peer.Failover && len(peer.Rails) != 0
 }
 
-// reached records the state that all queue pairs have come to.
+// reached records the state that all queue pairs have reached.
 func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	q.line.state = state
 	if state == verbs.StateRTS && q.failover != nil {
-		q.failover.checkPorts() // nobody may have listened to what they reported before
+		q.failover.checkPorts() // events before this moment may have been missed
 		q.cq.touch(q)
 	}
 	if state != verbs.StateRTR {
@@ -194,7 +194,7 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	return q.Err()
 }
 
-// adopt keeps what the peer's card says for the data path. Nothing is outstanding yet.
+// adopt sets up the data path from the peer's card. Nothing is outstanding yet.
 func (q *VirtualQP) adopt(peer *BusinessCard) error {
 	rails := &q.send.rails
 	rails.peerDevs = 0
@@ -232,9 +232,9 @@ func (q *VirtualQP) adopt(peer *BusinessCard) error {
 	case peer.Credits > 0:
 		rails.limitTo(peer.Credits)
 	}
-	// The original posts its credits with the first receive for a notification, and has its SENDs
-	// and receives with memory on data rail 0 too: which of the two a message meets there is up to
-	// the programs, and SENDs would consume credits that came first.
+	// The original posts its credits with the first receive for a notification, and uses data rail
+	// 0 for SENDs and receives with memory, too. Which of the two a message meets there depends on
+	// the programs, and SENDs would consume credits that were posted first.
 	q.recv.creditsWait = peer.isPlain() && !q.recv.live(q.recv.win.Head, false)
 	first := uint32(0)
 	if q.cfg.Testing.FirstNumber != 0 && peer.FirstNumber != 0 {
@@ -245,7 +245,7 @@ func (q *VirtualQP) adopt(peer *BusinessCard) error {
 	return nil
 }
 
-// fillAttr fills in what differs from rail to rail; of numbers the mask says which count.
+// fillAttr fills in the attributes that differ from rail to rail; mask selects those that are used.
 func (h *handshake) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard) error {
 	described := len(peer.Rails) != 0
 	if a.Port == 0 {
@@ -288,7 +288,7 @@ func (h *handshake) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 	return nil
 }
 
-// checkPeer says why a card does not fit this end.
+// checkPeer returns why a card does not fit this end.
 func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 	if err := peer.validate(); err != nil {
 		return err
@@ -320,7 +320,7 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 	return nil
 }
 
-// checkPlainPeer says why this end, in DQPLB, cannot follow the rules of a plain peer.
+// checkPlainPeer returns why this end, in DQPLB, cannot follow the rules of a plain peer.
 func (q *VirtualQP) checkPlainPeer() error {
 	const rule = "the peer's card names no scheme and no credits, so it has SENDs on queue pair 0"
 	switch {
@@ -332,8 +332,7 @@ func (q *VirtualQP) checkPlainPeer() error {
 	return nil
 }
 
-// checkAddresses says what is missing of the addresses of either end, and why the peer's cannot be
-// meant.
+// checkAddresses returns which address of either end is missing, or why the peer's cannot be right.
 func (h *handshake) checkAddresses(peer *BusinessCard) error {
 	own := map[qpAddress]bool{}
 	var to []qpAddress
@@ -344,7 +343,7 @@ func (h *handshake) checkAddresses(peer *BusinessCard) error {
 			return err
 		}
 		to = append(to, qpAddress{a.AH.DGID, a.AH.DLID, a.DestQPNum})
-		port := h.ports.known[r.qp.Device().ID()] // fillAttr has asked for it
+		port := h.ports.known[r.qp.Device().ID()] // fillAttr has queried it
 		own[qpAddress{port.gid.GID, port.attr.LID, r.num}] = true
 	}
 	for i, r := range rails {
@@ -365,7 +364,7 @@ func (h *handshake) checkAddresses(peer *BusinessCard) error {
 func (h *handshake) card() (BusinessCard, error) {
 	card := BusinessCard{RDAtomic: h.maxRDAtomic(), ImmLittleEndian: h.cfg.Conn.ImmLittleEndian,
 		Failover: h.offered != nil}
-	if h.pass == nil { // a single queue pair speaks plain verbs
+	if h.pass == nil { // a single queue pair uses plain verbs
 		card.Scheme, card.RawImm = h.cfg.Scheme.String(), h.cfg.Scheme == DQPLB
 	}
 	var failed error
@@ -397,8 +396,7 @@ func (h *handshake) card() (BusinessCard, error) {
 	return card, failed
 }
 
-// maxRDAtomic is how many reads and atomics a queue pair may have outstanding, as far as every
-// device allows.
+// maxRDAtomic returns how many reads and atomics a queue pair may have outstanding on every device.
 func (h *handshake) maxRDAtomic() uint8 {
 	n := h.cfg.Conn.MaxRDAtomic
 	for _, r := range h.send.rails.all {
@@ -410,7 +408,7 @@ func (h *handshake) maxRDAtomic() uint8 {
 	return n
 }
 
-// portError says why a rail's local port or GID cannot be used.
+// portError returns why a rail's local port or GID cannot be used.
 func (h *handshake) portError(r *rail, err error) error {
 	if noGID := gidError(""); errors.As(err, &noGID) {
 		return h.connectError(verbs.ErrInvalid, err.Error())
@@ -418,7 +416,7 @@ func (h *handshake) portError(r *rail, err error) error {
 	return h.railError(r, err)
 }
 
-// qpAddress is where packets for a queue pair go.
+// qpAddress is the destination of packets for a queue pair.
 type qpAddress struct {
 	gid verbs.GID
 	lid uint16

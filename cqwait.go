@@ -13,12 +13,12 @@ import (
 var errNoChannel = fmt.Errorf("%w: the physical CQs were created without a common CompChannel: set "+
 	"CQConfig.Channel", verbs.ErrNotSupported)
 
-// retryInterval is how often Wait tries again what a NIC has refused for now. There may be no
-// completion to wake it.
+// retryInterval is how often Wait repeats posts that a NIC has refused for now, because no
+// completion may wake it.
 const retryInterval = time.Millisecond
 
-// Wait blocks until there are completions to poll, or until ctx ends; it then returns ctx's error,
-// which reads as its cause if it has one. It uses no processor while it sleeps.
+// Wait blocks until there are completions to poll, or until ctx ends. It then returns ctx's error,
+// with the text of its cause if it has one. It uses no processor while it sleeps.
 func (c *VirtualCQ) Wait(ctx context.Context) error {
 	c.enter()
 	err := c.wait(ctx)
@@ -40,7 +40,7 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 		return nil
 	}
 	for {
-		// Arm, poll once more, sleep: in any other order a completion that comes in between wakes
+		// Arm, poll once more, sleep: in any other order a completion that arrives in between wakes
 		// nobody.
 		for armed := range 2 {
 			out := c.sink(nil)
@@ -62,24 +62,23 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 	}
 }
 
-// Arm asks for an event on [VirtualCQ.Events] when something new happens: for programs that wait
-// for several virtual CQs, or for something else besides, in a select. The order is Arm, Poll, and
-// only if that brought nothing the select. An event is a reason to poll, and need not bring a
-// completion. A program that waits so must poll every millisecond while [CQStats.Retrying] is not
-// 0, as Wait does: a NIC has refused work for now, a virtual queue pair that has failed lingers, or
-// a port is down. With failover a port that goes down or comes up raises an event too, armed or
-// not.
+// Arm asks for an event on [VirtualCQ.Events] when something new happens. It is for programs that
+// wait in a select, for several virtual CQs or for something else besides. Call Arm, then Poll, and
+// wait only if that returned nothing. An event is a reason to poll; there may be no completion.
+// Such a program must poll every millisecond while [CQStats.Retrying] is not 0, as Wait does: a NIC
+// has refused work for now, a virtual queue pair that has failed lingers, or a port is down. With
+// failover, a port that goes down or comes up raises an event, too, armed or not.
 func (c *VirtualCQ) Arm() error {
 	c.enter()
 	defer c.exit()
 	return c.armFor(false)
 }
 
-// ArmSolicited is Arm for programs that wait only for messages which the peer has sent with
-// [verbs.SendSolicited], and for errors. It saves events while all virtual queue pairs of the CQ
-// are of a single queue pair. Over several, what completes a solicited message may itself be
-// unsolicited, such as data of an earlier request on another queue pair that comes late; so with
-// one of those on the CQ it is Arm.
+// ArmSolicited is Arm for programs that wait only for errors, and for messages that the peer sends
+// with [verbs.SendSolicited]. It saves events if every virtual queue pair of the CQ has a single
+// queue pair. With several, the message that completes a solicited one may itself be unsolicited,
+// such as late data of an earlier request on another queue pair; so ArmSolicited then does what Arm
+// does.
 func (c *VirtualCQ) ArmSolicited() error {
 	c.enter()
 	defer c.exit()
@@ -96,8 +95,8 @@ func (c *VirtualCQ) armFor(solicitedOnly bool) error {
 	return c.arm("arm", solicitedOnly)
 }
 
-// Events is where the events arrive that Arm asks for; nil if the physical CQs have no common
-// CompChannel.
+// Events returns the channel for the events that Arm asks for; nil if the physical CQs have no
+// common CompChannel.
 func (c *VirtualCQ) Events() <-chan struct{} {
 	if c.channel == nil {
 		return nil
@@ -142,8 +141,8 @@ func (c *VirtualCQ) sleep(ctx context.Context) error {
 	return nil
 }
 
-// sleepOrPoll waits until there may be something new to poll, or until ctx ends: for an event where
-// armed says that one will come, else for the time between two polls.
+// sleepOrPoll waits until there may be something new to poll, or until ctx ends: for an event if
+// armed is set, and otherwise for the time between two polls.
 func (c *VirtualCQ) sleepOrPoll(ctx context.Context, armed bool) {
 	if armed {
 		_ = c.sleep(ctx) // the caller checks ctx
@@ -157,20 +156,20 @@ func (c *VirtualCQ) sleepOrPoll(ctx context.Context, armed bool) {
 	}
 }
 
-// later lists the virtual queue pairs that have something to do at a time, which no completion may
-// announce. Whoever polls drives them. Who sleeps is woken by an event of the completion channel.
+// later lists the virtual queue pairs that have something to do at a certain time, without a
+// completion to announce it. Polling drives them; a sleeper is woken by an event of the completion
+// channel.
 //
-// Invariant: those listed have their time in VirtualQP.due, which is zero for all others. next is
-// no later than the earliest of them.
+// Invariant: a listed queue pair has its time in VirtualQP.due, which is zero for all others. next
+// is no later than the earliest of these times.
 type later struct {
 	list  []*VirtualQP
-	next  time.Time   // by their clock
-	alarm *time.Timer // raises the event; nil where nobody can wait for one
-	rings time.Time   // when it goes off, or went off
+	next  time.Time   // a time by the queue pairs' clock
+	alarm *time.Timer // raises the event; nil if nobody can wait for one
+	rings time.Time   // when the alarm goes off, or went off
 }
 
-// touchAt touches a virtual queue pair at a time. A later call for it takes the place of an earlier
-// one.
+// touchAt touches a virtual queue pair at a time. It replaces an earlier call for the same one.
 func (c *VirtualCQ) touchAt(q *VirtualQP, at, now time.Time) {
 	l := &c.later
 	if q.due.IsZero() {
@@ -183,7 +182,7 @@ func (c *VirtualCQ) touchAt(q *VirtualQP, at, now time.Time) {
 	l.wake(c, now)
 }
 
-// touchDue touches those whose time has come.
+// touchDue touches the virtual queue pairs that are due.
 func (c *VirtualCQ) touchDue() {
 	l := &c.later
 	if now := l.list[0].line.clock(); now.Before(l.next) {
@@ -213,7 +212,7 @@ func (l *later) takeDue(c *VirtualCQ, now time.Time) {
 	}
 }
 
-// wake sets the alarm for the next, unless it goes off by then anyway.
+// wake sets the alarm for next, unless it goes off by then anyway.
 func (l *later) wake(c *VirtualCQ, now time.Time) {
 	if c.channel == nil {
 		return
@@ -238,7 +237,7 @@ func (l *later) forget(q *VirtualQP) {
 	}
 }
 
-// end drops all.
+// end drops all virtual queue pairs.
 func (l *later) end() {
 	if l.alarm != nil {
 		l.alarm.Stop()

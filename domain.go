@@ -17,12 +17,12 @@ type Domain struct {
 	pds     []verbs.PD
 
 	mu      sync.Mutex
-	users   int  // regions, CQs and queue pairs that are open
-	closing bool // Close was called: the protection domains go when the last user has gone
+	users   int  // open regions, CQs and queue pairs
+	closing bool // Close was called: the last user frees the protection domains
 
-	// lacking counts, by device, the open regions that its NIC lacks, because it was gone when they
-	// were registered. Its queue pairs must not come back: neither end knows which requests need
-	// it.
+	// lacking counts, by device, the open regions that its NIC does not have, because it was gone
+	// when they were registered. Its queue pairs must not return to service: neither end knows
+	// which requests need those regions.
 	lacking [verbs.MaxDevices]atomic.Int64
 }
 

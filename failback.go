@@ -8,11 +8,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// firstLimit is how much a rail that has come back is given at first, in work requests. It doubles
-// as that is carried.
+// firstLimit is the limit of a rail that has come back, in work requests. It doubles each time the
+// rail has carried as many.
 const firstLimit = 4
 
-// leads reports whether this end leads: a choice that both make alike.
+// leads reports whether this end is the leader. Both ends come to the same result.
 func leads(own, peer *BusinessCard) bool {
 	switch a, b := own.Rails[0].GID, peer.Rails[0].GID; {
 	case a != b:
@@ -22,9 +22,9 @@ func leads(own, peer *BusinessCard) bool {
 	}
 }
 
-// bringBack asks for the rails whose pause is over, if this end leads. It returns when to look
-// again, or zero, and the time. While a port is down no queue pair is connected over it: on the way
-// to RTR the kernel looks for the peer's Ethernet address, and the caller stands still until it
+// bringBack asks for the rails whose pause is over, if this end is the leader. It returns when to
+// look again, or zero, and the time. While a port is down it connects no queue pair over it: in the
+// move to RTR the kernel looks for the peer's Ethernet address, and blocks the caller until it
 // gives up, a second or more for each queue pair.
 func (x *recovery) bringBack() (next, now time.Time) {
 	if !x.protocol.MayAsk() {
@@ -52,14 +52,15 @@ func (x *recovery) bringBack() (next, now time.Time) {
 	return next, now
 }
 
-// mayReturn reports whether the NIC of a lost rail may have it back: its port is up, and it has all
-// memory that requests may name.
+// mayReturn reports whether a lost rail may return to service: its NIC's port is up, and the NIC
+// has all memory that requests may name.
 func (x *recovery) mayReturn(rl *rail) bool {
 	return x.portActive(rl.qp.Device()) && (x.lacking == nil || x.lacking[rl.device].Load() == 0)
 }
 
 // connect takes the queue pair of a settled rail from ERR to RTS again, in the next epoch, with its
-// receives posted. The rail carries nothing yet. One that refuses stays lost, and is tried again.
+// receives posted. The rail carries nothing yet. If its queue pair refuses, the rail stays lost and
+// is tried again.
 func (x *recovery) connect(rl *rail, a failover.Action) {
 	psn := a.OwnPSN
 	if psn == 0 {
@@ -69,7 +70,7 @@ func (x *recovery) connect(rl *rail, a failover.Action) {
 		psn = rl.drawPSN()
 	}
 	if x.reconnect(rl, psn, a.PeerPSN) != nil {
-		_ = rl.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState) // it is tried again
+		_ = rl.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState) // it is tried again later
 		x.recv.dropCredits(rl)
 		rl.recvs = 0
 		return
@@ -101,8 +102,8 @@ func (x *recovery) reconnect(rl *rail, ownPSN, peerPSN uint16) error {
 	return nil
 }
 
-// postOwn posts the receives of its own that a rail has at the beginning; one that carries no data
-// has one at the follower, for GO.
+// postOwn posts a rail's own receives after it is connected. At the follower a rail without data
+// has one, for GO.
 func (x *recovery) postOwn(rl *rail) error {
 	switch {
 	case rl.role != failover.Data && x.protocol.Leader():
@@ -132,7 +133,7 @@ func (x *recovery) goLive(rl *rail) {
 	x.announce(rl, nil)
 }
 
-// growLimits gives rails that have come back more to carry as they have carried what they had.
+// growLimits raises the limits of rails that have come back, as they carry work.
 func (x *recovery) growLimits() {
 	for _, rl := range x.rails.all {
 		b := rl.back
@@ -152,7 +153,7 @@ func (x *recovery) growLimits() {
 	}
 }
 
-// repost stages lost work again, as far as there is room. Every rail that is lost is settled.
+// repost stages lost work again, as far as there is room. Every lost rail is settled.
 func (x *recovery) repost() {
 	if !x.send.finishImm() {
 		return
@@ -173,14 +174,14 @@ func (x *recovery) repost() {
 	}
 }
 
-// repostOn stages lost work on a rail, as far as that has room.
+// repostOn stages lost work on a rail, as far as it has room.
 func (x *recovery) repostOn(rl *rail, w *failover.Work) {
 	for w.Any() && rl.hasRoom() {
 		e := w.Next()
 		if wrid.Kind(e.ID) == wrid.Imm {
 			if last := x.send.lastBefore(&e); !w.Follows(last.ID) {
-				// The fragment that announces the user's immediate has arrived, but without that it
-				// has not counted: it goes out again.
+				// The fragment that announces the user's immediate has arrived, but does not count
+				// without it, so it is sent again.
 				n, _ := x.send.resolve(e.ID)
 				x.send.win.At(n).left++
 				w.Precede(last)

@@ -12,12 +12,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// recovery takes rails that fail out of a connection whose ends both offer that, and brings them
-// back. What the ends agree on, and when, is decided by internal/failover; recovery carries it out
-// on the queue pairs. docs/FAILOVER.md says why that is safe.
+// recovery takes failed rails out of a connection whose ends both offer failover, and brings them
+// back. internal/failover decides what the ends agree on, and when; recovery carries it out on the
+// queue pairs. docs/FAILOVER.md proves that this is safe.
 //
-// Like the other components it does not call up: what ends the connection is returned, and
-// failure.go raises it. Whoever has called touches the virtual queue pair, so that
+// Like the other components it does not call up: it returns a failure that ends the connection, and
+// failure.go raises it. The caller touches the virtual queue pair, so that
 // VirtualQP.continueFailover follows.
 type recovery struct {
 	protocol *failover.Protocol
@@ -28,11 +28,11 @@ type recovery struct {
 	ports    *portWatch // the virtual CQ's
 	cfg      *Config
 	num      uint32 // of the virtual queue pair
-	// lacking counts, by device, the memory that its NIC does not have; nil where nobody knows.
+	// lacking counts, by device, the regions that its NIC does not have; nil if unknown.
 	lacking *[verbs.MaxDevices]atomic.Int64
 
 	degraded bool // not every rail is in full service
-	again    bool // continueFailover has something to do though nothing completes
+	again    bool // continueFailover has something to do even if nothing completes
 	suspects []suspect
 
 	railsLost, railsBack, reposted uint64 // ever
@@ -60,10 +60,10 @@ func (x *recovery) begin(leader bool) {
 	}
 }
 
-// restart forgets the connection.
+// restart drops the connection's state.
 func (x *recovery) restart() { x.degraded, x.again, x.suspects = false, false, nil }
 
-// refusalLosesRail reports whether a refusal is the fault of the queue pair or its NIC.
+// refusalLosesRail reports whether a refusal shows that the queue pair or its NIC has failed.
 func refusalLosesRail(err error) bool {
 	return errors.Is(err, verbs.ErrState) || errors.Is(err, verbs.ErrDeviceGone)
 }
@@ -79,7 +79,7 @@ func (x *recovery) canLose(rl *rail) bool {
 	return x.goesOn() && x.protocol.CanLose(rl.back.state)
 }
 
-// canLack reports whether the connection can do without a rail for as long as nothing needs it.
+// canLack reports whether the connection can do without a rail while nothing needs it.
 func (x *recovery) canLack(rl *rail) bool {
 	return x.canLose(rl) || x.goesOn() && x.protocol.CanLack(rl.role)
 }
@@ -105,10 +105,10 @@ func (x *recovery) outstanding(rl *rail, id uint64) bool {
 	return rl.log.Has(id)
 }
 
-// takenOut takes a working rail out of service if a completion says that it is lost and the
+// takenOut takes a working rail out of service if a completion shows that it is lost and the
 // connection can do without it. It reports whether it did.
 func (x *recovery) takenOut(rl *rail, wc *verbs.WC) bool {
-	// A control message that finds no receive, where the peer may retry no longer, is no fault of a
+	// A control message that finds no receive, and whose retries are used up, is not the fault of a
 	// request either.
 	lost := failover.LosesRail(wc.Status) ||
 		wrid.Kind(wc.ID) == wrid.Control && wc.Status != verbs.StatusSuccess
@@ -119,7 +119,7 @@ func (x *recovery) takenOut(rl *rail, wc *verbs.WC) bool {
 	return true
 }
 
-// loseRail takes a rail out of service, for which another one can stand in.
+// loseRail takes a rail out of service. Another rail can replace it.
 func (x *recovery) loseRail(rl *rail, cause error) {
 	if rl.back.state.Stage() == failover.StageLive {
 		rl.back.limit = max(rl.back.limit, rl.limit)
@@ -130,7 +130,7 @@ func (x *recovery) loseRail(rl *rail, cause error) {
 	x.degraded = true
 	messages, entries := rl.log.Messages(), x.send.takeLog(rl)
 	if rl.batch != nil {
-		rl.batch.clear() // it stays listed until the next post
+		rl.batch.clear() // the rail stays listed until the next post
 	}
 	x.protocol.Lose(rl.back.state, x.line.clock(), cause, entries, messages)
 	rl.back.grow = 0
@@ -139,17 +139,17 @@ func (x *recovery) loseRail(rl *rail, cause error) {
 	rl.toError()
 }
 
-// errIdleErr is why a rail is lost that had no completion to say so.
+// errIdleErr is the cause of the loss of a rail that had no completion to show it.
 var errIdleErr = errors.New("its queue pair is in ERR, and had nothing outstanding to say so")
 
-// suspectIdle has loseIdle ask the queue pairs that hold nothing whether they have failed.
+// suspectIdle makes loseIdle ask the queue pairs that hold nothing whether they have failed.
 func (x *recovery) suspectIdle() {
 	x.protocol.SuspectIdle()
 	x.degraded = true
 }
 
-// loseIdle takes out the rails whose queue pairs have failed while their NICs held nothing of them:
-// no completion says so. A spare is found out here before it must stand in for another rail.
+// loseIdle takes out the rails whose queue pairs have failed with nothing outstanding, so that no
+// completion shows it. It also finds a failed spare before that must replace another rail.
 func (x *recovery) loseIdle() {
 	if !x.protocol.IdleSuspected() {
 		return
@@ -162,8 +162,8 @@ func (x *recovery) loseIdle() {
 	}
 }
 
-// sendReturned handles a send that the NIC of a lost rail gives back. It reports whether the rail
-// had it outstanding, and whether it has failed by its own fault.
+// sendReturned handles a send that the NIC of a lost rail returns. It reports whether the rail had
+// it outstanding, and whether the send failed by its own fault.
 func (x *recovery) sendReturned(rl *rail, wc *verbs.WC) (known, failed bool) {
 	known, over := x.protocol.Returned(rl.back.state, wc.ID, wc.Status)
 	if over {
@@ -172,7 +172,7 @@ func (x *recovery) sendReturned(rl *rail, wc *verbs.WC) (known, failed bool) {
 	return known, over && wc.Status != verbs.StatusSuccess
 }
 
-// recvReturned handles a receive that the NIC of a lost rail gives back without a message.
+// recvReturned handles a receive that the NIC of a lost rail returns without a message.
 func (x *recovery) recvReturned(rl *rail, id uint64) {
 	rl.recvs--
 	rl.back.state.Unanswered(1)
@@ -184,7 +184,7 @@ func (x *recovery) recvReturned(rl *rail, id uint64) {
 	rl.inbox.Fail(c)
 }
 
-// continueLost tries again what a queue pair that is lost has refused, and goes on with the rail
+// continueLost repeats what the queue pair of a lost rail has refused, and continues with the rail
 // when everything has come back.
 func (x *recovery) continueLost(rl *rail) *failedRail {
 	if rl.back.state.Stage() != failover.StageDying {
@@ -199,22 +199,23 @@ func (x *recovery) continueLost(rl *rail) *failedRail {
 	return x.handleFlushed(rl)
 }
 
-// abandonRail ends what a rail without a CQ has outstanding: it is destroyed, after which its NIC
-// holds nothing. What has arrived there without a completion is not known, and so has not arrived.
+// abandonRail ends the outstanding work of a rail whose CQ is dead: it destroys the queue pair,
+// after which the NIC holds nothing. Messages that arrived there without a completion are unknown,
+// and count as not arrived.
 func (x *recovery) abandonRail(rl *rail) {
 	if !rl.closed && rl.qp.Close() != nil {
-		return // the next progress tries again
+		return // the next progress repeats it
 	}
 	rl.closed = true
 	rl.back.state.Unanswered(rl.recvs)
-	// A rail that is connected anew, and not in service, has no receive but its own.
+	// A rail that is connected anew and not yet in service has only its own receives.
 	rl.back.emptied = rl.back.emptied || rl.recvs != 0 && rl == *x.rails.serving(rl.role)
 	rl.back.state.NothingReturns()
 	rl.recvs = 0
 }
 
-// handleFlushed goes on with a lost rail when all that it held has come back: it is certain now
-// what has arrived here.
+// handleFlushed continues with a lost rail when everything that it held has come back, so that it
+// is certain what has arrived here.
 func (x *recovery) handleFlushed(rl *rail) *failedRail {
 	v := rl.back.state
 	if v.Stage() != failover.StageDying || !v.AllReturned() || rl.recvs != 0 || rl.stopErr != nil {
@@ -225,7 +226,7 @@ func (x *recovery) handleFlushed(rl *rail) *failedRail {
 	}
 	x.recv.dropCredits(rl)
 	switch {
-	case !rl.back.emptied: // the receives are on another rail, or nowhere yet
+	case !rl.back.emptied: // the user's receives are on another rail, or not posted yet
 	case rl.role == failover.Sends:
 		x.recv.rewind(true, &x.recv.nextMessage)
 	case rl.role == failover.Notifications:
@@ -269,8 +270,8 @@ func (x *recovery) do(actions []failover.Action) (failed *failedRail) {
 	return nil
 }
 
-// settle ends what has arrived of a lost rail's work. The rest will be posted again on another one,
-// in its order.
+// settle ends the part of a lost rail's work that has arrived. The rest is posted again on another
+// rail, in its order.
 func (x *recovery) settle(rl *rail) *failedRail {
 	arrived, unknown, err := x.protocol.Settle(rl.back.state, x.send.immOf(rl))
 	if err != nil {
@@ -286,8 +287,8 @@ func (x *recovery) settle(rl *rail) *failedRail {
 	return nil
 }
 
-// dropLost ends what lost rails had outstanding, after the connection has failed. It returns the
-// first request concerned, or never.
+// dropLost ends the work that lost rails had outstanding, after the connection has failed. It
+// returns the first request concerned, or never.
 func (x *recovery) dropLost() (first uint64) {
 	first = never
 	for _, e := range x.protocol.Drop() {
@@ -300,7 +301,7 @@ func (x *recovery) dropLost() (first uint64) {
 	return first
 }
 
-// overdue is why the connection must end where the peer does not answer; otherwise nil.
+// overdue returns a failure if the peer has not answered in time; otherwise nil.
 func (x *recovery) overdue() *failedRail {
 	rail, err := x.protocol.Overdue(x.line.clock())
 	if err == nil {
@@ -309,9 +310,9 @@ func (x *recovery) overdue() *failedRail {
 	return &failedRail{x.rails.all[rail], noRequest(err)}
 }
 
-// agree settles with the peer what can be settled without waiting: ports that are down, the rails
-// that serve, those that come back. It returns when to look at the latter again, or zero, and the
-// time.
+// agree handles everything that can be agreed on with the peer without waiting: ports that are
+// down, the rails in service, those that come back. It returns when to look at the last again, or
+// zero, and the time.
 func (x *recovery) agree() (next, now time.Time) {
 	x.checkSuspects()
 	for _, role := range messageRoles {
@@ -321,13 +322,13 @@ func (x *recovery) agree() (next, now time.Time) {
 	if x.protocol.Unsettled() {
 		return next, now
 	}
-	_ = x.do(x.protocol.Choose()) // to serve cannot fail
+	_ = x.do(x.protocol.Choose()) // Serve actions cannot fail
 	next, now = x.bringBack()
 	x.growLimits()
 	return next, now
 }
 
-// sendControls posts the control messages that wait, as the rails have room.
+// sendControls posts waiting control messages, as far as the rails have room.
 func (x *recovery) sendControls() *failedRail {
 	for _, rl := range x.rails.all {
 		if failed := x.sendControlsOn(rl); failed != nil {
@@ -337,8 +338,8 @@ func (x *recovery) sendControls() *failedRail {
 	return nil
 }
 
-// sendControlsOn posts a rail's control messages. They are not staged: they go past the rail's
-// limit. What is staged has been logged ahead of them, so it must be out first.
+// sendControlsOn posts a rail's control messages. They are not staged, and do not count towards the
+// rail's limit. Staged work has been logged before them, so it must be posted first.
 func (x *recovery) sendControlsOn(rl *rail) *failedRail {
 	for rl.staged() == 0 {
 		bits, ok := rl.back.state.NextControl()
@@ -367,8 +368,8 @@ func (x *recovery) sendControlsOn(rl *rail) *failedRail {
 	return nil
 }
 
-// controlCompleted handles the completion of a control message on a rail that works. It reports
-// false when there is none.
+// controlCompleted handles the completion of a control message that was sent on a working rail. It
+// reports false if none is outstanding.
 func (x *recovery) controlCompleted(rl *rail, wc *verbs.WC) (known bool, failed *failedRail) {
 	if !rl.back.state.HasControls() || !rl.log.Complete(wc.ID) {
 		return false, nil
@@ -392,8 +393,8 @@ func (x *recovery) handleControl(on *rail, bits uint32) *failedRail {
 	return x.do(actions)
 }
 
-// finish reports whether anything is left to do though nothing completes, once the connection has
-// gone on.
+// finish ends a continueFailover. It reports whether anything is left to do even if nothing
+// completes.
 func (x *recovery) finish() (again bool) {
 	paused := x.protocol.Paused()
 	x.degraded = paused || len(x.suspects) != 0 || slices.ContainsFunc(x.rails.all, func(rl *rail) bool {
@@ -401,7 +402,7 @@ func (x *recovery) finish() (again bool) {
 	})
 	again = x.again || paused || x.protocol.ControlsQueued()
 	for _, role := range messageRoles {
-		again = again || x.protocol.Lacks(role) // something may come to want it
+		again = again || x.protocol.Lacks(role) // something may come to need it
 	}
 	x.again = false
 	return again
@@ -413,7 +414,7 @@ func (x *recovery) idle() bool { return !x.degraded && !x.protocol.ControlsQueue
 // paused reports whether new requests must wait.
 func (x *recovery) paused() bool { return x.degraded && x.protocol.Paused() }
 
-// check panics where the invariant does not hold.
+// check panics if the invariant does not hold.
 func (x *recovery) check() {
 	if err := x.protocol.Check(); err != nil {
 		broken("failover: %v", err)
@@ -430,7 +431,7 @@ func (x *recovery) check() {
 	}
 }
 
-// announce tells the user of a rail that is lost, or back.
+// announce calls OnRail for a rail that is lost, or back.
 func (x *recovery) announce(rl *rail, cause error) {
 	if x.cfg.OnRail != nil {
 		x.cfg.OnRail(RailEvent{VirtualQP: x.num, Rail: rl.index(), Device: rl.qp.Device().Name(),

@@ -8,9 +8,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// This file raises the failures of a virtual queue pair over several queue pairs. Whatever finds
-// one, in either direction or in internal/dqplb, returns it; here it is recorded, the line stops,
-// and the rails are moved to ERR. A single queue pair's failures are raised by passThrough.fail.
+// This file raises the failures of a virtual queue pair over several queue pairs. The code that
+// finds one, in either direction or in internal/dqplb, returns it; here it is recorded, the line
+// stops, and the rails are moved to ERR. passThrough.fail raises the failures of a single queue
+// pair.
 
 // sendFailed handles a failed completion of request n: the first error is kept, and the line stops.
 func (q *VirtualQP) sendFailed(rl *rail, n uint64, wc *verbs.WC) {
@@ -27,7 +28,7 @@ func (q *VirtualQP) sendFailed(rl *rail, n uint64, wc *verbs.WC) {
 	q.stopFrom(n)
 }
 
-// postFailed handles the permanent refusal of a rail's batch: what was staged there never goes out.
+// postFailed handles the permanent refusal of a rail's batch: the work staged there is never sent.
 func (q *VirtualQP) postFailed(rl *rail, err error) {
 	q.cq.touch(q)
 	if refusalLosesRail(err) && q.failover.canLose(rl) {
@@ -45,7 +46,7 @@ func (q *VirtualQP) postFailed(rl *rail, err error) {
 	q.stopFrom(min(n, q.send.firstBehindImm(rl)))
 }
 
-// refusalStatus is the status with which a request completes whose post was refused permanently.
+// refusalStatus returns the status of a request whose post was refused permanently.
 func refusalStatus(err error) verbs.Status {
 	switch {
 	case errors.Is(err, verbs.ErrState):
@@ -56,8 +57,8 @@ func refusalStatus(err error) verbs.Status {
 	return verbs.StatusLocQPOpErr
 }
 
-// fail records the first error. Later ones follow from it, or come too late to matter. req is the
-// send request concerned, 0 for none; rl is nil where no rail was.
+// fail records the first error. Later ones follow from it, or are too late to matter. req is the
+// send request concerned, 0 for none; rl is nil if no rail is concerned.
 func (q *VirtualQP) fail(rl *rail, req uint64, f *FailedError) {
 	if q.line.schemeUnsaid && !q.send.notified() && !q.recv.notifiedYet && bySchemes(f.Err) {
 		f.AssumedScheme = q.cfg.Scheme.String()
@@ -69,8 +70,8 @@ func (q *VirtualQP) fail(rl *rail, req uint64, f *FailedError) {
 	q.line.fail(req, f.on(q.num, rl))
 }
 
-// noFailover says why nothing stands in for a rail that has failed by err; empty where that is no
-// question.
+// noFailover returns why nothing replaces a rail that has failed with err; empty if failover does
+// not apply.
 func (q *VirtualQP) noFailover(rl *rail, err error) string {
 	var status verbs.Status
 	losesIt := refusalLosesRail(err) || errors.As(err, &status) && failover.LosesRail(status)
@@ -96,30 +97,30 @@ func (q *VirtualQP) stopFrom(n uint64) {
 	q.send.stopFrom(q.line.stopAt)
 }
 
-// stopUnposted stops the line at the first request of which something has not been posted yet.
+// stopUnposted stops the line at the first request that is not completely posted.
 func (q *VirtualQP) stopUnposted() {
 	if n := q.send.firstUnposted(); n < q.send.win.Tail {
 		q.stopFrom(n)
 	}
 }
 
-// linger waits, after a failure, for the requests before the one that failed, and then has the NICs
-// flush what is left. Where they take too long for Config.Linger, they are flushed with it.
+// linger waits, after a failure, for the requests before the failed one, and then makes the NICs
+// flush the rest. If Config.Linger is over first, those requests are flushed, too.
 func (q *VirtualQP) linger(out *sink) {
 	switch {
 	case q.send.win.Head >= q.line.stopAt:
 	case q.line.lingered(q.cfg.Linger):
 		q.stopFrom(q.send.win.Head)
 	default:
-		q.cq.touch(q) // perhaps no completion comes that leads here again
+		q.cq.touch(q) // no completion may lead here again
 		return
 	}
 	q.kill()
 	q.recv.report(&q.line, q.num, out)
 }
 
-// kill ends the virtual queue pair: nothing more is posted, what waits is flushed here, and what
-// the NICs hold there.
+// kill ends the virtual queue pair: nothing more is posted, waiting work is flushed here, and the
+// NICs flush what they hold.
 func (q *VirtualQP) kill() {
 	if q.line.dead {
 		return
@@ -130,8 +131,8 @@ func (q *VirtualQP) kill() {
 	q.cq.touch(q)
 }
 
-// recvEnded handles a receive of the user that is not reported as a success: the NIC failed it, or
-// the peer sent what it does not take.
+// recvEnded handles a receive of the user that has not succeeded: the NIC failed it, or the peer
+// sent a message that it cannot take.
 func (q *VirtualQP) recvEnded(rl *rail, wc *verbs.WC, r *recvReq) {
 	if wc.Status == verbs.StatusSuccess {
 		q.violation(rl, &wrongKindError{fmt.Sprintf("%v where a receive waits for %v", wc.Opcode, r.opcode)})
@@ -140,8 +141,8 @@ func (q *VirtualQP) recvEnded(rl *rail, wc *verbs.WC, r *recvReq) {
 	q.recvUnsuccessful(rl, wc, describeRecv(r))
 }
 
-// recvUnsuccessful handles an unsuccessful completion of the receive direction; f says which
-// request was concerned, if any.
+// recvUnsuccessful handles an unsuccessful completion of the receive direction; f names the request
+// concerned, if any.
 func (q *VirtualQP) recvUnsuccessful(rl *rail, wc *verbs.WC, f *FailedError) {
 	f.VendorErr, f.Err = wc.VendorErr, wc.Status
 	switch {
@@ -153,9 +154,9 @@ func (q *VirtualQP) recvUnsuccessful(rl *rail, wc *verbs.WC, f *FailedError) {
 	}
 }
 
-// recvFlushed handles a flushed completion of the receive direction: the queue pair under it is in
-// ERR, and this is a consequence. While a send of the same queue pair is outstanding, or was the
-// first error, the send reports the cause, and earlier requests on the other rails may still run to
+// recvFlushed handles a flushed completion of the receive direction: its queue pair is in ERR, and
+// the flush is a consequence. While a send of the same queue pair is outstanding, or was the first
+// error, the send reports the cause, and earlier requests on the other rails may still run to
 // completion.
 func (q *VirtualQP) recvFlushed(rl *rail, f *FailedError) {
 	switch {
@@ -167,16 +168,16 @@ func (q *VirtualQP) recvFlushed(rl *rail, f *FailedError) {
 	}
 }
 
-// judgeSuspect ends the virtual queue pair when the sends of a rail whose receives were flushed
-// have all succeeded: then nothing else will report that its queue pair is in ERR.
-func (q *VirtualQP) judgeSuspect() {
+// failSuspect ends the virtual queue pair if the sends of a rail whose receives were flushed have
+// all succeeded: nothing else then reports that its queue pair is in ERR.
+func (q *VirtualQP) failSuspect() {
 	if rl := q.line.suspect; rl.inUse == 0 && q.line.err == nil {
 		q.recvFailed(rl, recvDirection(PartUnknown, verbs.StatusWRFlushErr))
 	}
 }
 
-// recvFailed handles a failure of the receive direction. The queue pair under it is in ERR, as it
-// would be on one physical connection; so the others go there too, and everything is flushed.
+// recvFailed handles a failure of the receive direction. Its queue pair is in ERR. As on a single
+// physical connection everything is then flushed, so the others go to ERR, too.
 func (q *VirtualQP) recvFailed(rl *rail, f *FailedError) {
 	rl.stats.errors++
 	q.fail(rl, 0, f)
@@ -193,8 +194,8 @@ func (q *VirtualQP) recvRefused(r *recvRefusal) {
 	case refusalLosesRail(r.err) && q.failover.canLose(r.rail):
 		q.failover.loseRail(r.rail, r.err)
 	case q.line.err != nil:
-		// The rail that has failed refuses what follows. That is no reason to flush requests that
-		// may still succeed on the others.
+		// The failed rail refuses all later receives. That is no reason to flush requests that may
+		// still succeed on the others.
 		r.rail.recvsRefused = true
 	default:
 		r.f.Err = r.err
@@ -205,15 +206,15 @@ func (q *VirtualQP) recvRefused(r *recvRefusal) {
 // violation ends the virtual queue pair because the peer sent something impossible.
 func (q *VirtualQP) violation(rl *rail, what error) { q.recvFailed(rl, violation(what)) }
 
-// raise ends the virtual queue pair where failover found that it must.
+// raise ends the virtual queue pair with a failure that failover has returned, if any.
 func (q *VirtualQP) raise(failed *failedRail) {
 	if failed != nil {
 		q.recvFailed(failed.rail, failed.f)
 	}
 }
 
-// abandon ends everything that is outstanding, as flushed. The rails' queue pairs have been closed
-// or reset: no NIC touches the requests' memory any more, and no completion of theirs will come.
+// abandon ends everything outstanding, as flushed. The rails' queue pairs have been closed or
+// reset: no NIC accesses the requests' memory any more, and there will be no completions.
 func (q *VirtualQP) abandon() {
 	if q.pass != nil {
 		q.pass.abandon()

@@ -9,24 +9,24 @@ import (
 	"ibverbx/verbs"
 )
 
-// noRequest is a failure that concerns no request of the user, or none that is known.
+// noRequest returns a failure that concerns no request of the user, or none that is known.
 func noRequest(err error) *FailedError {
 	return &FailedError{Opcode: verbs.WCUnknown, Fragment: -1, Err: err}
 }
 
-// recvDirection is a failure of the receive direction that concerns no request of the user.
+// recvDirection returns a failure of the receive direction that concerns no request of the user.
 func recvDirection(part FailedPart, err error) *FailedError {
 	f := noRequest(err)
 	f.Recv, f.Part = true, part
 	return f
 }
 
-// violation is the failure of a connection whose peer sent something impossible.
+// violation returns the failure of a connection whose peer sent something impossible.
 func violation(what error) *FailedError {
 	return recvDirection(PartUnknown, fmt.Errorf("%w: %w", ErrProtocol, what))
 }
 
-// describeRecv says which receive of the user failed.
+// describeRecv describes a failed receive of the user.
 func describeRecv(r *recvReq) *FailedError {
 	f := recvDirection(PartMessage, nil)
 	f.HasID, f.ID, f.Opcode = true, r.id, r.opcode
@@ -36,8 +36,8 @@ func describeRecv(r *recvReq) *FailedError {
 	return f
 }
 
-// describeForwarded says which request a single queue pair refused. Of those that it accepted
-// nothing is kept.
+// describeForwarded describes a request that a single queue pair refused. Nothing is kept about
+// accepted ones.
 func describeForwarded(wr *SendWR, err error) *FailedError {
 	f := noRequest(err)
 	f.HasID, f.ID, f.Opcode, f.Part = true, wr.ID, wr.Opcode.WCOpcode(), PartMessage
@@ -55,8 +55,8 @@ func describeForwarded(wr *SendWR, err error) *FailedError {
 	return f
 }
 
-// describeForwardedRecv says which receive a single queue pair refused. What it would have taken, a
-// SEND or a notification, is not known.
+// describeForwardedRecv describes a receive that a single queue pair refused. It is unknown whether
+// it would have taken a SEND or a notification.
 func describeForwardedRecv(wr *RecvWR, err error) *FailedError {
 	f := recvDirection(PartMessage, err)
 	f.HasID, f.ID = true, wr.ID
@@ -68,14 +68,14 @@ func describeForwardedRecv(wr *RecvWR, err error) *FailedError {
 	return f
 }
 
-// setPieces gives a failure the range of a scatter list.
+// setPieces sets the range of a failure to that of a scatter list.
 func (f *FailedError) setPieces(pieces []Segment) {
 	for _, s := range pieces {
 		f.addPiece(s.Addr, s.Length)
 	}
 }
 
-// addPiece adds a piece of local memory to what a failure concerns.
+// addPiece adds a piece of local memory to the range of a failure.
 func (f *FailedError) addPiece(addr, length uint64) {
 	switch {
 	case length == 0:
@@ -88,8 +88,8 @@ func (f *FailedError) addPiece(addr, length uint64) {
 	f.Length += length
 }
 
-// describe says which part of the live request r a physical work request was, from its work-request
-// id and from what the slot knows. Nothing is recorded for it before a failure.
+// describe describes the part of the live request r that a physical work request was, from its
+// work-request id and the request's slot. Nothing is recorded for this before a failure.
 func (s *sender) describe(r *sendReq, id uint64, err error) *FailedError {
 	f := noRequest(err)
 	f.HasID, f.ID, f.Opcode = true, r.id, r.opcode.WCOpcode()
@@ -159,15 +159,16 @@ func (r *sendReq) markersAt(limit uint64) uint64 {
 	return (max(r.length, 1) - 1) / limit
 }
 
-// isMarker reports whether a number of request r went to a marker; limit is the size of a fragment.
+// isMarker reports whether a number of request r is that of a marker; limit is the size of a
+// fragment.
 func (r *sendReq) isMarker(num uint32, limit uint64) bool {
 	at, first := r.sequence(num), r.markersAt(limit)
 	return at >= first && at < first+uint64(r.markers)
 }
 
-// position is a fragment's place among those of its request; markers are not counted. It is -1 when
-// that is not known: the work-request id of a plain fragment has 24 bits for it, and fragments so
-// far apart as to share them may be on the way at once.
+// position returns a fragment's index among those of its request, without markers. It is -1 if that
+// is unknown: the work-request id of a plain fragment has 24 bits for it, and two fragments in
+// flight may share them.
 func (r *sendReq) position(id, limit uint64) int {
 	if wrid.Kind(id) != wrid.Numbered {
 		if r.fragments > wrid.AuxMask {
@@ -182,8 +183,7 @@ func (r *sendReq) position(id, limit uint64) int {
 	return int(at)
 }
 
-// fragmentRange gives a failure the place of the failed fragment in its request, as far as it is
-// certain.
+// fragmentRange sets the failed fragment's index and range, as far as they are certain.
 func (s *sender) fragmentRange(f *FailedError, r *sendReq, id uint64) {
 	limit := s.fragmentLimit(r)
 	f.Fragment = r.position(id, limit)
@@ -217,8 +217,8 @@ func (s *sender) fragmentRange(f *FailedError, r *sendReq, id uint64) {
 	f.WholeRange = true
 }
 
-// cut goes through a scatter list as fragmentation does, gives f the range of its fragment, and
-// returns how many fragments there are.
+// cut walks a scatter list as fragmentation does, sets the range of f's fragment, and returns the
+// number of fragments.
 func (r *sendReq) cut(limit uint64, width int, f *FailedError) (fragments int) {
 	offset, size, start, used := uint64(0), uint64(0), uint64(0), 0
 	for _, p := range r.ext.list.pieces {
@@ -241,20 +241,21 @@ func (r *sendReq) cut(limit uint64, width int, f *FailedError) (fragments int) {
 	return fragments
 }
 
-// wrongKindError is a message of one kind, SEND or notification, that met a receive for the other.
+// wrongKindError reports that a message of one kind, SEND or notification, met a receive for the
+// other.
 type wrongKindError struct{ text string }
 
 func (e *wrongKindError) Error() string { return e.text }
 
-// metOtherKind reports whether a failure is one that SENDs and notifications run into that meet the
-// receives of each other. NICs differ in what they say of a SEND that is too long for its receive:
-// most say LOC_LEN_ERR there and REM_INV_REQ_ERR to the sender, qib and hfi1 LOC_QP_OP_ERR and
-// REM_INV_REQ_ERR, rdma_rxe LOC_QP_OP_ERR and REM_OP_ERR, or in some versions REM_INV_REQ_ERR to
-// both. A SEND that the peer refused may have been too long for a receive with memory as well.
+// metOtherKind reports whether a failure may come from a SEND or a notification that met a receive
+// for the other. NICs differ in their report of a SEND that is too long for its receive: most
+// report LOC_LEN_ERR at the receiver and REM_INV_REQ_ERR to the sender, qib and hfi1 LOC_QP_OP_ERR
+// and REM_INV_REQ_ERR, rdma_rxe LOC_QP_OP_ERR and REM_OP_ERR, or in some versions REM_INV_REQ_ERR
+// to both. A SEND that the peer refused may also have been too long for a receive with memory.
 func (f *FailedError) metOtherKind() bool {
 	var wrong *wrongKindError
 	switch {
-	case f.Part == PartCredit: // it has no memory for a SEND
+	case f.Part == PartCredit: // a credit has no memory for a SEND
 		return errors.Is(f.Err, verbs.StatusLocLenErr) || errors.Is(f.Err, verbs.StatusLocQPOpErr) ||
 			errors.Is(f.Err, verbs.StatusRemInvReqErr)
 	case f.Opcode == verbs.WCSend:
@@ -263,7 +264,7 @@ func (f *FailedError) metOtherKind() bool {
 	return errors.As(f.Err, &wrong)
 }
 
-// on completes a failure with where it happened.
+// on adds to a failure where it happened.
 func (f *FailedError) on(qpNum uint32, rl *rail) *FailedError {
 	f.QPNum, f.Rail = qpNum, -1
 	if rl != nil {

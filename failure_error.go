@@ -20,14 +20,14 @@ import (
 // Unknown facts are not guessed. A single queue pair tracks nothing, so it knows only the ID of a
 // failed completion: neither the operation nor whether it was a receive.
 type FailedError struct {
-	QPNum     uint32 // of the virtual queue pair
+	QPNum     uint32 // number of the virtual queue pair
 	Rail      int    // index of the physical queue pair, the notify QP after the others; -1 for none
 	Device    string // its device; with Rail -1 the device that failed, if any
 	RailQPNum uint32 // its number on that device
 
 	Recv   bool           // the failure is in the receive direction; false also if unknown
 	HasID  bool           // a request of the program failed: ID, Opcode and the range are its own
-	ID     uint64         // its ID, as the program gave it
+	ID     uint64         // its ID, as set by the program
 	Name   string         // a layer's name for the request, which Error shows in place of operation and ID
 	Opcode verbs.WCOpcode // as in its completion; [verbs.WCUnknown] if unknown
 	Part   FailedPart     // the part of the request that failed
@@ -159,7 +159,7 @@ func (e *FailedError) Error() string {
 	return b.String()
 }
 
-// gaveUpAfter is GaveUpAfter in three digits.
+// gaveUpAfter returns GaveUpAfter, rounded to three digits.
 func (e *FailedError) gaveUpAfter() time.Duration {
 	unit := time.Duration(1)
 	for e.GaveUpAfter/unit >= 1000 {
@@ -271,8 +271,8 @@ func (e *FailedError) causeAdvice() string {
 	return ""
 }
 
-// bySchemes reports whether an error is one that ends with different schemes run into: messages
-// meet receives of another kind, or none.
+// bySchemes reports whether an error may come from ends with different schemes: messages meet
+// receives of another kind, or none.
 func bySchemes(err error) bool {
 	var status verbs.Status
 	if !errors.As(err, &status) {
@@ -286,7 +286,7 @@ func bySchemes(err error) bool {
 	return false
 }
 
-// causeText is the advice for causes that are not a status. The first that fits counts.
+// causeText has the advice for causes that are not a status. The first match counts.
 var causeText = [...]struct {
 	err    error
 	advice string
@@ -307,16 +307,16 @@ var causeText = [...]struct {
 // Unwrap returns the cause.
 func (e *FailedError) Unwrap() error { return e.Err }
 
-// vendorText says what a NIC's own code means, where a public source does. Each entry holds only
-// together with its status: other vendors may use the same number for something else, and then the
-// status hardly fits too.
+// vendorText has the meaning of NICs' own codes, from public sources. An entry applies only
+// together with its status: other vendors may use the same number for something else, hardly with
+// the same status.
 //
 // Sources, all on ConnectX NICs, whose "vendor syndrome" this is: 0x81 Oracle support document
 // 1614576.1 (driver mcxnex) and github.com/NVIDIA/nccl issue 1405 (status 12 with vendor error
 // 129); 0x88 forums.developer.nvidia.com topic 207715 (driver mcxnex) and github.com/openucx/ucx
 // issue 1569 (mlx5); 0xf9 github.com/linux-nvme/nvme-cli issue 3268 (mlx5, syndrome 5) and
-// github.com/NVIDIA/nccl issue 1353 (status 5 with vendor error 249). The software NICs use 0xf9
-// likewise.
+// github.com/NVIDIA/nccl issue 1353 (status 5 with vendor error 249). The software NICs use 0xf9 in
+// the same way.
 var vendorText = [...]struct {
 	status verbs.Status
 	code   uint32
@@ -327,7 +327,7 @@ var vendorText = [...]struct {
 	{verbs.StatusWRFlushErr, 0xf9, "flushed"},
 }
 
-// vendorWords says what the vendor's code means; empty if nobody knows.
+// vendorWords returns what the vendor's code means; empty if unknown.
 func vendorWords(err error, code uint32) string {
 	var status verbs.Status
 	if !errors.As(err, &status) {
@@ -341,21 +341,21 @@ func vendorWords(err error, code uint32) string {
 	return ""
 }
 
-// LogValue has log/slog write the fields that are known, in words and numbers.
+// LogValue makes log/slog write the known fields, in words and numbers.
 func (e *FailedError) LogValue() slog.Value { return slog.GroupValue(e.fields()...) }
 
-// MarshalJSON writes the fields that are known, in words and numbers, and the whole line as
-// "error". IDs are numbers of 64 bits, addresses texts like "0x7f10"; fragments count from 0.
+// MarshalJSON writes the known fields, in words and numbers, and the whole line as "error". IDs are
+// numbers of 64 bits, addresses are strings like "0x7f10"; fragments count from 0.
 func (e *FailedError) MarshalJSON() ([]byte, error) { return marshalFields(e.fields(), e) }
 
-// LogValue has log/slog write the fields in words and numbers, and Cause in its own form.
+// LogValue makes log/slog write the fields in words and numbers, and Cause in its own form.
 func (e *PostError) LogValue() slog.Value { return slog.GroupValue(e.fields()...) }
 
 // MarshalJSON writes the fields in words and numbers, Cause in its own form as "failure", and the
 // whole line as "error".
 func (e *PostError) MarshalJSON() ([]byte, error) { return marshalFields(e.fields(), e) }
 
-// fields are what is known of the refusal.
+// fields returns what is known about the refusal.
 func (e *PostError) fields() []slog.Attr {
 	list := []slog.Attr{slog.String("op", e.Op), slog.Int("index", e.Index), slog.Uint64("id", e.ID)}
 	if e.Err != nil {
@@ -374,7 +374,7 @@ func (e *PostError) fields() []slog.Attr {
 	return list
 }
 
-// marshalFields writes fields, and the text of the error that has them as "error".
+// marshalFields writes the fields of an error, and its text as "error".
 func marshalFields(fields []slog.Attr, of error) ([]byte, error) {
 	var b bytes.Buffer
 	for i, f := range append(fields, slog.String("error", of.Error())) {
@@ -392,7 +392,7 @@ func marshalFields(fields []slog.Attr, of error) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// fields are what is known of the failure, in the order in which Error says it.
+// fields returns what is known about the failure, in the order of Error's text.
 func (e *FailedError) fields() []slog.Attr {
 	list := append([]slog.Attr{slog.Uint64("virtual_qp", uint64(e.QPNum))}, e.requestFields()...)
 	if e.Rail >= 0 {
@@ -407,7 +407,7 @@ func (e *FailedError) fields() []slog.Attr {
 	return append(list, e.causeFields()...)
 }
 
-// requestFields say which part of which request failed.
+// requestFields returns which part of which request failed.
 func (e *FailedError) requestFields() (list []slog.Attr) {
 	add := func(known bool, a slog.Attr) {
 		if known {
@@ -428,7 +428,7 @@ func (e *FailedError) requestFields() (list []slog.Attr) {
 	return list
 }
 
-// causeFields say why it failed.
+// causeFields returns why it failed.
 func (e *FailedError) causeFields() (list []slog.Attr) {
 	var status verbs.Status
 	if errors.As(e.Err, &status) {

@@ -18,20 +18,20 @@ import (
 // refuse a request that names a closed region.
 type MR struct {
 	dom *Domain
-	// buf is nil once the region is closed: requests that were reported may still refer to the MR,
-	// and must not keep the memory.
+	// buf is nil once the region is closed: reported requests may still refer to the MR, and must
+	// not keep the memory alive.
 	buf          atomic.Pointer[[]byte]
-	lkeys, rkeys Keys // complete before anybody sees the MR
+	lkeys, rkeys Keys // complete before the MR is returned
 	regions      []verbs.MR
 	// holds counts the requests that use the region; closed adds closedHolds, so that it is
 	// negative from then on.
 	holds atomic.Int64
 }
 
-// closedHolds makes the hold count of a closed region negative, however many still come.
+// closedHolds makes the hold count of a closed region negative, whatever is added to it.
 const closedHolds = -1 << 62
 
-// Bytes is the registered memory; nil after Close, and for a dma-buf.
+// Bytes returns the registered memory; nil after Close, and for a dma-buf.
 func (m *MR) Bytes() []byte {
 	if b := m.buf.Load(); b != nil {
 		return *b
@@ -39,13 +39,13 @@ func (m *MR) Bytes() []byte {
 	return nil
 }
 
-// Addr is the address by which work requests name the first byte.
+// Addr returns the address of the first byte in work requests.
 func (m *MR) Addr() uint64 { return m.lkeys.base }
 
-// Len is the size in bytes.
+// Len returns the size in bytes.
 func (m *MR) Len() uint64 { return m.lkeys.length }
 
-// Keys are the local keys on every device.
+// Keys returns the local keys on every device.
 func (m *MR) Keys() *Keys { return &m.lkeys }
 
 // Slice names n bytes from offset off. Bounds are checked when the piece is posted.
@@ -65,9 +65,9 @@ func (m *MR) Remote() RemoteMR {
 	return RemoteMR{keys: &m.rkeys}
 }
 
-// Close deregisters the memory on every NIC. It is refused with [verbs.ErrBusy] while requests use
-// the region. When it returns nil no NIC accesses the memory any more; requests of the peer that
-// still name it fail.
+// Close deregisters the memory on every NIC. It fails with [verbs.ErrBusy] while requests use the
+// region. When it returns nil, no NIC accesses the memory any more; requests of the peer that still
+// name it fail.
 func (m *MR) Close() error {
 	if !m.holds.CompareAndSwap(0, closedHolds) {
 		n := m.holds.Load()
@@ -86,7 +86,7 @@ func (m *MR) Close() error {
 	return err
 }
 
-// hold keeps the region open for n requests; it reports false when the region is closed.
+// hold keeps the region open for n requests; it reports false if the region is closed.
 func (m *MR) hold(n int64) bool {
 	if m.holds.Add(n) > 0 {
 		return true
@@ -103,7 +103,7 @@ type RemoteMR struct {
 	keys *Keys
 }
 
-// Addr is the address of the first byte, as the peer counts.
+// Addr returns the address of the first byte at the peer.
 func (r RemoteMR) Addr() uint64 {
 	if r.keys == nil {
 		return 0
@@ -111,7 +111,7 @@ func (r RemoteMR) Addr() uint64 {
 	return r.keys.base
 }
 
-// Len is the size in bytes.
+// Len returns the size in bytes.
 func (r RemoteMR) Len() uint64 {
 	if r.keys == nil {
 		return 0
@@ -139,7 +139,7 @@ type remoteMRJSON struct {
 	RKeys  map[uint8]uint32 `json:"rkeys"`
 }
 
-// missing are the names of the fields that a description lacks.
+// missing returns the names of the fields that a description lacks.
 func (w *remoteMRJSON) missing() (names []string) {
 	for _, f := range []struct {
 		name  string
@@ -152,7 +152,7 @@ func (w *remoteMRJSON) missing() (names []string) {
 	return names
 }
 
-// MarshalJSON writes address, length and one key a device.
+// MarshalJSON returns address, length and one key for each device.
 func (r RemoteMR) MarshalJSON() ([]byte, error) {
 	addr, length := r.Addr(), r.Len()
 	w := remoteMRJSON{Addr: &addr, Length: &length, RKeys: map[uint8]uint32{}}
@@ -164,13 +164,13 @@ func (r RemoteMR) MarshalJSON() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// UnmarshalJSON reads what MarshalJSON writes. It refuses descriptions that lack a field, null too,
-// and ranges that wrap around the address space. Refusals are [verbs.ErrInvalid], and change
+// UnmarshalJSON parses the form of MarshalJSON. It refuses null, descriptions that lack a field,
+// and ranges that wrap around the address space. Its errors match [verbs.ErrInvalid], and change
 // nothing.
 func (r *RemoteMR) UnmarshalJSON(data []byte) error {
 	var w remoteMRJSON
 	if err := json.Unmarshal(data, &w); err != nil {
-		// which repeats what came
+		// err quotes the input
 		return fmt.Errorf("ibverbx: remote memory: %w: %.200s", verbs.ErrInvalid, err.Error())
 	}
 	if missing := w.missing(); len(missing) != 0 {
@@ -202,7 +202,7 @@ func (r *RemoteMR) UnmarshalJSON(data []byte) error {
 // like the local ones they are connected to.
 type Keys struct {
 	have uint64 // bit i: there is a key for device i
-	// base and length bound the addresses that may be named; raw keys cover everything.
+	// base and length bound the valid addresses; raw keys cover everything.
 	base, length uint64
 	mr           *MR // the region that requests hold while they use it; nil for raw and remote keys
 	key          [verbs.MaxDevices]uint32
@@ -226,7 +226,7 @@ func (k *Keys) Key(dev verbs.DeviceID) (key uint32, ok bool) {
 	return k.key[dev], true
 }
 
-// noKeys stands for the keys of memory that a request does not name. It is never changed.
+// noKeys stands for the keys of a request without memory. It is never changed.
 //
 //nolint:gochecknoglobals // a constant whose address is needed
 var noKeys Keys
@@ -242,10 +242,10 @@ func (k *Keys) set(dev verbs.DeviceID, key uint32) {
 // bounds check.
 func (k *Keys) at(dev uint8) uint32 { return k.key[dev&(verbs.MaxDevices-1)] }
 
-// open reports whether the memory may be named: the region that it is of, if any, is not closed.
+// open reports whether requests may name the memory: its region, if any, is not closed.
 func (k *Keys) open() bool { return k.mr == nil || k.mr.holds.Load() >= 0 }
 
-// appendSGL appends pieces of memory, but for the empty ones, as a device names them.
+// appendSGL appends the non-empty pieces of memory, with a device's keys.
 func appendSGL(sgl []verbs.SGE, pieces []Segment, device uint8) []verbs.SGE {
 	for i := range pieces {
 		if s := &pieces[i]; s.Length != 0 {
@@ -255,7 +255,7 @@ func appendSGL(sgl []verbs.SGE, pieces []Segment, device uint8) []verbs.SGE {
 	return sgl
 }
 
-// covers reports whether n bytes from addr lie within the bounds; n is not 0. An address below base
+// covers reports whether n bytes from addr are within the bounds; n is not 0. An address below base
 // has an offset beyond length, since base+length does not wrap.
 func (k *Keys) covers(addr, n uint64) bool {
 	off := addr - k.base

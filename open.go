@@ -8,8 +8,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// NewCQ makes a virtual CQ over one physical CQ a device, each of which holds depth completions; 0
-// means 4096, enough for two virtual queue pairs of four rails a device with the default limits.
+// NewCQ makes a virtual CQ with one physical CQ on each device, which holds depth completions; 0
+// means 4096, enough for two virtual queue pairs with four rails on each device and the default
+// limits.
 func (d *Domain) NewCQ(depth int) (*VirtualCQ, error) {
 	if depth == 0 {
 		depth = 4096
@@ -52,7 +53,7 @@ func (d *Domain) newCQ(depths []int) (*VirtualCQ, error) {
 }
 
 // NewQP creates physical queue pairs on every device, cfg.QPsPerDevice each, a notify QP on the
-// first device, and a virtual queue pair of them that completes on cq. With cq nil it makes a
+// first device, and a virtual queue pair of them that completes on cq. If cq is nil it makes a
 // virtual CQ of the right size, which is closed together with the virtual queue pair.
 //
 // Consecutive rails are on different devices. The result is in RESET: exchange [VirtualQP.Card] and
@@ -77,8 +78,8 @@ func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
 	}
 }
 
-// tooDeep reports whether something may have been refused because a queue was to be too deep. NICs
-// do not make queues as deep as they say with any scatter list.
+// tooDeep reports whether a call may have been refused because a queue is too deep. With long
+// scatter lists, NICs make only shorter queues than their limit says.
 func tooDeep(err error) bool {
 	return errors.Is(err, verbs.ErrInvalid) || errors.Is(err, verbs.ErrNoMemory) ||
 		errors.Is(err, verbs.ErrNotSupported)
@@ -124,7 +125,8 @@ func Open(devices []verbs.Device, cfg Config) (*VirtualQP, error) {
 	return q, nil
 }
 
-// fitDevices lowers the queue sizes to what every device allows, which it returns.
+// fitDevices lowers the queue sizes to those that every device allows. It returns the deepest queue
+// that they allow.
 func (d *Domain) fitDevices(cfg *Config) (deepestQueue int, err error) {
 	deepestQueue = maxQueue
 	for _, dev := range d.devices {
@@ -141,7 +143,7 @@ func (d *Domain) fitDevices(cfg *Config) (deepestQueue int, err error) {
 	return deepestQueue, nil
 }
 
-// reserved is how many work requests each send queue holds beyond MaxMsgCntPerQP.
+// reserved returns how many work requests each send queue holds beyond MaxMsgCntPerQP.
 func (d *Domain) reserved(cfg *Config) int {
 	if cfg.Failover && cfg.QPsPerDevice*len(d.devices) > 1 {
 		return failover.ControlSlots
@@ -149,7 +151,7 @@ func (d *Domain) reserved(cfg *Config) int {
 	return 0
 }
 
-// plannedQP is one physical queue pair that NewQP is about to create.
+// plannedQP is a physical queue pair that NewQP is going to create.
 type plannedQP struct {
 	device int // index in the domain
 	limits verbs.QPCap
@@ -204,9 +206,9 @@ func (d *Domain) layout(cfg *Config, deepestQueue int) layout {
 	return l
 }
 
-// spares is which devices have the queue pairs that stand in for those that carry no data: in Spray
-// first for SENDs, which have no other, and then for the notify QP, or for that alone. There are as
-// many of each kind as there are NICs, and two at least. See railSet.assignServices.
+// spares returns the devices of the spare queue pairs: in Spray first those for SENDs, which have
+// no other, and then those that can replace the notify QP; in DQPLB only the latter. Counting the
+// notify QP, there are as many of each kind as NICs, and at least two. See railSet.assignServices.
 func spares(cfg *Config, devices int) (on []int) {
 	each := max(2, devices)
 	if cfg.Scheme == Spray {

@@ -9,16 +9,16 @@ import (
 )
 
 // The entry points in this file are those of the C++ original for programs that own their physical
-// queue pairs and CQs, or their messages. The package comment has a section on them. Others use
-// Open or Domain.NewQP, VirtualCQ.Poll, and cards and memory as JSON.
+// queue pairs and CQs, or their messages. The package comment has a section on them. Other programs
+// use Open or Domain.NewQP, VirtualCQ.Poll, and cards and memory as JSON.
 
 // NewVirtualQP makes a virtual queue pair of physical ones. qps are the data queue pairs, one or
-// more, on any of the CQ's devices; notify may be nil where the configuration can do without. All
-// must be in RESET and must complete on the physical CQs of cq, which must have room for them. The
+// more, on any of the CQ's devices; notify may be nil if the configuration does not need it. All
+// must be in RESET and complete on the physical CQs of cq, which must have room for them. The
 // virtual queue pair owns the physical ones from then on.
 //
-// With one data queue pair and no notify QP, requests pass straight through: the user's own ID
-// travels on the wire request, nothing is tracked, nothing queued, and limits and refusals are the
+// With one data queue pair and no notify QP, requests pass straight through: the physical work
+// request has the user's own ID, nothing is tracked or queued, and limits and refusals are the
 // NIC's own.
 //
 // [Domain.NewQP] creates the physical queue pairs too.
@@ -26,9 +26,9 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 	return newVirtualQP(cq, qps, notify, nil, cfg)
 }
 
-// PollDevice is Poll for the physical CQ of one device: for programs that serve one NIC before
-// another. Completions of other devices that were collected earlier are delivered too. A device of
-// which the virtual CQ has no CQ is refused with [verbs.ErrInvalid].
+// PollDevice is Poll for the physical CQ of one device, for programs that serve one NIC before
+// another. It also returns completions of other devices that were collected earlier. If the virtual
+// CQ has no CQ on the device, the error is [verbs.ErrInvalid].
 func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) {
 	c.enter()
 	if dev < verbs.MaxDevices && c.routes[dev] != nil {
@@ -41,10 +41,10 @@ func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) 
 	return n, err
 }
 
-// ProcessCompletions is the direct way, for programs that poll the physical CQs themselves: it
-// handles completions of one device's CQ, in the order in which that CQ gave them, and appends
-// what they complete to dst. A program that uses it does not call Poll. With failover it calls this
-// now and then without completions too: time passes, and ports go down.
+// ProcessCompletions is for programs that poll the physical CQs themselves, and do not call Poll:
+// it handles completions of one device's CQ, in the order in which that CQ returned them, and
+// appends the virtual completions to dst. With failover, also call it now and then without
+// completions, because timeouts expire and ports go down.
 func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verbs.WC) []WC {
 	c.enter()
 	out := c.sink(nil)
@@ -63,10 +63,9 @@ func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verb
 	return dst
 }
 
-// FailDevice is for programs that poll the physical CQs themselves: it says that a device's CQ has
-// died with err. The virtual queue pairs on it fail; [VirtualCQ.ProcessCompletions] reports what
-// they had outstanding. Where the reason is not known, err may be nil: it is [verbs.ErrDeviceGone]
-// then.
+// FailDevice is for programs that poll the physical CQs themselves: call it when a device's CQ has
+// died with err. The virtual queue pairs on it fail, and [VirtualCQ.ProcessCompletions] reports
+// their outstanding requests. A nil err means [verbs.ErrDeviceGone].
 func (c *VirtualCQ) FailDevice(dev verbs.DeviceID, err error) {
 	c.enter()
 	if err == nil {
@@ -88,7 +87,7 @@ const (
 	segmentKey   = 5
 )
 
-// BinarySize is how many bytes AppendBinary appends: 17, and 5 for each NIC.
+// BinarySize returns how many bytes AppendBinary appends: 17, and 5 for each NIC.
 func (s RemoteSegment) BinarySize() int {
 	n := segmentFixed
 	if s.Keys != nil {
@@ -112,10 +111,10 @@ func (s RemoteSegment) AppendBinary(b []byte) []byte {
 	return b
 }
 
-// DecodeSegment reads what [RemoteSegment.AppendBinary] wrote, and returns the segment and the
+// DecodeSegment parses the form of [RemoteSegment.AppendBinary], and returns the segment and the
 // remaining bytes. It stores the keys in k, to which the segment refers: do not change k while
-// requests name it. Nothing is allocated. An invalid description is refused with
-// [verbs.ErrInvalid], and k stays as it was.
+// requests use the segment. It allocates nothing. For an invalid description it returns
+// [verbs.ErrInvalid] and leaves k unchanged.
 func (k *Keys) DecodeSegment(b []byte) (s RemoteSegment, rest []byte, err error) {
 	if len(b) < segmentFixed {
 		return s, b, fmt.Errorf("ibverbx: remote segment: %w: %d bytes: must be %d at least",

@@ -7,48 +7,48 @@ import (
 	"ibverbx/verbs"
 )
 
-// passThrough is a virtual queue pair over one physical queue pair. Requests go out as they are,
-// with the user's own ID, and complete as the NIC says. Nothing is tracked, so it cannot tell which
-// of the unsignaled requests are still outstanding, and Drain, Close and Reset must ask the NIC:
-// see drainProbes.
+// passThrough is a virtual queue pair over one physical queue pair. Requests are posted unchanged,
+// with the user's own ID, and complete as the NIC reports. Nothing is tracked, so unsignaled
+// requests that are outstanding are unknown, and Drain, Close and Reset must ask the NIC: see
+// drainProbes.
 //
-// It holds no memory region either. A region that is closed already is refused: NICs reuse keys,
-// and its key may name other memory by now.
+// It holds no memory region either. It refuses a closed region, because NICs reuse keys: the
+// region's key may name other memory by now.
 //
 // Invariant: probes.posted is not negative.
 type passThrough struct {
 	rail  *rail
-	rails *railSet // of rail alone
+	rails *railSet // contains only rail
 	qp    verbs.QP // of rail
 	line  *line
 	cq    *VirtualCQ
-	batch *sendBatch // the CQ's, to translate requests
+	batch *sendBatch // of the CQ; holds translated requests
 	qpNum uint32     // of the virtual queue pair
 	imms  immOrder
 
-	sends, sendsDone, recvs, recvsDone uint64 // accepted, and completed with success, ever
-	bytes                              uint64 // of the sends
-	// ended counts the completions that came, of sends and receives, and the requests that were
-	// forgotten because the queue pair was reset or destroyed.
+	sends, sendsDone, recvs, recvsDone uint64 // accepted, and successfully completed, in total
+	bytes                              uint64 // bytes of the sends
+	// ended counts the completions of sends and receives, and the requests that were dropped
+	// because the queue pair was reset or destroyed.
 	ended uint64
 
 	probes drainProbes
 }
 
-// outstanding is how many requests were accepted and have no completion. Unsignaled sends that
-// succeed have none and count until a reset; spurious completions are not recognised.
+// outstanding returns how many requests were accepted and have no completion. Successful unsignaled
+// sends count until a reset; spurious completions are not recognised.
 func (p *passThrough) outstanding() int { return int(p.sends + p.recvs - p.ended) }
 
-// restart begins a connection, nothing being outstanding.
+// restart begins a connection. Nothing is outstanding.
 func (p *passThrough) restart() {
 	p.abandon()
 	p.probes = drainProbes{unsignaledBefore: p.sends - p.sendsDone}
 }
 
-// abandon drops what is outstanding: the queue pair was reset or destroyed and holds nothing.
+// abandon drops everything outstanding: the queue pair was reset or destroyed and holds nothing.
 func (p *passThrough) abandon() { p.ended = p.sends + p.recvs }
 
-// postSends hands requests to the queue pair, as many at a time as the batch holds.
+// postSends posts requests to the queue pair, as many at a time as the batch holds.
 func (p *passThrough) postSends(wrs []SendWR) (n int, err error) {
 	b := p.batch
 	for n < len(wrs) && err == nil {
@@ -67,7 +67,7 @@ func (p *passThrough) postSends(wrs []SendWR) (n int, err error) {
 	return n, err
 }
 
-// postSend is postSends for one request, without what only a loop needs (2 ns).
+// postSend is postSends for one request, without the cost of the loop (2 ns).
 func (p *passThrough) postSend(wrs []SendWR) (n int, err error) {
 	b := p.batch
 	b.clear()
@@ -85,8 +85,8 @@ func (p *passThrough) postSend(wrs []SendWR) (n int, err error) {
 	return 1, nil
 }
 
-// fill fills the batch with requests from wrs[n] on, up to the first that is refused, and says how
-// many bytes these are.
+// fill fills the batch with requests from wrs[n] on, up to the first that is refused, and returns
+// their bytes.
 func (p *passThrough) fill(b *sendBatch, wrs []SendWR, n int) (bytes uint64, err error) {
 	for b.clear(); n < len(wrs) && b.tail < len(b.wrs); n++ {
 		length := p.translate(b, &wrs[n])
@@ -121,7 +121,7 @@ func (p *passThrough) refused(err error) (ends bool) {
 	return errors.Is(err, verbs.ErrDeviceGone)
 }
 
-// end records a failure, and has the NIC flush what it still holds. Where that is refused, polling
+// end records a failure, and makes the NIC flush what it still holds. If the NIC refuses, polling
 // tries again.
 func (p *passThrough) end(f *FailedError) {
 	p.fail(f)
@@ -140,8 +140,9 @@ func (p *passThrough) fail(f *FailedError) (first bool) {
 const plainFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicited
 
 // translate checks a request of the plain kind, adds it to the batch and returns its length; it
-// returns 0 for any other request, and for one that must be refused. Plain is one piece of
-// registered memory, and no atomic: all that is not looked at here has its zero value.
+// returns 0 for any other request, and for one that must be refused. A plain request has one piece
+// of registered memory and is not an atomic: all fields that are not checked here have their zero
+// values.
 func (p *passThrough) translate(b *sendBatch, wr *SendWR) (length uint64) {
 	l, r, s := wr.Local.Keys, wr.Remote.Keys, p.rails
 	length = wr.Local.Length
@@ -174,7 +175,7 @@ func (p *passThrough) translateOther(b *sendBatch, i int, wr *SendWR) (uint64, e
 	to := b.add()
 	to.ID, to.Opcode, to.Flags, to.Imm = wr.ID, wr.Opcode, wr.Flags, p.imms.turn(wr.Imm)
 	to.RemoteAddr, to.RKey = wr.Remote.Addr, 0
-	if length != 0 && !wr.Opcode.IsSend() { // a transfer of no bytes needs no key
+	if length != 0 && !wr.Opcode.IsSend() { // an empty transfer needs no key
 		to.RKey = wr.Remote.Keys.at(p.rail.peerDev)
 	}
 	to.CompareAdd, to.Swap = wr.CompareAdd, wr.Swap
@@ -194,7 +195,7 @@ func (p *passThrough) translateOther(b *sendBatch, i int, wr *SendWR) (uint64, e
 	return length, nil
 }
 
-// checkSend says what is wrong with a request for the queue pair, and returns its length.
+// checkSend checks a request for the queue pair, and returns its length.
 func (p *passThrough) checkSend(i int, wr *SendWR) (length uint64, err error) {
 	s := p.rails
 	if !wr.Opcode.Valid() {
@@ -226,7 +227,7 @@ func (p *passThrough) checkSend(i int, wr *SendWR) (length uint64, err error) {
 	return length, p.checkRemote(i, wr, length)
 }
 
-// checkPiece says what is wrong with a request's one piece of local memory.
+// checkPiece checks a request's single piece of local memory.
 func (p *passThrough) checkPiece(i int, wr *SendWR) error {
 	if err := p.rails.checkSegment(i, wr, wr.Local, p.rails.localDevs); err != nil {
 		return err
@@ -266,7 +267,7 @@ func (p *passThrough) checkRemote(i int, wr *SendWR, length uint64) error {
 	return nil
 }
 
-// tooLarge says why a request is longer, or has more pieces, than one message.
+// tooLarge returns the error of a request that is longer, or has more pieces, than one message may.
 func (p *passThrough) tooLarge(i int, wr *SendWR, length uint64) error {
 	if r := p.rail; length > r.maxMessage {
 		return refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: %s carries at most %d; "+
@@ -276,7 +277,7 @@ func (p *passThrough) tooLarge(i int, wr *SendWR, length uint64) error {
 		p.rail.maxSGE))
 }
 
-// postRecvs hands receives to the queue pair.
+// postRecvs posts receives to the queue pair.
 func (p *passThrough) postRecvs(wrs []RecvWR) (n int, err error) {
 	b := &p.cq.recvs
 	for n < len(wrs) && err == nil {
@@ -328,7 +329,7 @@ func (p *passThrough) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs
 	return appendSGL(sgl, wr.SGL, p.rail.device), nil
 }
 
-// checkRecv says what is wrong with a receive that has memory.
+// checkRecv checks a receive with memory.
 func (p *passThrough) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 	if err := p.rails.checkRecv(i, wr, pieces); err != nil {
 		return err
@@ -339,8 +340,8 @@ func (p *passThrough) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 	return nil
 }
 
-// completed hands completions to the user, from the first of wcs up to the first of another queue
-// pair, and says how many. Fields that are undefined are cleared.
+// completed passes completions to the user, from the first of wcs up to the first of another queue
+// pair, and returns their number. It clears undefined fields.
 func (p *passThrough) completed(wcs []verbs.WC, out *sink) (n int) {
 	num, sends, recvs := wcs[0].QPNum, uint64(0), uint64(0)
 	for ; n < len(wcs) && wcs[n].QPNum == num; n++ {
@@ -367,7 +368,7 @@ func (p *passThrough) completed(wcs []verbs.WC, out *sink) (n int) {
 	return n
 }
 
-// completedOther handles a completion that is a probe's or no success; it reports false for any
+// completedOther handles a completion of a probe, or an unsuccessful one; it reports false for any
 // other.
 func (p *passThrough) completedOther(wc *verbs.WC, out *sink) bool {
 	if p.probes.owns(wc) {
@@ -381,7 +382,7 @@ func (p *passThrough) completedOther(wc *verbs.WC, out *sink) bool {
 	*out.slot() = WC{ID: wc.ID, Status: wc.Status, Opcode: verbs.WCUnknown, VendorErr: wc.VendorErr,
 		QPNum: p.qpNum}
 	if p.line.flushAsked(wc.Status) {
-		return true // under Drain it is a receive: all sends have ended, or there is a failure already
+		return true // a receive under Drain: all sends have ended, or a failure is recorded
 	}
 	p.rail.stats.errors++
 	f := noRequest(wc.Status)
@@ -390,7 +391,7 @@ func (p *passThrough) completedOther(wc *verbs.WC, out *sink) bool {
 	return true
 }
 
-// check panics where the invariant does not hold.
+// check panics if the invariant does not hold.
 func (p *passThrough) check() {
 	if p.probes.posted < 0 {
 		broken("passThrough: %d probes posted", p.probes.posted)

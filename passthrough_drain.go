@@ -12,9 +12,9 @@ import (
 )
 
 // drainProbes are the requests that Drain, Close and Reset post on a single queue pair to learn
-// from their completions what the NIC has done: a marker behind the sends, and then, in ERR, one on
-// either queue, whose flush proves that all before it was flushed. Counting does not suffice: only
-// the NIC knows which unsignaled requests still complete. All probes have the same ID, which
+// from their completions what the NIC has done: a marker after the sends, and then, in ERR, one on
+// either queue, whose flush proves that all earlier ones were flushed. Counting does not suffice:
+// only the NIC knows which unsignaled requests still complete. All probes have the same ID, which
 // nothing else uses; their completions do not reach the user.
 //
 // Invariant: posted counts the probes that were accepted and have not completed.
@@ -23,40 +23,40 @@ type drainProbes struct {
 	posted int
 	marked bool // the marker was posted
 
-	// sendPosted and recvPosted say that the probes which are to be flushed were posted, sendErr
-	// and recvErr why not.
+	// sendPosted and recvPosted say that the probes to be flushed were posted, sendErr and recvErr
+	// why not.
 	sendPosted, recvPosted bool
 	sendErr, recvErr       error
 	gaveUp                 bool // the NIC did not confirm within flushPatience
 
-	// unsignaledBefore counts the sends of earlier connections that have no successful completion,
-	// and never will have.
+	// unsignaledBefore counts the sends of earlier connections that never had a successful
+	// completion.
 	unsignaledBefore uint64
 
-	idle      idleCQ // by the wall clock, for Close and Reset, which sleep
-	drainIdle idleCQ // by the configured clock, for Drain
+	idle      idleCQ // for Close and Reset, which sleep; by the wall clock
+	drainIdle idleCQ // for Drain; by the configured clock
 }
 
-// idleCQ is what isIdle remembers of its polls.
+// idleCQ is the state of isIdle between polls.
 type idleCQ struct {
 	outstanding int       // the user's requests at the last poll
-	polls       int       // polls in a row that found as many
-	since       time.Time // the first of these
+	polls       int       // consecutive polls that found the same number
+	since       time.Time // when the first of these polls was made
 }
 
 const (
 	// flushPatience is how long Close and Reset wait for a NIC that does not answer.
 	flushPatience = time.Second
-	// flushQuiet: where no probe can be posted, everything counts as flushed when nothing has
-	// completed for so long. NICs flush within microseconds.
+	// flushQuiet is how long nothing may have completed before everything counts as flushed, if no
+	// probe can be posted. NICs flush within microseconds.
 	flushQuiet = 10 * time.Millisecond
-	// flushPolls is how often the CQ is polled meanwhile, at least.
+	// flushPolls is the least number of polls in that time.
 	flushPolls = 50
 )
 
-// finishSends posts the marker behind the sends, if it must, and reports whether all of them have
-// ended. When it does, either all have succeeded or a failure is recorded; that is why flushes are
-// no failures from then on.
+// finishSends posts the marker after the sends, if needed, and reports whether all of them have
+// ended. Then either all have succeeded or a failure is recorded, so from then on a flush is not a
+// failure.
 func (p *passThrough) finishSends() bool {
 	o, rl := &p.probes, p.rail
 	if rl.closed || p.line.err != nil || !o.marked && p.sends-p.sendsDone == o.unsignaledBefore {
@@ -74,9 +74,9 @@ func (p *passThrough) finishSends() bool {
 	return o.marked && o.posted == 0
 }
 
-// finishRecvs finds out whether everything has ended, the queue pair being in ERR, and reports it.
-// Where the NIC does not let that be known, it resets the queue pair, or destroys it if it refuses
-// that too: then the queue pair certainly holds nothing.
+// finishRecvs reports whether everything has ended on the queue pair, which is in ERR. If the NIC
+// does not let it find out, it resets the queue pair, or destroys it if that is refused, too: then
+// the queue pair holds nothing.
 func (p *passThrough) finishRecvs() bool {
 	o, rl := &p.probes, p.rail
 	if rl.closed || p.nothingLeft() || p.probeFlush() || p.nothingLeft() { // probeFlush has polled
@@ -100,8 +100,8 @@ func (p *passThrough) finishRecvs() bool {
 	return true
 }
 
-// mustRetry reports whether the queue pair has refused a probe: perhaps no completion comes that
-// would wake Drain. (One that refuses the move to ERR is listed as touched.)
+// mustRetry reports whether the queue pair has refused a probe, so that there may be no completion
+// to wake Drain. (A queue pair that refuses the move to ERR is listed as touched.)
 func (p *passThrough) mustRetry() bool {
 	o := &p.probes
 	return p.line.phase == drainSends && !o.marked ||
@@ -128,9 +128,9 @@ func (p *passThrough) probeFlush() bool {
 	return o.sendPosted && o.recvPosted && o.posted == 0
 }
 
-// flushUnknowable reports whether nothing will ever prove that everything was flushed: a queue
-// refuses the probe permanently, or is full of unsignaled requests that have succeeded, whose slots
-// nothing gives back in ERR; the other queue's probe has come back, and nothing else comes.
+// flushUnknowable reports whether nothing will ever prove that everything was flushed: one queue
+// refuses the probe permanently, or is full of successful unsignaled requests, whose slots nothing
+// frees in ERR; the other queue's probe was flushed, and nothing else completes.
 func (p *passThrough) flushUnknowable(seen *idleCQ, now time.Time) bool {
 	o := &p.probes
 	idle := p.isIdle(seen, now)
@@ -140,7 +140,7 @@ func (p *passThrough) flushUnknowable(seen *idleCQ, now time.Time) bool {
 }
 
 // nothingLeft reports whether every request has its completion, so that no probe is needed.
-// Unsignaled requests that have succeeded count for ever, so often only probes can tell.
+// Successful unsignaled requests count for ever, so often only probes can tell.
 func (p *passThrough) nothingLeft() bool { return p.outstanding() == 0 && p.probes.posted == 0 }
 
 // isIdle reports whether no request of the user has completed for a while. It must be called with
@@ -153,8 +153,8 @@ func (p *passThrough) isIdle(o *idleCQ, now time.Time) bool {
 	return o.polls >= flushPolls && now.Sub(o.since) > flushQuiet
 }
 
-// flushOver reports whether Close and Reset need not wait for the queue pair in ERR any more. It
-// may hold something still, and is reset or destroyed anyway.
+// flushOver reports whether Close and Reset can stop waiting for the queue pair in ERR. It may
+// still hold something, but is reset or destroyed anyway.
 func (p *passThrough) flushOver() bool {
 	return p.rail.closed || p.probes.gaveUp || p.nothingLeft() || p.probeFlush() ||
 		p.flushUnknowable(&p.probes.idle, time.Now())
@@ -183,7 +183,7 @@ func awaitFlushes(list []*passThrough) {
 	}
 }
 
-// postSendProbe posts a write of no bytes.
+// postSendProbe posts an empty write.
 func (p *passThrough) postSendProbe() error {
 	_, err := p.rail.qp.PostSend(
 		[]verbs.SendWR{{ID: p.probes.probeID(), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled}})
@@ -191,8 +191,8 @@ func (p *passThrough) postSendProbe() error {
 	return err
 }
 
-// probeCompleted handles the completion of a probe. That of the marker tells whether the sends
-// before it have succeeded.
+// probeCompleted handles the completion of a probe. The marker's tells whether the sends before it
+// have succeeded.
 func (p *passThrough) probeCompleted(wc *verbs.WC) {
 	p.probes.posted--
 	if wc.Status != verbs.StatusSuccess && p.line.phase == drainSends {
@@ -217,10 +217,10 @@ func (o *drainProbes) accepted(err error) bool {
 	return err == nil
 }
 
-// owns reports whether a completion is that of a probe.
+// owns reports whether a completion is a probe's.
 func (o *drainProbes) owns(wc *verbs.WC) bool { return wc.ID == o.id && o.posted != 0 }
 
-// probeID is the ID of all probes.
+// probeID returns the ID of all probes.
 func (o *drainProbes) probeID() uint64 {
 	for o.id == 0 {
 		o.id = rand.Uint64()
@@ -230,6 +230,6 @@ func (o *drainProbes) probeID() uint64 {
 
 func refusedPermanently(err error) bool { return err != nil && !verbs.IsTransient(err) }
 
-// pollInterval is how often Drain polls where there is nothing to sleep on: well above what a poll
-// costs, and short beside what a drain takes.
+// pollInterval is how often Drain polls if it cannot sleep: much longer than a poll takes, and much
+// shorter than a drain.
 const pollInterval = 100 * time.Microsecond

@@ -7,16 +7,17 @@ import (
 )
 
 // pieceList is the scatter list of a send request, copied since it outlives the post, and how far
-// fragmentation has come in it. Pieces lie apart from their keys: so the copy of a piece has no
-// pointer, which would cost a write barrier, and a run of pieces looks its key up once. Where all
-// have the same keys, as is usual, the request has them (sendReq.localKeys) and there are no runs.
+// fragmentation has come in it. Pieces are stored apart from their keys: the copy of a piece then
+// has no pointer, which would cost a write barrier, and a run of pieces looks up its key once. If
+// all have the same keys, as is usual, the request has them (sendReq.localKeys) and there are no
+// runs.
 //
-// Invariant: runs[i] is of the pieces from runs[i-1].end on, or from 0, up to its own end, which is
-// beyond; the last one ends at len(pieces).
+// Invariant: runs[i] covers the pieces from runs[i-1].end, or from 0, up to its own end, which is
+// greater; the last one ends at len(pieces).
 type pieceList struct {
 	pieces []piece
 	runs   []keyRun
-	// The next fragment begins in pieces[next], which is of runs[run], offset bytes from its
+	// The next fragment begins in pieces[next], which is in runs[run], offset bytes from its
 	// beginning.
 	next, run int
 	offset    uint64
@@ -29,11 +30,11 @@ type piece struct {
 
 // keyRun is a run of pieces with the same keys.
 type keyRun struct {
-	keys *Keys // noKeys for pieces of no bytes that have none
+	keys *Keys // noKeys for empty pieces without keys
 	end  int
 }
 
-// set copies a list of two pieces or more. It returns the keys of all of them, or nil where they
+// set copies a list of two pieces or more. It returns the keys of all of them, or nil if they
 // differ.
 func (l *pieceList) set(sgl []Segment) *Keys {
 	if cap(l.pieces) < len(sgl) {
@@ -58,7 +59,7 @@ func (l *pieceList) set(sgl []Segment) *Keys {
 	return keys
 }
 
-// findRuns notes the keys of each run of pieces.
+// findRuns records the keys of each run of pieces.
 func (l *pieceList) findRuns(sgl []Segment) {
 	for i := range sgl {
 		k := sgl[i].Keys
@@ -72,8 +73,8 @@ func (l *pieceList) findRuns(sgl []Segment) {
 	}
 }
 
-// all writes the whole list as a device names it, but for empty pieces, into sgl, which has room.
-// keys are as set returned them. It returns how many pieces it wrote.
+// all writes all non-empty pieces with a device's keys into sgl, which has room. keys is what set
+// returned. It returns how many pieces it wrote.
 func (l *pieceList) all(sgl []verbs.SGE, keys *Keys, device uint8) (count int) {
 	if keys != nil {
 		return listPieces(sgl, l.pieces, keys.at(device))
@@ -87,7 +88,7 @@ func (l *pieceList) all(sgl []verbs.SGE, keys *Keys, device uint8) (count int) {
 	return count
 }
 
-// listPieces writes pieces with one key, but for empty ones, and returns how many.
+// listPieces writes the non-empty pieces with one key, and returns how many.
 func listPieces(sgl []verbs.SGE, pieces []piece, key uint32) (count int) {
 	for i := range pieces {
 		if p := &pieces[i]; p.length != 0 {
@@ -98,8 +99,8 @@ func listPieces(sgl []verbs.SGE, pieces []piece, key uint32) (count int) {
 	return count
 }
 
-// part writes the pieces of size bytes from offset on into sgl, which has room for them: a fragment
-// that take has cut before. keys are as set returned them. It returns how many pieces it wrote.
+// part writes the pieces of size bytes from offset into sgl, which has room for them: a fragment
+// that take has cut earlier. keys is what set returned. It returns how many pieces it wrote.
 func (l *pieceList) part(sgl []verbs.SGE, keys *Keys, device uint8, offset, size uint64) (count int) {
 	run := 0
 	for i := 0; size != 0; i++ {
@@ -123,8 +124,8 @@ func (l *pieceList) part(sgl []verbs.SGE, keys *Keys, device uint8, offset, size
 	return count
 }
 
-// take writes the pieces of the next fragment into sgl: as many as it has room for, of size bytes
-// at most. keys are as set returned them. It returns how many pieces and bytes it wrote.
+// take writes the pieces of the next fragment into sgl: as many as it has room for, at most size
+// bytes. keys is what set returned. It returns how many pieces and bytes it wrote.
 func (l *pieceList) take(sgl []verbs.SGE, keys *Keys, device uint8, size uint64) (count int, got uint64) {
 	for got < size && count < len(sgl) {
 		p, k := &l.pieces[l.next], keys

@@ -10,20 +10,20 @@ import (
 	"ibverbx/verbs"
 )
 
-// portWatch is what the NICs of a virtual CQ report of their ports. A virtual queue pair that
-// offers failover need not wait there for the retries to be up.
+// portWatch receives what the NICs of a virtual CQ report about their ports, so that failover need
+// not wait until retries are used up.
 type portWatch struct {
 	events chan verbs.Event // nil until a virtual queue pair has failover in force
-	// wake has the same events for a goroutine that raises an event of the completion channel:
-	// somebody may sleep there. Nil where there is none.
+	// wake has the same events for a goroutine that raises an event of the completion channel,
+	// because the program may sleep there. nil if there is no channel.
 	wake  chan verbs.Event
 	awake chan struct{} // closed when the goroutine has ended
 	stops []func()
-	// states are the answers of the last moment: each of a thousand virtual queue pairs asks.
+	// states caches recent answers, because each of a thousand virtual queue pairs may ask.
 	states []portState
 }
 
-// portState is what a port has answered.
+// portState is a port's answer.
 type portState struct {
 	device verbs.DeviceID
 	port   int
@@ -32,13 +32,13 @@ type portState struct {
 }
 
 const (
-	// portEvents is how many events of a NIC may come between two polls until some are lost.
+	// portEvents is how many events of a NIC may arrive between two polls before some are lost.
 	portEvents = 64
-	// portStateFor is for how long the answer of a port counts.
+	// portStateFor is how long a port's answer is valid.
 	portStateFor = time.Millisecond
 )
 
-// begin listens to the NICs of a virtual CQ, whose channel may be nil.
+// begin watches the NICs of a virtual CQ, whose channel may be nil.
 func (w *portWatch) begin(devices []verbs.Device, channel *verbs.CompChannel) {
 	if w.events != nil {
 		return
@@ -62,7 +62,7 @@ func (w *portWatch) begin(devices []verbs.Device, channel *verbs.CompChannel) {
 	}()
 }
 
-// end stops listening.
+// end stops watching.
 func (w *portWatch) end() {
 	for _, stop := range w.stops {
 		stop()
@@ -81,10 +81,10 @@ func (w *portWatch) next() (e verbs.Event, lost bool) {
 	return e, len(w.events) >= cap(w.events)-2
 }
 
-// forget forgets what the ports have answered.
+// forget drops the ports' answers.
 func (w *portWatch) forget() { w.states = w.states[:0] }
 
-// down is why a port is not active; nil if it is.
+// down returns why a port is not active; nil if it is.
 func (w *portWatch) down(dev verbs.Device, port int, now time.Time) error {
 	w.states = slices.DeleteFunc(w.states, func(s portState) bool {
 		return s.at.After(now) || now.Sub(s.at) >= portStateFor
@@ -111,10 +111,10 @@ func (w *portWatch) down(dev verbs.Device, port int, now time.Time) error {
 type suspect struct {
 	device uint8
 	since  time.Time
-	down   error // what the port has said after PortTimeout; nil before
+	down   error // the port's answer after PortTimeout; nil before
 }
 
-// portDown is why the port of a device is not active; nil if it is.
+// portDown returns why the port of a device is not active; nil if it is.
 func (x *recovery) portDown(dev verbs.Device) error {
 	return x.ports.down(dev, int(x.cfg.Conn.port(dev)), x.line.clock())
 }
@@ -128,8 +128,8 @@ func (x *recovery) portActive(dev verbs.Device) bool {
 	return true
 }
 
-// withPort adds to the cause of a loss what the port says, where it is down: a queue pair that was
-// flushed does not tell why.
+// withPort adds the state of a port that is down to the cause of a loss, because a flush does not
+// say why.
 func (x *recovery) withPort(rl *rail, cause error) error {
 	var status verbs.Status
 	if x.cfg.OnRail != nil && (errors.As(cause, &status) || errors.Is(cause, errIdleErr)) {
@@ -140,7 +140,8 @@ func (x *recovery) withPort(rl *rail, cause error) error {
 	return cause
 }
 
-// checkPorts asks all ports, where a report was lost or came before anybody listened.
+// checkPorts asks all ports, because a report may have been lost, or arrived before this
+// connection.
 func (x *recovery) checkPorts() {
 	asked := uint64(0)
 	for _, rl := range x.rails.all {
@@ -155,7 +156,7 @@ func (x *recovery) checkPorts() {
 }
 
 // handleEvent handles an event of a NIC, and reports whether it concerns the connection: a port has
-// gone down, or come up, or a queue pair has failed, which has perhaps nothing outstanding.
+// gone down, or come up, or a queue pair has failed, perhaps with nothing outstanding.
 func (x *recovery) handleEvent(e verbs.Event) bool {
 	device := uint8(e.Device.ID())
 	switch e.Type {
@@ -180,12 +181,12 @@ func (x *recovery) handleEvent(e verbs.Event) bool {
 	return true
 }
 
-// watchesPort reports whether it matters that the port of a device is down.
+// watchesPort reports whether the connection uses the port of a device.
 func (x *recovery) watchesPort(device uint8) bool {
 	return x.cfg.PortTimeout >= 0 && x.rails.localDevs&(1<<device) != 0
 }
 
-// suspectPort notes that the port of a device may be down.
+// suspectPort records that the port of a device may be down.
 func (x *recovery) suspectPort(device uint8) {
 	if !x.watchesPort(device) || x.suspected(device) {
 		return
@@ -194,8 +195,8 @@ func (x *recovery) suspectPort(device uint8) {
 	x.degraded = true
 }
 
-// clearPort forgets that the port of a device was down. The others are looked at again: it can
-// stand in for them.
+// clearPort clears the suspicion of a device's port, and looks at the others again: this one can
+// now replace them.
 func (x *recovery) clearPort(device uint8) {
 	if x.suspected(device) {
 		x.suspects = slices.DeleteFunc(x.suspects, func(s suspect) bool { return s.device == device })
@@ -208,9 +209,10 @@ func (x *recovery) suspected(device uint8) bool {
 	return slices.ContainsFunc(x.suspects, func(s suspect) bool { return s.device == device })
 }
 
-// checkSuspects takes the rails of devices out whose ports have been down for too long, where
-// others can stand in. Where none can, the retries go on: the link may come back before they are
-// used up. A port stays suspected until it is up, and until then its rails stand in for no others.
+// checkSuspects takes out the rails of devices whose ports have been down for too long, if other
+// rails can replace them. If none can, the retries go on: the link may come back before they are
+// used up. A port stays suspected until it is up, and until then its rails do not count as
+// replacements.
 func (x *recovery) checkSuspects() {
 	if len(x.suspects) == 0 {
 		return
@@ -221,7 +223,7 @@ func (x *recovery) checkSuspects() {
 		switch {
 		case s.down != nil:
 		case now.Sub(s.since) < x.cfg.PortTimeout:
-			x.again = true // time passes without completions
+			x.again = true // time passes even without completions
 		default:
 			if s.down = x.portDown(x.rails.onDevice(s.device).qp.Device()); s.down == nil {
 				x.suspects = slices.Delete(x.suspects, i, i+1)
@@ -236,7 +238,7 @@ func (x *recovery) checkSuspects() {
 	}
 }
 
-// loseRailsAt takes the rails of a device out whose port is down.
+// loseRailsAt takes out the rails of a device whose port is down.
 func (x *recovery) loseRailsAt(s suspect) {
 	for _, rl := range x.rails.all {
 		if rl.device == s.device && rl.works() {
@@ -263,8 +265,9 @@ func (x *recovery) canLoseDevice(device uint8, suspects []suspect) bool {
 	return true
 }
 
-// loseDevice takes the rails of a device out whose CQ has died: no more completions will come. It
-// reports false, and changes nothing, where the connection cannot do without them. x may be nil.
+// loseDevice takes out the rails of a device whose CQ has died, since there will be no more
+// completions. It reports false, and changes nothing, if the connection cannot do without them. x
+// may be nil.
 func (x *recovery) loseDevice(device uint8, cause error) bool {
 	if x == nil || !x.canLoseDevice(device, nil) {
 		return false

@@ -1,7 +1,7 @@
 package ibverbx
 
-// progress continues after completions were handled: it hands more work to the rails, and finished
-// requests to the user.
+// progress continues after completions were handled: it gives more work to the rails, and reports
+// finished requests to the user.
 func (q *VirtualQP) progress(out *sink) {
 	if q.line.closed {
 		return
@@ -13,7 +13,7 @@ func (q *VirtualQP) progress(out *sink) {
 		return
 	}
 	if q.line.suspect != nil {
-		q.judgeSuspect()
+		q.failSuspect()
 	}
 	dispatched := q.failover != nil && q.continueFailover()
 	if q.line.err != nil {
@@ -38,8 +38,8 @@ func (q *VirtualQP) progress(out *sink) {
 	}
 }
 
-// continueFailover does what failover has to do beside the completions. It reports whether it has
-// dispatched receives.
+// continueFailover does failover's work that does not follow from a completion. It reports whether
+// it has dispatched receives.
 func (q *VirtualQP) continueFailover() (dispatched bool) {
 	x := q.failover
 	if x.idle() {
@@ -59,14 +59,14 @@ func (q *VirtualQP) continueFailover() (dispatched bool) {
 		return false
 	}
 	if next, now := x.agree(); !next.IsZero() {
-		q.cq.touchAt(q, next, now) // nothing else may lead here by then
+		q.cq.touchAt(q, next, now) // nothing else may lead here in time
 	}
-	q.dispatchRecvs() // ahead of the control messages that say so
+	q.dispatchRecvs() // before the control messages that announce them
 	if !q.line.ending() {
 		q.raise(x.sendControls())
 	}
 	switch {
-	case q.line.ending(): // a refusal has ended it
+	case q.line.ending(): // a refusal has ended the connection
 	case x.protocol.Waits():
 		q.raise(x.overdue())
 	default:
@@ -74,13 +74,13 @@ func (q *VirtualQP) continueFailover() (dispatched bool) {
 		q.postStaged()
 	}
 	if x.finish() {
-		q.cq.touch(q) // perhaps no completion comes that leads here again
+		q.cq.touch(q) // no completion may lead here again
 	}
 	return true
 }
 
-// stopAgain moves the queue pairs to ERR that have refused, and reports whether all are there now.
-// If not, the next progress tries again.
+// stopAgain repeats the move to ERR of queue pairs that have refused it, and reports whether all
+// are in ERR now. If not, the next progress tries again.
 func (q *VirtualQP) stopAgain() (stopped bool) {
 	if stopped = q.send.rails.stopAgain(); !stopped {
 		q.cq.touch(q)
@@ -88,7 +88,7 @@ func (q *VirtualQP) stopAgain() (stopped bool) {
 	return stopped
 }
 
-// dispatch stages what can go out, and posts it.
+// dispatch stages what can be sent, and posts it.
 func (q *VirtualQP) dispatch() {
 	if q.failover == nil || !q.failover.paused() {
 		q.send.dispatch()
@@ -96,8 +96,8 @@ func (q *VirtualQP) dispatch() {
 	q.postStaged()
 }
 
-// postStaged posts what is staged. A permanent refusal is a failure of its request; what is left on
-// the other rails goes out after it.
+// postStaged posts all staged work. A permanent refusal is a failure of its request; the other
+// rails' work is then posted.
 func (q *VirtualQP) postStaged() {
 	for {
 		rl, err := q.send.post()
@@ -112,13 +112,13 @@ func (q *VirtualQP) postStaged() {
 }
 
 // dispatchRecvs posts receives as far as the queues have room, and gives banked notifications to
-// those that wait for one.
+// receives that wait for one.
 func (q *VirtualQP) dispatchRecvs() {
 	if !q.line.mayPostReceives() {
 		return
 	}
 	s := &q.recv
-	// Receives that come back from a lost rail go ahead of later ones.
+	// Receives that come back from a lost rail go before later ones.
 	held := q.failover != nil && q.failover.protocol.Unflushed()
 	if s.nextMessage != s.win.Tail && !held {
 		if refused := s.postWaiting(q.send.rails.sendRail, true, &s.nextMessage); refused != nil {
@@ -139,7 +139,8 @@ func (q *VirtualQP) dispatchRecvs() {
 }
 
 // progressRecvs continues with receives after completions were handled. dispatched says that
-// failover has dispatched them already: what a queue pair refuses for now is tried once in a poll.
+// failover has already dispatched them: a post that a queue pair refuses for now is tried once per
+// poll.
 func (q *VirtualQP) progressRecvs(out *sink, dispatched bool) {
 	if !dispatched {
 		q.dispatchRecvs()

@@ -10,7 +10,7 @@ import (
 
 // receiver is the receive direction of a virtual queue pair over several physical ones: the user's
 // receives, the credits that DQPLB keeps posted, and the notifications that wait for a receive. It
-// says what a queue pair refused and what the peer did wrong; [VirtualQP] decides what follows.
+// returns what a queue pair refused and what the peer did wrong; [VirtualQP] decides what follows.
 //
 // Invariant: win.Head <= nextMessage, nextBare <= win.Tail. Of the receives with memory those
 // before nextMessage were posted on the rail that carries SENDs, or have ended as flushed. Of the
@@ -23,9 +23,9 @@ type receiver struct {
 
 	order       dqplb.Receiver                // DQPLB: puts numbered messages in order
 	bank        ring.FIFO[dqplb.Notification] // DQPLB: notifications that wait for a receive
-	bankedEver  uint64                        // how many ever did
-	recvsToPost int                           // credits and watches to be posted, of all rails
-	batch       *recvBatch                    // the virtual CQ's, to post in batches
+	bankedEver  uint64                        // notifications that were ever banked
+	recvsToPost int                           // credits and watches to be posted on all rails
+	batch       *recvBatch                    // of the virtual CQ; holds receives to post
 
 	maxBanked int
 	imms      immOrder
@@ -35,7 +35,7 @@ type receiver struct {
 	// notifiedYet says that a notification has arrived on this connection.
 	notifiedYet bool
 	// flushRest says that a receive was reported with an error. All later ones are reported as
-	// flushed: on one connection nothing arrives after that.
+	// flushed: on a single connection nothing arrives after an error.
 	flushRest bool
 }
 
@@ -45,7 +45,7 @@ func newReceiver(batch *recvBatch, cfg *Config) receiver {
 		maxBanked: cfg.MaxBanked, imms: immOrder(cfg.Conn.ImmLittleEndian)}
 }
 
-// restart begins a connection, nothing being outstanding. Receives keep counting on.
+// restart begins a connection. Nothing is outstanding. Receives continue their numbering.
 func (s *receiver) restart() {
 	s.order, s.bank, s.flushRest = dqplb.Receiver{}, ring.FIFO[dqplb.Notification]{}, false
 	s.creditsWait, s.notifiedYet = false, false
@@ -54,14 +54,14 @@ func (s *receiver) restart() {
 // recvReq is a live receive. Its fields are valid from PostRecv until it is reported.
 type recvReq struct {
 	id        uint64
-	bytes     uint64 // what arrived
+	bytes     uint64 // bytes that have arrived
 	status    verbs.Status
 	opcode    verbs.WCOpcode
 	imm       uint32
 	vendorErr uint32
 	hasImm    bool
 	message   bool      // has memory: takes a SEND, not a notification
-	done      bool      // has ended; to be reported in its turn
+	done      bool      // has ended, and is reported in its turn
 	pieces    []Segment // its memory; kept by the slot
 }
 
@@ -100,15 +100,15 @@ func (s *receiver) enqueue(rails *railSet, held *holder, i int, wr *RecvWR) erro
 	return nil
 }
 
-// recvRefusal is what a queue pair said to a receive.
+// recvRefusal is a queue pair's refusal of a receive.
 type recvRefusal struct {
 	rail *rail
 	err  error
-	f    *FailedError // which receive
+	f    *FailedError // describes the receive
 }
 
-// postWaiting posts the receives of one kind that wait, from *next on, as far as the rail for them
-// has room. next is the cursor of that kind.
+// postWaiting posts the waiting receives of one kind, from *next on, as far as their rail has room.
+// next is the cursor of that kind.
 func (s *receiver) postWaiting(rl *rail, message bool, next *uint64) *recvRefusal {
 	if rl == nil {
 		*next = s.win.Tail // no receive of this kind was accepted
@@ -129,8 +129,7 @@ func (s *receiver) postWaiting(rl *rail, message bool, next *uint64) *recvRefusa
 			rl.back.state.Posted(accepted)
 		}
 		if err != nil {
-			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads
-			// to.
+			// The cursor first: accepted receives belong to the NIC, whatever the refusal leads to.
 			*next, _ = s.win.Resolve(wrid.Number(batch[accepted].ID), wrid.NumberMask)
 			return &recvRefusal{rl, err, describeRecv(s.win.At(*next))}
 		}
@@ -148,9 +147,9 @@ func (s *receiver) postedOn(rl *rail, n uint64) bool {
 	return !r.done && rl.role == role && n < next
 }
 
-// rewind has the receives of one kind posted again that came back from a lost rail: messages take
-// receives in order, so these are the ones from the first that is not done. next is the cursor of
-// that kind.
+// rewind makes the receives of one kind that came back from a lost rail be posted again. Messages
+// take receives in order, so these begin at the first that is not done. next is the cursor of that
+// kind.
 func (s *receiver) rewind(message bool, next *uint64) {
 	for n := s.win.Head; n < *next; n++ {
 		if r := s.win.At(n); r.message == message && !r.done {
@@ -205,7 +204,7 @@ func (s *receiver) deliverBanked() (any bool) {
 	return any
 }
 
-// takeBare returns the oldest bare receive that waits and moves past it; nil when none does.
+// takeBare returns the oldest waiting bare receive and moves past it; nil if there is none.
 func (s *receiver) takeBare() *recvReq {
 	for s.nextBare != s.win.Tail {
 		r := s.win.At(s.nextBare)
@@ -235,9 +234,9 @@ func (s *receiver) notified(n dqplb.Notification) {
 	s.bankedEver++
 }
 
-// completed handles the completion of a receive of the user. It returns the receive, or nil if
-// there is none that the completion can be of. If the NIC reports success, but a message of the
-// other kind, the receive gets LOC_QP_OP_ERR.
+// completed handles the completion of a receive of the user. It returns the receive, or nil if the
+// completion fits none. If the NIC reports a success with a message of the other kind, the receive
+// gets LOC_QP_OP_ERR.
 func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
 	n, ok := s.win.Resolve(wrid.Number(wc.ID), wrid.NumberMask)
 	if !ok {
@@ -266,8 +265,8 @@ func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
 	return r
 }
 
-// idle reports whether there is nothing to carry on with: no live receive, and no credit or watch
-// to be posted.
+// idle reports whether there is nothing to do: no live receive, and no credit or watch to be
+// posted.
 func (s *receiver) idle() bool { return s.win.Head == s.win.Tail && s.recvsToPost == 0 }
 
 // report reports finished receives in posting order, for the virtual queue pair with number num.
@@ -302,8 +301,7 @@ func (s *receiver) report(l *line, num uint32, out *sink) {
 	s.nextMessage, s.nextBare = max(s.nextMessage, s.win.Head), max(s.nextBare, s.win.Head)
 }
 
-// flushWaiting ends the receives that are not on a NIC, as flushed; those that are end by their
-// completions.
+// flushWaiting completes receives that are not on a NIC as flushed; the NIC completes the others.
 func (s *receiver) flushWaiting() {
 	for n := s.win.Head; n != s.win.Tail; n++ {
 		r := s.win.At(n)
@@ -318,14 +316,14 @@ func (s *receiver) flushWaiting() {
 	s.nextMessage, s.nextBare = s.win.Tail, s.win.Tail
 }
 
-// abandon ends every receive as flushed, once no NIC holds any, and forgets the credits.
+// abandon ends every receive as flushed, once no NIC holds any, and drops the credits.
 func (s *receiver) abandon() {
 	s.nextMessage, s.nextBare = s.win.Head, s.win.Head
 	s.flushWaiting()
 	s.recvsToPost = 0
 }
 
-// check panics where the invariant does not hold.
+// check panics if the invariant does not hold.
 func (s *receiver) check(rails *railSet) {
 	if min(s.nextMessage, s.nextBare) < s.win.Head || max(s.nextMessage, s.nextBare) > s.win.Tail {
 		broken("receiver: cursors %d, %d, %d, %d", s.win.Head, s.nextMessage, s.nextBare, s.win.Tail)
@@ -355,10 +353,11 @@ func (s *receiver) stats(to *Stats) {
 	to.OutOfOrder, to.Banked, to.BankedTotal = s.order.Held(), s.bank.Len(), s.bankedEver
 }
 
-// begin prepares the rails' own receives, none being posted: in DQPLB the credits of every data
+// begin makes the rails' own receives due, with none posted: in DQPLB the credits of every data
 // rail; in Spray a watch on each but the one that carries SENDs. No message ever takes a watch. It
-// is flushed when the queue pair fails, as after a remote access error of the peer, and without it
-// a receiver would not learn of that. With failover control messages take them, on every data rail.
+// is flushed when the queue pair fails, for example after a remote access error of the peer, which
+// a receiver would not notice otherwise. With failover every data rail has watches, and control
+// messages take them.
 func (s *receiver) begin(rails *railSet, scheme Scheme, recovers bool) {
 	own := rails.data
 	if scheme == Spray && !recovers {
@@ -370,14 +369,14 @@ func (s *receiver) begin(rails *railSet, scheme Scheme, recovers bool) {
 		case scheme == Spray:
 			n = min(n, controlRecvs)
 		case r == rails.sendRail:
-			n -= n / 2 // the others are for receives that take SENDs
+			n -= n / 2 // the rest is for receives that take SENDs
 		}
-		r.own, r.recvsToPost = n, n // since the reset it was 0
+		r.own, r.recvsToPost = n, n // it is 0 after a reset
 		s.recvsToPost += n
 	}
 }
 
-// dropCredits forgets the receives of its own that a lost rail was to post.
+// dropCredits drops the lost rail's own receives that were due.
 func (s *receiver) dropCredits(rl *rail) {
 	s.recvsToPost -= rl.recvsToPost
 	rl.recvsToPost = 0
@@ -386,22 +385,23 @@ func (s *receiver) dropCredits(rl *rail) {
 // creditUsed counts a credit that a message used up.
 func (s *receiver) creditUsed(rl *rail) {
 	if rl.role != failover.Data {
-		return // it was for GO: see recovery.postOwn
+		return // the receive was for GO: see recovery.postOwn
 	}
 	rl.recvsToPost++
 	s.recvsToPost++
 }
 
-// withholdsCredits reports whether the bank is full, or too much is held that came before its turn.
-// Then credits stay used up, which stops the sender without losing anything.
+// withholdsCredits reports whether the bank is full, or too many messages are held out of order.
+// Used credits are then not posted again, which stops the sender without losing anything.
 func (s *receiver) withholdsCredits() bool {
 	return s.bank.Len() >= s.maxBanked || s.order.Held() > dqplb.MaxHeld/2
 }
 
-// postCredits posts a rail's credits that were used up.
+// postCredits posts a rail's used credits again.
 func (s *receiver) postCredits(rl *rail) error {
 	for {
-		// The inbox has a slot for every credit from the oldest not handled; none is posted beyond.
+		// The inbox has a slot for every credit from the oldest unhandled one; none is posted
+		// beyond that.
 		batch := s.batch.wrs[:min(rl.recvsToPost, len(s.batch.wrs), rl.inbox.Room(rl.creditsPosted))]
 		if len(batch) == 0 {
 			return nil
@@ -427,7 +427,7 @@ func (s *receiver) postCredits(rl *rail) error {
 }
 
 // arrived puts a rail's next message into the order of the connection and delivers the
-// notifications that have come due. An error is a violation of the protocol by the peer.
+// notifications that become due. An error is a violation of the protocol by the peer.
 func (s *receiver) arrived(rl *rail, imm, bytes uint32) error {
 	n, due, err := s.order.Arrive(&rl.inbox, imm, bytes)
 	if err != nil {

@@ -41,8 +41,8 @@ func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 // and your duties to the exporter, are those of [verbs.DMABufRegistrar].
 //
 // Name pieces of the region by offset as for any other, in every work request that is not inline.
-// Its [MR.Bytes] are nil: the processor does not access it. The error is [verbs.ErrNotSupported] if
-// one of the NICs has no dma-bufs.
+// Its [MR.Bytes] returns nil: the processor does not access it. The error is
+// [verbs.ErrNotSupported] if one of the NICs has no dma-bufs.
 func (d *Domain) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.AccessFlags) (*MR, error) {
 	m := &MR{dom: d}
 	err := checkDMABuf(fd, offset, length, iova)
@@ -76,7 +76,7 @@ func checkDMABuf(fd int, offset, length, iova uint64) error {
 	return nil
 }
 
-// register registers the region on every NIC, by a call for each.
+// register registers the region on every NIC, with a call of on for each.
 func (m *MR) register(size uint64, on func(verbs.PD) (verbs.MR, error)) error {
 	d := m.dom
 	if err := d.acquire(); err != nil {
@@ -93,8 +93,8 @@ func (m *MR) register(size uint64, on func(verbs.PD) (verbs.MR, error)) error {
 	m.lkeys = Keys{base: first.Addr(), length: first.Len(), mr: m}
 	m.rkeys = Keys{base: m.lkeys.base, length: m.lkeys.length}
 	for i, r := range regions {
-		// With a key of 0 for a NIC that is gone a request can be posted that neither end knows yet
-		// to go there: it fails by that, and is posted again elsewhere.
+		// With a key of 0 for a NIC that is gone, a request can be posted on it before either end
+		// knows that it is gone: the request fails, and is posted again elsewhere.
 		lkey, rkey := uint32(0), uint32(0)
 		if r != nil {
 			lkey, rkey = r.LKey(), r.RKey()
@@ -105,8 +105,8 @@ func (m *MR) register(size uint64, on func(verbs.PD) (verbs.MR, error)) error {
 	return nil
 }
 
-// complete notes which NICs lack a region, and tries these again: one may have come back before it
-// was noted. From then on its queue pairs stay out of service.
+// complete records which NICs lack a region, and then tries them again, because one may have come
+// back before it was recorded. While a NIC lacks a region, its queue pairs stay out of service.
 func (d *Domain) complete(regions []verbs.MR, on func(verbs.PD) (verbs.MR, error)) {
 	for i, r := range regions {
 		if r != nil {
@@ -121,7 +121,7 @@ func (d *Domain) complete(regions []verbs.MR, on func(verbs.PD) (verbs.MR, error
 	}
 }
 
-// completed takes back what complete has noted, of a region that is closed.
+// completed undoes complete for a region that is closed.
 func (d *Domain) completed(regions []verbs.MR) {
 	for i, r := range regions {
 		if r == nil {
@@ -174,7 +174,7 @@ func registerAll(pds []verbs.PD, size uint64, on func(verbs.PD) (verbs.MR, error
 	return regions, nil
 }
 
-// closeRegions deregisters memory on every NIC; nil regions are none.
+// closeRegions deregisters memory on every NIC. It skips nil regions.
 func closeRegions(regions []verbs.MR, size uint64) error {
 	errs := make([]error, len(regions))
 	sideBySide(len(regions), size, func(i int) {
@@ -186,16 +186,16 @@ func closeRegions(regions []verbs.MR, size uint64) error {
 }
 
 const (
-	// sideBySideSize is the size of a region, in bytes, from which its NICs work side by side.
-	// Smaller ones, as are registered for single messages, stay on the caller's goroutine.
+	// sideBySideSize is the least size of a region, in bytes, that is registered on NICs in
+	// parallel. Smaller ones, as for single messages, stay on the caller's goroutine.
 	sideBySideSize = 1 << 20
-	// mostSideBySide bounds how many NICs work side by side: each costs a thread that is in the
-	// kernel meanwhile.
+	// mostSideBySide bounds how many NICs register in parallel: each needs a thread in the kernel
+	// meanwhile.
 	mostSideBySide = 16
 )
 
-// sideBySide calls f for each of n NICs, on several at a time where the region is large, and
-// returns when all calls have.
+// sideBySide calls f for each of n NICs, in parallel if the region is large, and returns when all
+// calls have returned.
 func sideBySide(n int, size uint64, f func(i int)) {
 	workers := min(n, mostSideBySide)
 	if size < sideBySideSize || n == 1 {

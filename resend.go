@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// takeLog empties the log of a rail that is being lost, and returns what was outstanding there with
-// what it takes to post it again. Nothing of that is recorded before.
+// takeLog empties the log of a rail that is being lost, and returns its outstanding work with
+// everything needed to post it again. Nothing is recorded for this before a loss.
 func (s *sender) takeLog(rl *rail) []failover.Entry {
 	entries := rl.log.Take(rl.staged())
 	for i := range entries {
@@ -36,14 +36,14 @@ func (s *sender) describeEntry(e *failover.Entry) {
 	}
 }
 
-// index is a plain fragment's place among those of its request, of which the work-request id has
-// the low bits. Those outstanding are near the newest.
+// index returns a plain fragment's index in its request, of which the work-request id has the low
+// bits. Outstanding fragments are near the newest.
 func (r *sendReq) index(low uint32) uint64 {
 	newest := uint64(r.fragments) - 1
 	return newest - (newest-uint64(low))&wrid.AuxMask
 }
 
-// fragment is where a fragment of a request begins, and how many bytes it has.
+// fragment returns where a fragment of a request begins, and its bytes.
 func (s *sender) fragment(r *sendReq, index uint64) (offset uint64, size uint32) {
 	limit := s.fragmentLimit(r)
 	switch width := s.rails.data[0].maxSGE; {
@@ -58,7 +58,7 @@ func (s *sender) fragment(r *sendReq, index uint64) (offset uint64, size uint32)
 	return offset, uint32(min(limit, r.length-offset))
 }
 
-// marks are those of the immediate of a numbered fragment that ends at some offset.
+// marks returns the marks in the immediate of a numbered fragment that ends at offset end.
 func (s *sender) marks(r *sendReq, end uint64) (marks uint32) {
 	if end == r.length {
 		marks = dqplb.Last
@@ -69,7 +69,7 @@ func (s *sender) marks(r *sendReq, end uint64) (marks uint32) {
 	return marks
 }
 
-// acknowledge ends a work request that has been carried out, whose rail is lost.
+// acknowledge ends a work request of a lost rail that has been carried out.
 func (s *sender) acknowledge(id uint64) {
 	n, ok := s.resolve(id)
 	if !ok || wrid.Kind(id) == wrid.Control {
@@ -103,8 +103,8 @@ func (s *sender) failAtomic(e *failover.Entry) {
 	}
 }
 
-// finishImm stages the user's immediate that is due behind a fragment which is out on a live rail:
-// nothing may come between the two. It reports false when there is no room.
+// finishImm stages the user's immediate that is due after a fragment on a live rail, because
+// nothing may come between the two. It reports false if there is no room.
 func (s *sender) finishImm() bool {
 	if s.next == s.win.Tail {
 		return true
@@ -113,7 +113,7 @@ func (s *sender) finishImm() bool {
 	return !r.immDue || s.stageRawImm(s.next, r)
 }
 
-// lastBefore is the last fragment of a request, which announces the user's immediate e.
+// lastBefore returns the last fragment of a request, which announces the user's immediate e.
 func (s *sender) lastBefore(e *failover.Entry) failover.Entry {
 	n, _ := s.resolve(e.ID)
 	r := s.win.At(n)
@@ -123,8 +123,8 @@ func (s *sender) lastBefore(e *failover.Entry) failover.Entry {
 	return last
 }
 
-// immOf is the user's immediate that was due behind the last fragment on a rail that is lost, and
-// had not found room; nil if there is none. It counts as staged from here on.
+// immOf returns the user's immediate that was due after the last fragment on a lost rail and had
+// found no room; nil if there is none. From here on it counts as staged.
 func (s *sender) immOf(rl *rail) *failover.Entry {
 	if s.next == s.win.Tail {
 		return nil
@@ -138,7 +138,7 @@ func (s *sender) immOf(rl *rail) *failover.Entry {
 	return &failover.Entry{ID: wrid.New(wrid.Imm, 0, 0, s.next)}
 }
 
-// stageAgain stages a work request that was lost with its rail on another one that has room.
+// stageAgain stages a lost rail's work request on another rail, which has room.
 func (s *sender) stageAgain(rl *rail, e *failover.Entry) {
 	n, _ := s.resolve(e.ID)
 	r := s.win.At(n)
@@ -185,7 +185,7 @@ func (s *sender) stageAgain(rl *rail, e *failover.Entry) {
 		wr.Opcode = r.fragmentOpcode()
 		if r.plan == planAtomic {
 			wr.CompareAdd, wr.Swap = r.ext.compareAdd, r.ext.swap
-			s.rails.atomicRail = rl // later ones stay behind it
+			s.rails.atomicRail = rl // later atomics stay behind it
 		}
 		rl.dirty = rl.dirty || wr.Opcode != verbs.OpRDMARead
 	}

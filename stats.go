@@ -15,7 +15,7 @@ type Stats struct {
 
 	Sends          uint64 `json:"sends"`           // send requests accepted
 	SendsCompleted uint64 `json:"sends_completed"` // for a single queue pair: only the successful ones
-	SendsWaiting   int    `json:"sends_waiting"`   // accepted, not yet completely handed to the rails
+	SendsWaiting   int    `json:"sends_waiting"`   // accepted, not yet completely posted to the rails
 	SendWindow     int    `json:"send_window"`     // accepted, but not yet reported
 	SendRing       int    `json:"send_ring"`       // slots of the ring that holds them
 	Recvs          uint64 `json:"recvs"`
@@ -48,7 +48,7 @@ type RailStats struct {
 	Notify        bool   `json:"notify,omitempty"` // the notify QP
 	Spare         bool   `json:"spare,omitempty"`  // a spare of the notify QP, or it carries SENDs in Spray
 	Down          bool   `json:"down,omitempty"`   // out of service: other rails have its work
-	Bytes         uint64 `json:"bytes"`            // handed to the rail to send or read
+	Bytes         uint64 `json:"bytes"`            // given to the rail to send or read
 	Fragments     uint64 `json:"fragments"`
 	Notifications uint64 `json:"notifications"` // notifications and SENDs
 	// Outstanding counts the work requests that are in the rail's send queue or staged for it, and

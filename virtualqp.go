@@ -12,36 +12,36 @@ import (
 
 // VirtualQP is one reliable connection over one or many physical queue pairs.
 //
-// It and its [VirtualCQ] are owned by one goroutine at a time: no two of their methods may run at
-// once, whichever virtual queue pairs of the CQ they concern. A call that finds another one inside
-// panics, because a NIC would do what neither has asked for. Builds with the race detector find
-// every violation, others most of them, for about a nanosecond a call.
+// It and its [VirtualCQ] are owned by one goroutine at a time: no two methods of the CQ and of all
+// its virtual queue pairs may run at once. A call that finds another one inside panics, because
+// otherwise a NIC might do what neither asked for. Builds with the race detector find every
+// violation, others most of them, for about a nanosecond a call.
 //
 // A VirtualQP must not be copied.
 type VirtualQP struct {
 	_ guard.NoCopy
 
-	// What each request touches comes first, and so in each of the structs.
+	// In this struct and those inside it, fields that every request uses come first.
 
 	cq      *VirtualCQ
 	pass    *passThrough // a single queue pair; nil with several
 	num     uint32
-	touched bool // in the CQ's list of those that have something to carry on with
-	line    line // may anything go out, and if not why
-	// send.rails are the queue pairs, however many. The rest of send, and recv, are used only with
-	// several; with one they stay empty, and what runs over them does nothing.
+	touched bool // in the CQ's list of queue pairs that have something to do
+	line    line // whether anything may be posted, and if not why
+	// send.rails has the queue pairs, one or several. The rest of send, and recv, are used only
+	// with several; with one they stay empty, and code that walks them does nothing.
 	send sender
 	recv receiver
 
 	cfg                Config  // defaults filled in
 	dom                *Domain // set when NewQP created the queue pairs
 	ownsCQ, ownsDomain bool    // closed together with it
-	stale              uint64  // completions that fitted nothing, and were dropped
+	stale              uint64  // completions that fitted no request, and were dropped
 
-	failover *recovery // where failover is in force; otherwise nil
-	offered  *recovery // where this end offers it; otherwise nil
+	failover *recovery // nil unless failover is in force
+	offered  *recovery // nil unless this end offers failover
 
-	due time.Time // when the CQ touches it; zero while it is not in the CQ's list of those
+	due time.Time // when the CQ touches it; zero while it is not listed for that
 }
 
 // newVirtualQP is NewVirtualQP with spares for the notify QP.
@@ -117,8 +117,8 @@ func devicesOf(qps []verbs.QP) (devices []verbs.Device) {
 	return devices
 }
 
-// checkQueuePairs says which queue pair is nil, or on a device that the tables of virtual CQs have
-// no place for.
+// checkQueuePairs returns an error if a queue pair is nil, or on a device that the tables of
+// virtual CQs have no place for.
 func checkQueuePairs(qps []verbs.QP, notify verbs.QP) error {
 	check := func(name string, qp verbs.QP) error {
 		if dev := qp.Device(); dev.ID() >= verbs.MaxDevices {
@@ -142,11 +142,11 @@ func checkQueuePairs(qps []verbs.QP, notify verbs.QP) error {
 	return nil
 }
 
-// fitPorts limits each rail's messages to what its port carries in one, and returns the configured
-// size of a fragment, lowered to what every port carries.
+// fitPorts limits each rail's messages to the longest that its port carries, and returns the
+// configured size of a fragment, lowered to what every port carries.
 func (q *VirtualQP) fitPorts(rails *railSet) (fragment uint32, err error) {
 	fragment = q.cfg.FragmentSize
-	var longest [verbs.MaxDevices]uint64 // by device; 0 is not asked yet
+	var longest [verbs.MaxDevices]uint64 // by device; 0 means not queried yet
 	for _, r := range rails.all {
 		if longest[r.device] == 0 {
 			dev := r.qp.Device()
@@ -166,16 +166,15 @@ func (q *VirtualQP) fitPorts(rails *railSet) (fragment uint32, err error) {
 	return fragment, nil
 }
 
-// Num is the virtual queue pair's number: unique in the process, so that log lines mean something,
-// and what [WC.QPNum] says.
+// Num returns the virtual queue pair's number, which is unique in the process. It is [WC.QPNum],
+// and identifies the queue pair in logs.
 func (q *VirtualQP) Num() uint32 { return q.num }
 
-// CQ is the virtual CQ on which requests complete.
+// CQ returns the virtual CQ on which requests complete.
 func (q *VirtualQP) CQ() *VirtualCQ { return q.cq }
 
-// QPs are the physical queue pairs: the data queue pairs, and then the notify QP if there is one.
-// They are for queries; to post on them, modify or close them invalidates what the virtual queue
-// pair knows of them.
+// QPs returns the physical queue pairs: the data queue pairs, and then the notify QP if there is
+// one. Use them only for queries: do not post on them, modify or close them.
 func (q *VirtualQP) QPs() []verbs.QP {
 	var qps []verbs.QP
 	for _, r := range q.send.rails.all {
@@ -184,11 +183,12 @@ func (q *VirtualQP) QPs() []verbs.QP {
 	return qps
 }
 
-// Domain is the domain that created the physical queue pairs; nil if [NewVirtualQP] was given them.
+// Domain returns the domain that created the physical queue pairs; nil if they were passed to
+// [NewVirtualQP].
 func (q *VirtualQP) Domain() *Domain { return q.dom }
 
-// Config is the configuration in force, defaults filled in and limits lowered to what the queue
-// pairs allow.
+// Config returns the configuration in force, with its defaults filled in and its limits lowered to
+// what the queue pairs allow.
 func (q *VirtualQP) Config() Config {
 	rails := &q.send.rails
 	cfg := q.cfg
@@ -206,26 +206,27 @@ func (q *VirtualQP) Config() Config {
 	return cfg
 }
 
-// DataRails is how many data queue pairs there are; 1 means pass-through.
+// DataRails returns the number of data queue pairs; 1 means pass-through.
 func (q *VirtualQP) DataRails() int { return len(q.send.rails.data) }
 
-// Scheme is the active load-balancing scheme. It matters only when there are several queue pairs.
+// Scheme returns the load-balancing scheme. It matters only with several queue pairs.
 func (q *VirtualQP) Scheme() Scheme { return q.cfg.Scheme }
 
-// State is the state that the last Modify or Connect reached; ERR once a request has failed. From
-// [VirtualQP.Drain] or [VirtualQP.Shutdown] on it is SQD while sends run to completion, and then
-// ERR.
+// State returns the state that the last Modify or Connect reached; ERR once a request has failed.
+// From [VirtualQP.Drain] or [VirtualQP.Shutdown] on it is SQD while sends run to completion, and
+// then ERR.
 func (q *VirtualQP) State() verbs.QPState { return q.line.shown() }
 
-// Err says what stopped the virtual queue pair, as a [*FailedError], or nil while it works. What
-// Drain, Close and Reset have had flushed is no failure.
+// Err returns what stopped the virtual queue pair, a [*FailedError], or nil while it works. Flushes
+// by Drain, Close and Reset are not failures.
 //
-// A virtual queue pair learns that a queue pair under it has failed from what it has outstanding
-// there. Where it posts nothing itself and keeps no receive, it does not notice until it posts: on
-// a single queue pair, on rail 0 of [Spray], and on the notify QP of [DQPLB] and of Spray, while no
-// receive of the user waits there. The other data queue pairs hold receives of its own, unless all
-// are used up and a full bank ([Config.MaxBanked]) withholds new ones. With failover in force it
-// asks such queue pairs when another one is lost or comes back, and when the NIC reports a failure.
+// Only outstanding requests show a virtual queue pair that one of its queue pairs has failed. One
+// with nothing outstanding shows its failure only at the next post: this can be a single queue
+// pair, rail 0 of [Spray], or the notify QP of [DQPLB] and of Spray, while no receive of yours
+// waits there. The other data queue pairs hold receives of the virtual queue pair itself, unless
+// all are used up and a full bank ([Config.MaxBanked]) withholds new ones. With failover in force
+// it asks such queue pairs when another one is lost or comes back, and when the NIC reports a
+// failure.
 func (q *VirtualQP) Err() error {
 	if q.line.err == nil {
 		return nil
@@ -233,7 +234,7 @@ func (q *VirtualQP) Err() error {
 	return q.line.err
 }
 
-// Card is this end's business card, to send to the peer.
+// Card returns this end's business card, to send to the peer.
 func (q *VirtualQP) Card() (BusinessCard, error) {
 	q.enter()
 	defer q.exit()
@@ -273,16 +274,15 @@ func (q *VirtualQP) Stats() Stats {
 	return s
 }
 
-// PostSend hands requests to the virtual queue pair, in order, and says how many it accepted. When
-// n is less than len(wrs) the error, a [*PostError], says why wrs[n] was refused; it and those
-// behind it had no effect.
+// PostSend posts requests to the virtual queue pair, in order, and returns how many it accepted. If
+// n is less than len(wrs), the error, a [*PostError], says why wrs[n] was refused; it and all later
+// ones had no effect.
 //
-// The memory that a request names belongs to the NICs until its completion is reported. The slices
-// SGL and Inline, and wrs itself, are the caller's again when PostSend returns.
+// The memory that a request names belongs to the NICs until its completion is reported. You may
+// reuse the slices SGL and Inline, and wrs itself, when PostSend returns.
 //
-// Requests beyond what the physical queues hold are queued here, up to 2^27 of them. A single-QP
-// virtual queue pair queues nothing: it refuses with [verbs.ErrQueueFull] when the NIC's queue is
-// full.
+// Requests beyond what the physical queues hold are queued here, up to 2^27 of them. With a single
+// queue pair nothing is queued: the error is [verbs.ErrQueueFull] if the NIC's queue is full.
 //
 // Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode], [ErrUnsignaled],
 // [ErrLength], [ErrNoKey], [ErrBounds], [ErrAlignment], [verbs.ErrInvalid], [verbs.ErrQueueFull].
@@ -327,19 +327,18 @@ func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 	return n, err
 }
 
-// PostRecv hands receives to the virtual queue pair, in order, and says how many it accepted. When
-// n is less than len(wrs) the error, a [*PostError], says why wrs[n] was refused; it and those
-// behind it had no effect. [RecvWR] says what a receive with and without memory takes. The memory
-// belongs to the NICs until the completion is reported.
+// PostRecv posts receives to the virtual queue pair, in order, and returns how many it accepted. If
+// n is less than len(wrs), the error, a [*PostError], says why wrs[n] was refused; it and all later
+// ones had no effect. [RecvWR] says which messages a receive with and without memory takes. The
+// memory belongs to the NICs until the completion is reported.
 //
-// Receives beyond what the physical queues hold are queued here, up to 2^27 of them; a single-QP
-// virtual queue pair queues nothing. A DQPLB notification that came
-// before its receive was posted completes that receive at once.
+// Receives beyond what the physical queues hold are queued here, up to 2^27 of them; with a single
+// queue pair nothing is queued. A DQPLB notification that arrived before its receive was posted
+// completes that receive at once.
 //
 // Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode] (a receive with
-// memory where no queue pair carries SEND, or one without where none carries notifications),
-// [ErrLength], [ErrNoKey], [ErrBounds],
-// [verbs.ErrInvalid], [verbs.ErrQueueFull].
+// memory if no queue pair carries SENDs, or one without if none carries notifications),
+// [ErrLength], [ErrNoKey], [ErrBounds], [verbs.ErrInvalid], [verbs.ErrQueueFull].
 func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
 	q.enter()
 	switch refusal := q.line.canRecv(); {
@@ -377,8 +376,7 @@ func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
 	return n, err
 }
 
-// stateError is the error of a whole call that is refused because of the virtual queue pair's
-// state.
+// stateError returns the error of a call that is refused because of the virtual queue pair's state.
 func (q *VirtualQP) stateError(op string, id uint64, err error) error {
 	e := &PostError{Op: op, ID: id, Err: err}
 	switch {
@@ -422,7 +420,7 @@ func newPassThrough(q *VirtualQP) *passThrough {
 		imms: immOrder(q.cfg.Conn.ImmLittleEndian)}
 }
 
-// newRecovery makes what a virtual queue pair that offers failover needs when rails fail.
+// newRecovery makes the recovery of a virtual queue pair that offers failover.
 func newRecovery(q *VirtualQP) *recovery {
 	return &recovery{protocol: q.send.rails.protocol, send: &q.send, recv: &q.recv, rails: &q.send.rails,
 		line: &q.line, ports: &q.cq.ports, cfg: &q.cfg, num: q.num}

@@ -19,25 +19,25 @@ type SendWR struct {
 	// ID comes back in the completion. It need not be unique.
 	ID     uint64
 	Opcode verbs.Opcode
-	// Flags: [verbs.SendSignaled] is required when there are several queue pairs, of a
-	// WRITE_WITH_IMM too, which the C++ original takes without; others are refused with
-	// [ErrUnsignaled]. [verbs.SendFence] holds the request back until the data of every earlier one
-	// has completed; over several queue pairs it is the only way to make a read see an earlier
-	// write, or an atomic follow one.
+	// Flags: with several queue pairs [verbs.SendSignaled] is required, also for a WRITE_WITH_IMM,
+	// which the C++ original accepts without; other requests are refused with [ErrUnsignaled].
+	// [verbs.SendFence] holds the request back until the data of every earlier one has completed;
+	// over several queue pairs it is the only way to make a read see an earlier write, or an atomic
+	// follow one.
 	Flags verbs.SendFlags
 	// Local is the memory to send from, or for reads and atomics to receive into.
 	Local Segment
 	// SGL names several pieces of memory in place of Local. It is copied during the post. One work
 	// request takes [Config.MaxSGE] pieces, 4 by default. Over several queue pairs a longer list is
 	// cut into more fragments; SENDs are not cut, and nothing is on a single queue pair, so there
-	// it is refused. NICs fetch each piece by itself: what is short and lies apart may be cheaper
-	// copied together, as Inline.
+	// it is refused. NICs fetch each piece separately, so it may be cheaper to copy short pieces
+	// together, as Inline.
 	//
-	// In this library a list of one piece costs a seventh more than Local, a second piece a quarter
-	// of a request, since the list is copied from then on, and each further one a sixteenth: it is
-	// checked against its region, copied, and written down as the NIC names it. Where the region
-	// changes from one piece to the next it is a fifth, because a region is held once for each run
-	// of its pieces; up to two regions in turn cost no atomic step but the first.
+	// In this library a list of one piece costs a seventh more than Local. A second piece costs a
+	// quarter of a request, since the list is then copied, and each further one a sixteenth: it is
+	// checked against its region, copied, and translated for the NIC. If the region changes from
+	// one piece to the next, it is a fifth, because a region is held once for each run of its
+	// pieces; two alternating regions cost no atomic step after the first of each.
 	SGL []Segment
 	// Inline is the payload itself when Flags has [verbs.SendInline], instead of Local and SGL. It
 	// needs no registration, and you may reuse it when the post returns.
@@ -89,28 +89,28 @@ type RecvWR struct {
 }
 
 // WC is a virtual work completion. Unlike a physical one, all of its fields are always defined;
-// those that do not apply are zero. With several queue pairs Opcode says what the request was for
-// even when it failed; a single queue pair knows no more than the NIC, which leaves the opcode of a
-// failed completion undefined: it is [verbs.WCUnknown].
+// those that do not apply are zero. With several queue pairs Opcode is the request's even if it
+// failed. A single queue pair knows no more than the NIC, which leaves the opcode of a failed
+// completion undefined: it is then [verbs.WCUnknown].
 type WC struct {
 	ID        uint64
 	Status    verbs.Status
 	Opcode    verbs.WCOpcode
 	VendorErr uint32 // the NIC's own code for the error, if any
-	// Imm of a receive is the sender's immediate, when Flags has [verbs.WCWithImm]. Of a send it is
-	// 0, whatever the request's was: the C++ original repeats that there.
+	// Imm of a receive is the sender's immediate, if Flags has [verbs.WCWithImm]. For a send it is
+	// always 0, unlike in the C++ original, which repeats the request's.
 	Imm   uint32
 	QPNum uint32 // [VirtualQP.Num] of the virtual queue pair
 	Flags verbs.WCFlags
-	// ByteLen is the length of the request in bytes; of a receive, the bytes that arrived. It is 0
-	// for a notification of Spray, which does not say, and for a send of a single queue pair.
+	// ByteLen is the length of the request in bytes; for a receive, the bytes that arrived. It is 0
+	// for a notification of Spray, which does not carry it, and for a send of a single queue pair.
 	ByteLen uint64
 }
 
-// Err is nil for success, and otherwise the status as an error.
+// Err returns nil for success, and otherwise the status as an error.
 func (w *WC) Err() error { return w.Status.Err() }
 
-// String is a line for a log: "virtual qp 3: request 7 (RDMA_WRITE, 4096 bytes) succeeded".
+// String returns a line for a log: "virtual qp 3: request 7 (RDMA_WRITE, 4096 bytes) succeeded".
 func (w WC) String() string {
 	what := "request"
 	switch {
@@ -143,8 +143,8 @@ type Segment struct {
 // RemoteSegment is a piece of the peer's memory: part of a [RemoteMR], or raw memory with keys from
 // elsewhere.
 type RemoteSegment struct {
-	Addr   uint64 // address of the first byte, as the peer counts
-	Length uint64 // bytes from there that a request may touch
+	Addr   uint64 // address of the first byte at the peer
+	Length uint64 // bytes that a request may access from there
 	Keys   *Keys  // remote keys
 }
 
@@ -158,12 +158,11 @@ func addrRange(addr, n uint64) string {
 	return "0x" + strconv.FormatUint(addr, 16) + "+" + strconv.FormatUint(n, 10)
 }
 
-// immOrder is the order in which the bytes of the user's immediates travel: as in verbs, or, if it
-// is set, the least first. The numbers of DQPLB have an order of their own (dqplb.Swap).
+// immOrder is the byte order of the user's immediates on the wire: that of verbs or, if it is set,
+// little-endian. The numbers of DQPLB have their own order (dqplb.Swap).
 type immOrder bool
 
-// turn converts between an immediate of the user and what package verbs calls one. It is its own
-// inverse.
+// turn converts between an immediate of the user and one of package verbs. It is its own inverse.
 func (o immOrder) turn(imm uint32) uint32 {
 	if o {
 		return bits.ReverseBytes32(imm)
