@@ -48,13 +48,18 @@
 // them from forged ones. [Config].Strict turns all of this off.
 //
 // Towards a foreign peer, a NIC or rdma_rxe, a queue pair behaves as rdma_rxe does: after a loss it
-// goes back to the lost packet and sends everything again from there, and it has at most 128
-// packets in flight. Over IPv4 it sends no bursts to it unless you set [Config].ForeignGSO. Between
-// two ends of this package only lost packets are sent again, the window follows the delay, and the
-// kernel always moves packets in bursts. The packets are RoCEv2 in both cases, and Wireshark reads
-// them. The packet that says what arrived behind a gap has the form of a READ response whose AETH
-// is a NAK. A capture on a sending host shows each burst as one packet, unless you turn bursts off
-// (ethtool -K DEV tx-udp-segmentation off, or IBVERBX_ROCE_DISABLE_GSO=1).
+// goes back to the lost packet and sends everything again from there. It has at most 128 packets in
+// flight, and gives up half of them for each round trip with a loss, as TCP Reno does. Over IPv4 it
+// sends no bursts to it unless you set [Config].ForeignGSO.
+//
+// Between two ends of this package only lost packets are sent again, and the kernel always moves
+// packets in bursts. The window follows the delay and leaves queues short. Beside a flow that fills
+// every queue, as TCP does, it competes until that is gone.
+//
+// The packets are RoCEv2 in both cases, and Wireshark reads them. The packet that says what arrived
+// behind a gap has the form of a READ response whose AETH is a NAK. A capture on a sending host
+// shows each burst as one packet, unless you turn bursts off (ethtool -K DEV tx-udp-segmentation
+// off, or IBVERBX_ROCE_DISABLE_GSO=1).
 //
 // A foreign peer sends as much as its own rules allow, whatever room this end has: rdma_rxe up to
 // 128 packets. Under Linux's usual limit the receive buffer of an unprivileged process holds some

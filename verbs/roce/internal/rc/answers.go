@@ -109,19 +109,19 @@ func (q *QP) acknowledge(end seq) {
 	for i := range r.reads[:r.nreads] {
 		if p := &r.reads[i]; p.first < end {
 			p.kept = false
-			q.suspectPart(p, min(p.end, end), end)
+			q.suspectPart(p, min(p.end, end))
 		}
 	}
 }
 
 // suspectPart marks the missing packets of a read before end as lost, unless they may only be late.
-func (q *QP) suspectPart(p *read, end, answered seq) {
+func (q *QP) suspectPart(p *read, end seq) {
 	r := &q.req
 	for p.low < p.end && (p.low < r.una || r.at(p.low).state == done) {
 		p.low++
 	}
 	for s := p.low; s < end; s++ {
-		q.suspect(s, answered)
+		q.suspect(s)
 	}
 }
 
@@ -141,6 +141,7 @@ func (r *requester) readOf(s seq) *read {
 func (q *QP) sequenceError(expected seq, has []byte) {
 	r := &q.req
 	if !q.ours || len(has) == 0 {
+		q.missed(expected)
 		q.goBack(expected)
 		return
 	}
@@ -153,6 +154,9 @@ func (q *QP) sequenceError(expected seq, has []byte) {
 			}
 			highest = s
 			if p := r.readOf(s); p != nil {
+				if !p.kept {
+					q.reached(s)
+				}
 				p.kept = true // all of it: its request is the packet of its first number
 			} else {
 				q.markKept(s)
@@ -173,7 +177,7 @@ func (q *QP) sequenceError(expected seq, has []byte) {
 		case p != nil && p.kept:
 			continue
 		}
-		q.suspect(s, highest)
+		q.suspect(s)
 	}
 }
 
@@ -277,7 +281,7 @@ func (q *QP) readResponse(s seq, payload []byte) {
 		return
 	}
 	q.stats.Received++
-	q.suspectPart(part, s, s)
+	q.suspectPart(part, s)
 	q.answered(part, s)
 }
 
@@ -291,7 +295,7 @@ func (q *QP) missing(part *read, s seq) bool {
 	if part.low = n; n == s {
 		return false
 	}
-	q.suspect(n, s)
+	q.suspect(n)
 	if q.req.at(n).state == lost {
 		for ; n < part.end; n++ {
 			q.markLost(n)
@@ -381,6 +385,12 @@ func (q *QP) advance() {
 	}
 	for r.una < r.next && r.at(r.una).state == done {
 		r.una++
+	}
+	if q.ours {
+		r.window.passed(q.now, r.una)
+		if r.una < r.next && r.at(r.una).state == flying && r.order.passes(r.una, r.at(r.una).sentAt) {
+			q.findLate()
+		}
 	}
 	for q.SQ.Acked != r.numbered {
 		s := q.SQ.At(q.SQ.Acked)

@@ -1,137 +1,13 @@
 package rc
 
 import (
-	"math/rand/v2"
+	"fmt"
 	"slices"
 	"testing"
-
-	"ibverbx/verbs"
-	"ibverbx/verbs/roce/internal/wire"
 )
 
-// bottleneck is a path that several connections share: a link with a queue before it that drops
-// what does not fit, in one direction, and nothing but delay in the other.
-type bottleneck struct {
-	t     testing.TB
-	rng   *rand.Rand
-	pairs []*network // each with its two ends; their own flight is not used
-	now   int64
-
-	rate  float64 // bytes a second
-	room  int     // bytes in the queue
-	delay int64   // one way
-	loss  float64 // of packets, at random
-
-	free    int64 // when the link has sent what is in the queue
-	dropped int   // by the queue
-	deepest int   // bytes that were in the queue since it was last set to 0
-	flight  []passing
-	sent    []int // requests completed, by connection
-}
-
-type passing struct {
-	pair, to int
-	at       int64
-	bytes    []byte
-}
-
-const jumbo = 64 << 10 // bytes of a request
-
-func newBottleneck(t testing.TB, connections int, rate float64, room int, delay int64, s shape) *bottleneck {
-	n := &bottleneck{t: t, rng: rand.New(rand.NewPCG(5, 5)), rate: rate, room: room, delay: delay, now: 1,
-		sent: make([]int, connections)}
-	s.ours, s.mtu, s.timeout, s.memory, s.cqDepth = true, verbs.MTU4096, 16, jumbo, 512
-	for i := range connections {
-		s.rndSeed = uint64(i)
-		n.pairs = append(n.pairs, newNetwork(t, uint64(i), s))
-	}
-	return n
-}
-
-// pump keeps a connection busy, and sends what its ends have to send.
-func (n *bottleneck) pump(i int, busy bool) {
-	p := n.pairs[i]
-	a, b := p.ends[0], p.ends[1]
-	for _, wc := range a.poll() {
-		if wc.Status != verbs.StatusSuccess {
-			n.t.Fatalf("connection %d: %v", i, wc.Status)
-		}
-		n.sent[i]++
-	}
-	for busy && a.q.SQ.Posted-a.q.SQ.Acked < 32 && a.q.MaySend() == nil {
-		a.send(a.write(b, 1, jumbo))
-	}
-	for from, e := range p.ends {
-		for _, b := range e.transmit(n.now) {
-			n.carry(i, 1-from, b)
-		}
-	}
-}
-
-// carry puts a packet into the queue, or on its way back.
-func (n *bottleneck) carry(pair, to int, b []byte) {
-	size := len(b)
-	at := n.now + n.delay
-	if to == 1 {
-		backlog := int(float64(max(n.free-n.now, 0)) * n.rate / 1e9)
-		if n.deepest = max(n.deepest, backlog); backlog+size > n.room {
-			n.dropped++
-			return
-		}
-		n.free = max(n.free, n.now) + int64(float64(size)/n.rate*1e9)
-		at = n.free + n.delay
-	}
-	if n.rng.Float64() < n.loss {
-		return
-	}
-	n.flight = append(n.flight, passing{pair, to, at, b})
-}
-
-// run lets time pass. It returns the bytes that each connection has carried, in requests.
-func (n *bottleneck) run(length int64, busy func(i int) bool) []float64 {
-	from := append([]int(nil), n.sent...)
-	for end := n.now + length; n.now < end; {
-		when, first, timer := end, -1, -1
-		for i := range n.pairs {
-			n.pump(i, busy(i))
-		}
-		for i := range n.flight {
-			if f := &n.flight[i]; f.at < when || first >= 0 && f.at == when && i < first {
-				when, first = f.at, i
-			}
-		}
-		for i, p := range n.pairs {
-			for j, e := range p.ends {
-				if at := e.q.Deadline(); at < when {
-					when, timer, first = at, 2*i+j, -1
-				}
-			}
-		}
-		n.now = max(n.now, when)
-		switch {
-		case timer >= 0:
-			n.pairs[timer/2].ends[timer%2].q.Tick(n.now)
-		case first >= 0:
-			f := n.flight[first]
-			n.flight = append(n.flight[:first], n.flight[first+1:]...)
-			var h wire.Header
-			payload, err := wire.Parse(f.bytes, &h)
-			if err != nil {
-				n.t.Fatal(err)
-			}
-			n.pairs[f.pair].ends[f.to].q.Receive(n.now, &h, payload)
-		}
-	}
-	carried := make([]float64, len(n.sent))
-	for i := range carried {
-		carried[i] = float64(n.sent[i]-from[i]) * jumbo
-	}
-	return carried
-}
-
-func always(int) bool { return true }
-
 const (
+	us     = int64(1e3)
 	ms     = int64(1e6)
 	gigabi = 125e6 // a gigabit, in bytes a second
 )
@@ -150,40 +26,120 @@ func TestWindow(t *testing.T) {
 		queue       float64 // the most that waits, seconds; 0 is any
 		dropped     float64 // the most of the packets that the queue drops
 	}{
-		{"alone", 1, 1 << 20, 0, func(n *bottleneck) { n.run(200*ms, always) }, 0.93, 1, 0.9e-3, 0},
-		{"one comes later", 2, 1 << 20, 0, func(n *bottleneck) {
-			n.run(300*ms, func(i int) bool { return i == 0 })
-			n.run(700*ms, always)
+		{"alone", 1, 1 << 20, 0, func(n *bottleneck) { n.run(200 * ms) }, 0.93, 1, 0.9e-3, 0},
+		{"one comes later", 1, 1 << 20, 0, func(n *bottleneck) {
+			n.run(300 * ms)
+			n.add(shape{ours: true})
+			n.run(700 * ms)
 		}, 0.93, 0.35, 1.2e-3, 1},
-		{"random loss", 1, 1 << 20, 0.001, func(n *bottleneck) { n.run(200*ms, always) }, 0.85, 1, 0, 1},
+		{"random loss", 1, 1 << 20, 0.001, func(n *bottleneck) { n.run(200 * ms) }, 0.85, 1, 0, 1},
 		// A queue of 0.26 ms is shorter than the target.
-		{"a short queue", 2, 32 << 10, 0, func(n *bottleneck) { n.run(300*ms, always) }, 0.7, 0, 0, 0.09},
+		{"a short queue", 2, 32 << 10, 0, func(n *bottleneck) { n.run(300 * ms) }, 0.7, 0, 0, 0.09},
 		{"after a blackout", 1, 1 << 20, 0, func(n *bottleneck) {
-			n.run(200*ms, always)
+			n.run(200 * ms)
 			n.loss = 1
-			n.run(30*ms, always)
+			n.run(30 * ms)
 			n.loss = 0
-			n.run(60*ms, always)
+			n.run(60 * ms)
 		}, 0.9, 1, 0, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := newBottleneck(t, c.connections, gigabi, c.room, 50_000, shape{})
+			n := newBottleneck(t, gigabi, c.room, 50*us)
+			for range c.connections {
+				n.add(shape{ours: true})
+			}
 			n.loss = c.loss
 			c.before(n)
 			n.deepest, n.dropped = 0, 0
 			const length = 1000 * ms
-			got := n.run(length, always)
+			got := n.run(length)
 			sum := 0.0
 			for _, bytes := range got {
 				sum += bytes
 			}
-			link, each := sum/gigabi/(float64(length)/1e9), slices.Min(got)/sum
-			queue := float64(n.deepest) / gigabi
+			link, each := sum/n.bytesIn(length), slices.Min(got)/sum
+			queue := float64(n.deepest) / n.rate
 			dropped := float64(n.dropped) / (sum/4096 + float64(n.dropped))
 			t.Logf("%.1f %% of the link, %.0f %% of that for each, %.0f µs in the queue, %.1f %% dropped",
 				100*link, 100*each, 1e6*queue, 100*dropped)
 			if link < c.link || each < c.each || c.queue != 0 && queue > c.queue || dropped > c.dropped {
 				t.Errorf("want at least %v and %v, at most %v s and %v", c.link, c.each, c.queue, c.dropped)
+			}
+		})
+	}
+}
+
+// Beside a flow of TCP a connection has its share, and leaves TCP one; when TCP is gone, the queue
+// is too.
+func TestBesideCubic(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		gbits  float64
+		queue  int64
+		length int64
+	}{
+		{"1 Gb/s and 2 ms", 1, 2 * ms, 3000 * ms},
+		{"1 Gb/s and 8 ms", 1, 8 * ms, 3000 * ms},
+		{"10 Gb/s and 2 ms", 10, 2 * ms, 1000 * ms},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if t.Parallel(); testing.Short() && c.gbits > 1 {
+				t.Skip("half a million packets")
+			}
+			n := newBottleneck(t, c.gbits*gigabi, int(c.gbits*gigabi*float64(c.queue)/1e9), 50*us)
+			n.add(shape{ours: true, window: 4 << 20})
+			other := n.addCubic()
+			n.run(1500 * ms)
+			carried := n.run(c.length)
+			if share := carried[0] / (carried[0] + carried[1]); share < 0.25 || share > 0.6 {
+				t.Errorf("%.2f of what both carry, want 0.25 to 0.6", share)
+			}
+			other.stop()
+			n.run(700 * ms)
+			n.deepest = 0
+			n.run(100 * ms)
+			if queue := float64(n.deepest) / n.rate; queue > 0.9e-3 {
+				t.Errorf("%.2f ms in the queue after TCP, want 0.9", 1e3*queue)
+			}
+		})
+	}
+}
+
+// A path that becomes longer is filled again within two seconds.
+func TestLongerPath(t *testing.T) {
+	for _, delay := range []int64{1, 2, 5, 20} {
+		t.Run(fmt.Sprintf("%d ms", delay), func(t *testing.T) {
+			t.Parallel()
+			n := newBottleneck(t, gigabi, int(gigabi*8/1000), 50*us)
+			n.add(shape{ours: true, window: 4 << 20})
+			n.run(500 * ms)
+			n.delay = delay * ms / 2
+			n.run(2000 * ms)
+			if link := n.run(500 * ms)[0] / n.bytesIn(500*ms); link < 0.8 {
+				t.Errorf("%.2f of the link, want 0.8", link)
+			}
+		})
+	}
+}
+
+// Towards a foreign end losses make the window yield, and no others do.
+func TestForeignWindow(t *testing.T) {
+	for _, c := range []struct {
+		gbits, loss, link float64
+	}{{10, 0, 0.98}, {1, 0, 0.93}, {1, 0.0001, 0.92}, {1, 0.001, 0.89}, {10, 0.0001, 0.92}, {10, 0.001, 0.89}} {
+		t.Run(fmt.Sprintf("%v Gb/s, %v %% lost", c.gbits, 100*c.loss), func(t *testing.T) {
+			if t.Parallel(); testing.Short() && c.gbits > 1 {
+				t.Skip("half a million packets")
+			}
+			n := newBottleneck(t, c.gbits*gigabi, int(c.gbits*gigabi*2/1000), 50*us)
+			n.add(shape{})
+			n.loss = c.loss
+			n.run(200 * ms)
+			if link := n.run(1000 * ms)[0] / n.bytesIn(1000*ms); link < c.link {
+				t.Errorf("%.2f of the link, want %v", link, c.link)
+			}
+			if dropped := float64(n.dropped) / float64(n.passed+n.dropped); dropped > 0.03 {
+				t.Errorf("the queue drops %.2f of the packets", dropped)
 			}
 		})
 	}

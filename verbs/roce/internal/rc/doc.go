@@ -29,17 +29,20 @@
 // # Two kinds of peers
 //
 // Towards foreign ends, NICs and the kernel's rdma_rxe, a QP goes back to the packet that was lost
-// and sends everything behind it again, has at most 128 packets in flight as rdma_rxe does, and
-// waits for the acknowledgement timeout of the queue pair if no answer comes.
+// and sends everything behind it again. Its window follows losses and has at most 128 packets, as
+// rdma_rxe's (foreign.go).
 //
 // Two ends of this package recognise each other (announce.go). Between them the responder keeps
 // what arrives ahead of a gap and lists in its NAK what it has, so that only lost packets are sent
-// again; the window is larger and follows the delay (see window.go); and a lost tail is probed for
-// after some round trips. A packet that is sent again says so in the reserved bits of the BTH, so
-// that the responder can tell a gap that a loss has made from one that a forged packet feigns
-// (reorder.go). An acknowledgement is for the last number that was carried out: if the peer
-// believes that the number behind it is kept, the responder has forgotten it. Each single packet is
-// standard RoCEv2.
+// again, and only once they are too late to be merely reordered; the window is larger and follows
+// the delay, or competes with those that do not (window.go, rival.go). A packet that is sent again
+// says so in the reserved bits of the BTH, so that the responder can tell a gap that a loss has made
+// from one that a forged packet feigns (reorder.go). An acknowledgement is for the last number that
+// was carried out: if the peer believes that the number behind it is kept, the responder has
+// forgotten it. Each single packet is standard RoCEv2.
+//
+// Towards either, a tail that was lost is probed for after some round trips, long before the
+// acknowledgement timeout of the queue pair.
 //
 // # What a caller must do
 //

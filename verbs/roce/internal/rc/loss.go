@@ -9,11 +9,6 @@ import (
 // Loss is detected in three ways: a later packet was answered (suspect), the responder says that it
 // still expects the packet (goBack), or nothing arrives for some time (Tick).
 
-// reorder is the number of later packets that, between our own ends, must be answered before a
-// packet counts as lost (RFC 5681 and 8985: three). Networks keep a flow in order except when its
-// path changes.
-const reorder = 3
-
 // markDone marks a number under way done.
 func (q *QP) markDone(s seq) {
 	r := &q.req
@@ -24,7 +19,7 @@ func (q *QP) markDone(s seq) {
 	case lost:
 		r.lost--
 	case flying:
-		q.arrived(t)
+		q.arrived(s, t)
 	}
 	t.state = done
 	r.timers.progress(q.now)
@@ -36,21 +31,56 @@ func (q *QP) markKept(s seq) {
 	if t.state != flying {
 		return
 	}
-	q.arrived(t)
+	q.arrived(s, t)
 	t.state = kept
 }
 
 // arrived takes a packet out of those under way.
-func (q *QP) arrived(t *track) {
+func (q *QP) arrived(s seq, t *track) {
 	r := &q.req
 	r.flying--
-	rtt := q.now - t.sentAt
+	rtt := q.reached(s)
 	if t.resent {
 		rtt = 0 // which of the two packets it answers is not known
 	} else {
 		r.timers.sample(rtt)
 	}
-	r.window.arrived(q.now, rtt)
+	if q.ours {
+		r.window.arrived(q.now, rtt, r.flying)
+	} else {
+		r.foreign.arrived()
+	}
+}
+
+// reached notes that the packet with a number has reached the peer. It returns how long ago it left.
+func (q *QP) reached(s seq) int64 {
+	r := &q.req
+	t := r.at(s)
+	rtt := q.now - t.sentAt
+	if !t.resent || rtt >= r.window.path.base { // else it was the one before that has
+		r.order.arrived(s, t.sentAt, rtt)
+	}
+	return rtt
+}
+
+// missed tells the window that the network has lost the packet with a number.
+func (q *QP) missed(s seq) {
+	r := &q.req
+	if q.ours {
+		r.window.missed(q.now, s, r.next)
+	} else {
+		r.foreign.missed(s, r.next)
+	}
+}
+
+// collapse tells the window that nothing comes back.
+func (q *QP) collapse() {
+	r := &q.req
+	if q.ours {
+		r.window.collapse(r.next)
+	} else {
+		r.foreign.collapse(r.next)
+	}
 }
 
 // markLost marks a number under way as lost, to be sent again. If no answer to its read has
@@ -79,31 +109,68 @@ func (q *QP) lose(s seq) {
 	t.state = lost
 	r.lost++
 	r.resend = min(r.resend, s)
-	r.window.missed()
 }
 
-// suspect marks a number as lost because a later one was answered, unless it may only be late. A
-// number that was sent again gets a round trip before it can be lost again.
-func (q *QP) suspect(s, answered seq) {
-	t := q.req.at(s)
-	switch {
-	case s < q.req.una || t.state != flying:
-		return
-	case t.resent:
-		if q.now-t.sentAt < q.req.timers.roundTrip() {
-			return
-		}
-	case q.ours && answered-s < reorder:
+// order tells which packets under way are late between two ends of ours: those that left before one
+// that was answered. Networks keep a flow in order except when its path changes. So a late packet
+// is lost once it takes a quarter of the path longer than that one took (RACK, RFC 8985).
+type order struct {
+	newest seq   // of those that were answered, the one that left last
+	sentAt int64 // when it left
+	rtt    int64 // how long its answer took
+	at     int64 // when late packets may be lost; Never if there are none
+}
+
+const reorderShare = 4
+
+// arrived notes that a packet was answered.
+func (o *order) arrived(s seq, sentAt, rtt int64) {
+	if sentAt > o.sentAt || sentAt == o.sentAt && s > o.newest {
+		o.newest, o.sentAt, o.rtt = s, sentAt, rtt
+	}
+}
+
+// passes reports whether a packet left before one that was answered.
+func (o *order) passes(s seq, sentAt int64) bool {
+	return sentAt < o.sentAt || sentAt == o.sentAt && s < o.newest
+}
+
+// suspect marks a number as lost because a later one was answered, unless it may only be late.
+func (q *QP) suspect(s seq) {
+	r := &q.req
+	t := r.at(s)
+	if s < r.una || t.state != flying {
 		return
 	}
+	if q.ours {
+		if p := r.readOf(s); !r.order.passes(s, t.sentAt) || p != nil && p.kept {
+			return
+		}
+		if lostAt := t.sentAt + r.order.rtt + min(r.window.path.base, r.order.rtt)/reorderShare; q.now < lostAt {
+			r.order.at = min(r.order.at, lostAt)
+			return
+		}
+	} else if t.resent && q.now-t.sentAt < r.timers.roundTrip() {
+		return
+	}
+	q.missed(s)
 	q.markLost(s)
+}
+
+// findLate suspects everything under way that left before a packet that was answered.
+func (q *QP) findLate() {
+	r := &q.req
+	r.order.at = Never
+	for s := r.una; s < r.next; s++ {
+		q.suspect(s)
+	}
 }
 
 // timers are the requester's clocks.
 type timers struct {
 	since    int64 // when the peer was last heard, or the wait for it began
 	tries    int   // acknowledgement timeouts since then
-	probes   int   // probes of a lost tail since then
+	probes   int   // probes of a lost tail since a round trip was last measured
 	probeAt  int64 // when to probe next
 	rnr      int64 // until when the receiver is not ready
 	rnrTries int
@@ -120,7 +187,7 @@ const (
 
 // restart begins to wait.
 func (t *timers) restart(now int64) {
-	t.since, t.tries, t.probes = now, 0, 0
+	t.since, t.tries = now, 0
 	t.probeAt = now + t.probeAfter()
 }
 
@@ -146,6 +213,7 @@ func (t *timers) isReady(now int64) bool {
 
 // sample updates the round trip with that of a packet.
 func (t *timers) sample(rtt int64) {
+	t.probes = 0 // not for the answer to a probe, which may be that to the packet before (RFC 6298, 5)
 	if t.srtt == 0 {
 		t.srtt, t.rttvar = rtt, rtt/2
 		return
@@ -186,10 +254,7 @@ func (q *QP) requesterDeadline() int64 {
 	if q.Attr.Timeout != 0 {
 		at = min(at, t.since+q.ackTimeout())
 	}
-	if q.ours {
-		at = min(at, t.probeAt)
-	}
-	return at
+	return min(at, t.probeAt, r.order.at)
 }
 
 // ackTimeout returns the time from the last sign of life to the next acknowledgement timeout.
@@ -211,7 +276,10 @@ func (q *QP) Tick(now int64) {
 		q.timeout()
 		return
 	}
-	if q.ours && now >= t.probeAt {
+	if now >= r.order.at {
+		q.findLate()
+	}
+	if now >= t.probeAt {
 		q.probe()
 	}
 }
@@ -232,7 +300,7 @@ func (q *QP) timeout() {
 		q.failRequest(q.SQ.At(slot), verbs.StatusRetryExcErr)
 		return
 	}
-	r.window.collapse()
+	q.collapse()
 	q.goBack(r.una)
 	// Packets that are sent again get the whole timeout for their answer, even if this call comes
 	// late.
@@ -241,13 +309,20 @@ func (q *QP) timeout() {
 }
 
 // probe sends the oldest number again after some round trips without a word from the peer: the tail
-// may be lost, and the answer shows what else is.
+// may be lost, and the answer shows what else is. A foreign peer that has asked for a packet in vain
+// is silent until that comes, and has dropped everything behind it.
 func (q *QP) probe() {
 	r, t := &q.req, &q.req.timers
 	q.stats.Probes++
 	if t.probes++; t.probes > 1 {
-		r.window.collapse()
+		q.collapse()
+	} else {
+		q.missed(r.una)
 	}
 	t.probeAt = q.now + t.probeAfter()
-	q.markLost(r.una)
+	if q.ours {
+		q.markLost(r.una)
+	} else if r.at(r.una).state != lost {
+		q.goBack(r.una)
+	}
 }

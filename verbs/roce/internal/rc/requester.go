@@ -34,7 +34,9 @@ type requester struct {
 	draining bool // SQD: no request begins
 	refused  bool // a request has failed and waits for those before it: no request begins any more
 	timers   timers
-	window   window
+	order    order
+	window   window        // between two ends of ours
+	foreign  foreignWindow // towards others
 }
 
 // track is the state of one number under way.
@@ -85,6 +87,8 @@ func (r *requester) start(q *QP, first seq) {
 	*r = requester{first: first, una: first, next: first, end: first, resend: first, acked: first,
 		numbered: q.SQ.Posted, sending: q.SQ.Posted}
 	r.window.start(int(q.mtu()), q.cfg.Window)
+	r.foreign.start()
+	r.order.at = Never
 }
 
 // stop forgets what is under way, when the QP fails.
@@ -199,6 +203,9 @@ func (q *QP) sendNext(b *Batch) bool {
 	}
 	size, limit := q.windowFor(s), q.trackLimit()
 	room := min(min(size, limit)-r.flying, limit-int(r.next-r.una))
+	if room <= 0 && r.quiet != 0 && int(r.next-r.una) < limit {
+		room = 1 // the window has shrunk: no packet under way may have asked for an acknowledgement
+	}
 	n := 1
 	if s.Opcode == verbs.OpRDMARead {
 		n = int(min(sp.end-r.next, readPart))
@@ -256,14 +263,21 @@ func (q *QP) failRequest(s *nic.SendSlot, status verbs.Status) {
 	q.advance()
 }
 
+// window returns how many packets may be under way.
+func (q *QP) window() int {
+	if q.ours {
+		return int(q.req.window.packets)
+	}
+	return int(q.req.foreign.packets)
+}
+
 // windowFor returns how many numbers may be under way when a packet of a request is sent. The
 // answer to a read must fit too, into the window that the owner of the QP has set.
 func (q *QP) windowFor(s *nic.SendSlot) int {
-	w := &q.req.window
 	if s.Opcode == verbs.OpRDMARead {
-		return min(w.size(q), int(w.limit))
+		return min(q.window(), int(q.req.window.limit))
 	}
-	return w.size(q)
+	return q.window()
 }
 
 // trackLimit returns how many numbers may be under way.
@@ -344,14 +358,15 @@ func (q *QP) wantsAck(s *nic.SendSlot, n seq, isLast bool) bool {
 	r := &q.req
 	every := foreignAckEvery
 	if q.ours {
-		every = min(ackEvery, max(r.window.size(q)/4, 1)) // so that it comes even if the window shrinks
+		every = ackEvery
 	}
-	if q.limiter.rate != 0 { // often enough for the acknowledgement timeout
+	every = min(every, max(q.window()/4, 1)) // so that it comes even if the window shrinks
+	if q.limiter.rate != 0 {                 // often enough for the acknowledgement timeout
 		every = min(every, q.limiter.packetsIn(ackWithin, q.mtu()))
 	}
 	r.quiet++
 	if isLast && (n+1 == r.end || q.Signaled(s)) ||
-		n < r.next || r.quiet >= every || r.flying+1 >= min(r.window.size(q), q.trackLimit()) ||
+		n < r.next || r.quiet >= every || r.flying+1 >= min(q.window(), q.trackLimit()) ||
 		int(n+1-r.una) >= q.trackLimit() {
 		r.quiet = 0
 		return true

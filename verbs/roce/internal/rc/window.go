@@ -5,16 +5,12 @@ import (
 	"time"
 )
 
-// window is the most packets that may be under way.
+// window is the most packets that may be under way between two ends of this package.
 //
-// Towards foreign ends it is the limit that the kernel's rdma_rxe sets itself, and all control of
-// congestion is left to the rate limit: their acknowledgements are coalesced in ways that say
-// little about the network.
-//
-// Between our own ends it follows the delay, as TCP Vegas and Swift do (Kumar et al., SIGCOMM
-// 2020): it grows by a packet per round trip while the shortest round trip of the round is not much
-// longer than the shortest one ever, and shrinks in proportion to the excess. A queue that builds
-// up somewhere makes it yield before packets are dropped.
+// It follows the delay, as TCP Vegas and Swift do (Kumar et al., SIGCOMM 2020): it grows by a
+// packet per round trip while the shortest round trip of the round is not much longer than the
+// path, and shrinks in proportion to the excess. A queue that builds up somewhere makes it yield
+// before packets are dropped.
 //
 // A connection that comes to a path that others fill takes their queue for the length of the path,
 // and would push them aside. So now and then each takes its window back to almost nothing for one
@@ -22,93 +18,127 @@ import (
 // LEDBAT++, draft-irtf-iccrg-ledbat-plus-plus). This costs no more than that round trip without a
 // queue. Without it, the later one of two connections on a gigabit had 97 %.
 //
+// A delay that stays whatever the window does is another's queue, or a longer path. TCP, which
+// fills every queue, would leave nothing to a window that goes on yielding. So when a slowdown of a
+// window that has shrunk to almost nothing finds the delay in place, the window competes (see
+// rival), until a slowdown finds the queue gone. Copa and Nimbus change their mode for the same
+// reason (Arun and Balakrishnan, NSDI 2018; Goyal et al., SIGCOMM 2022). If the path is longer,
+// that is known when the short round trips are forgotten, after some seconds.
+//
 // Loss alone means little on a network that corrupts or reorders packets. As in BBR v2
 // (draft-cardwell-iccrg-bbr-congestion-control) it counts from 2 % on, as when a receive buffer or
 // a switch overflows. It is averaged over packets, not counted by the round: a round of a small
-// window has few packets, of which one in five could be lost for ever. If nothing comes back at
-// all, the window collapses.
+// window has few packets, of which one in five could be lost for ever. A queue that is too short
+// for the delay to tell of it tells by the time of its losses: they come when the round trips are
+// longest. If nothing comes back at all, the window collapses.
 //
 // Invariant: minWindow <= packets <= limit.
 type window struct {
 	packets   float64
 	limit     float64
-	slowStart bool // the window doubles each round
+	threshold float64 // of the slow start
+	slowStart bool    // the window doubles each round, up to the threshold
 
-	base     int64 // the shortest round trip of the last baseRounds
-	nextBase int64 // the shortest round trip since base was last renewed
-	rounds   int   // rounds since then
+	path      path
+	rounds    int     // since the last slowdown
+	long      int     // rounds in a row that were longer than the target
+	longSince int64   // when the first of them ended
+	lossRate  float64 // the share of packets that are lost, averaged
+	recovery  seq     // what was sent before the last loss was answered ends here
 
-	roundEnd int64   // when the present round ends
-	roundMin int64   // its shortest round trip
-	losses   int     // packets that were lost in it
-	lossRate float64 // the share of packets that are lost, averaged
+	roundEnd int64 // when the present round ends
+	roundMin int64 // its shortest round trip
+	losses   int   // packets that were lost in it
+	last     int64 // the last round trip
+	longest  int64 // the longest one since the last slowdown
 
-	slowdown int64   // when the present slowdown began; 0 is none
-	before   float64 // the window before it
+	slowdown slowdown
+	rival    rival
 }
 
 const (
-	minWindow     = 2
-	startWindow   = 16
-	baseRounds    = 4096 // the path may change, so old round trips are forgotten
-	slowdownEvery = 128  // rounds
-	shrink        = 0.7  // the window after a round of loss, as in CUBIC (RFC 9438)
-	tolerate      = 0.02 // the share of losses that does not count as congestion
-	lossWeight    = 1. / 64
-	maxShrink     = 0.5 // the most that delay takes in one round
-	targetFixed   = int64(500 * time.Microsecond)
-	targetShare   = 4 // the target is targetFixed and a part of base above it
-	growPerRound  = 1 // packets
+	minWindow    = 2
+	startWindow  = 16
+	shrink       = 0.7  // the window after a round of loss, as in CUBIC (RFC 9438)
+	tolerate     = 0.02 // the share of losses that does not count as congestion
+	lossWeight   = 1. / 64
+	maxShrink    = 0.5 // the most that delay takes in one round
+	growPerRound = 1   // packets
 )
 
 // start begins with a window of startWindow packets.
 func (w *window) start(mtu, limit int) {
 	packets := float64(limit) / float64(max(mtu, 1))
 	*w = window{
-		limit:   math.Max(math.Min(packets, maxTrack), minWindow),
-		packets: startWindow, slowStart: true,
-		base: math.MaxInt64, nextBase: math.MaxInt64, roundMin: math.MaxInt64,
+		limit:     math.Max(math.Min(packets, maxTrack), minWindow),
+		slowStart: true, roundMin: math.MaxInt64,
 	}
-	w.packets = math.Min(w.packets, w.limit)
+	w.packets, w.threshold = math.Min(startWindow, w.limit), math.Inf(1)
+	w.path.start()
 }
 
-// size returns how many packets may be under way.
-func (w *window) size(q *QP) int {
-	if !q.ours {
-		return foreignTrack
-	}
-	return int(w.packets)
-}
-
-// arrived notes that a packet has arrived; rtt is its round trip, or 0 if that is not known.
-func (w *window) arrived(now, rtt int64) {
+// arrived notes that a packet has arrived; rtt is its round trip, or 0 if that is not known. flying
+// is how many are still under way.
+func (w *window) arrived(now, rtt int64, flying int) {
 	w.lossRate -= w.lossRate * lossWeight
 	if rtt > 0 {
 		w.roundMin = min(w.roundMin, rtt)
-		w.nextBase = min(w.nextBase, rtt)
-		w.base = min(w.base, rtt)
+		w.last, w.longest = rtt, max(w.longest, rtt)
+		w.path.add(now, rtt)
 	}
-	if w.slowdown != 0 {
-		// The slowdown ends with the first packet that left in it: no more than minWindow were
-		// under way.
-		if rtt > 0 && now-rtt >= w.slowdown || now-w.slowdown > 4*(w.roundEnd-w.slowdown) {
-			w.packets, w.slowdown = w.before, 0
-			w.beginRound(now)
+	if w.slowdown.began != 0 {
+		if w.slowdown.arrived(now, rtt, w.roundEnd) {
+			w.endSlowdown(now)
 		}
 		return
 	}
-	if w.slowStart {
+	switch {
+	case w.rival.waits:
+		// What is missing holds up what was sent behind it. When it comes, no burst may follow.
+		w.packets = math.Max(math.Min(w.threshold, float64(flying+2)), minWindow)
+	case w.slowStart:
 		w.packets = math.Min(w.packets+1, w.limit)
+		w.slowStart = w.packets < w.threshold
 	}
 	if now >= w.roundEnd {
 		w.endRound(now)
 	}
 }
 
-// missed notes that a packet was lost.
-func (w *window) missed() {
+// passed notes that everything before una has arrived.
+func (w *window) passed(now int64, una seq) {
+	if w.rival.waits && una >= w.recovery && w.slowdown.began == 0 {
+		w.packets = w.threshold
+		w.beginSlowdown(now)
+	}
+}
+
+// missed notes that the packet with a number was lost; next is the first that was never sent.
+func (w *window) missed(now int64, s, next seq) {
 	w.losses++
 	w.lossRate += (1 - w.lossRate) * lossWeight
+	if s < w.recovery || !w.rival.competes && !w.inShortQueue() {
+		return
+	}
+	w.recovery, w.slowStart = next, false
+	if !w.rival.competes {
+		w.packets = math.Max(w.packets*shrink, minWindow)
+		return
+	}
+	w.rival.waits = true
+	if w.slowdown.began != 0 {
+		w.slowdown.before = w.rival.cut(w.slowdown.before)
+	} else {
+		w.packets = math.Max(w.rival.cut(w.packets), minWindow)
+		w.threshold = w.packets
+	}
+}
+
+// inShortQueue reports whether a packet was lost where a queue shorter than the target was full: the
+// last round trip was nearly the longest.
+func (w *window) inShortQueue() bool {
+	base := w.path.base
+	return w.longest < w.path.target() && w.longest > base+base/8 && w.last > base+(w.longest-base)/2
 }
 
 // endRound adjusts the window to the losses and round trips of a round.
@@ -117,103 +147,112 @@ func (w *window) endRound(now int64) {
 		w.beginRound(now)
 		return
 	}
-	target := w.base + w.base/targetShare + targetFixed
+	w.rounds++
+	began := w.slowStart
+	slow := w.rounds >= slowdownEvery && !w.slowStart
+	if w.rival.competes {
+		slow = w.compete(now) || slow
+	} else {
+		slow = w.follow(now) || slow
+	}
+	if began && !w.slowStart {
+		w.rounds = max(w.rounds, slowdownEvery-slowdownFirst)
+	}
+	w.packets = math.Max(math.Min(w.packets, w.limit), minWindow)
+	if slow && !w.rival.waits {
+		w.beginSlowdown(now)
+	} else {
+		w.beginRound(now)
+	}
+}
+
+// follow adjusts the window to the delay. It returns true if the delay seems to be another's.
+func (w *window) follow(now int64) bool {
+	if w.roundMin <= w.path.target() {
+		w.long = 0
+	}
 	switch {
 	case w.losses != 0 && w.lossRate > tolerate:
 		w.slowStart = false
 		w.packets *= shrink
-	case w.roundMin != math.MaxInt64 && w.roundMin > target:
+	case w.roundMin != math.MaxInt64 && w.roundMin > w.path.target():
+		if w.long++; w.long == 1 {
+			w.rival.before, w.longSince = w.packets, now
+		}
 		w.slowStart = false
-		excess := float64(w.roundMin-target) / float64(w.roundMin)
+		excess := float64(w.roundMin-w.path.target()) / float64(w.roundMin)
 		w.packets *= 1 - math.Min(excess, maxShrink)
 	default:
 		w.packets += growPerRound
 	}
-	w.packets = math.Max(math.Min(w.packets, w.limit), minWindow)
-	w.beginRound(now)
-	if w.rounds%slowdownEvery == 0 && !w.slowStart {
-		w.before, w.packets, w.slowdown = w.packets, minWindow, now
+	return w.isHelpless(now)
+}
+
+// isHelpless reports whether the window has shrunk to almost nothing, and the delay stays.
+func (w *window) isHelpless(now int64) bool {
+	return w.packets <= lowWindow && w.long >= longRounds && now-w.longSince >= longTime
+}
+
+// compete adjusts the window to the time since the last loss. It returns true if the round trip has
+// fallen as it does when others slow down.
+func (w *window) compete(now int64) bool {
+	last := w.rival.round
+	w.rival.round = w.roundMin
+	switch {
+	case w.roundMin == math.MaxInt64 || w.rival.waits:
+	case last != math.MaxInt64 && w.roundMin < last*dip/10:
+		return true
+	case !w.slowStart:
+		w.packets = w.rival.grow(now, w.packets)
+	case w.roundMin > w.rival.found+w.rival.found/8+targetFixed:
+		w.slowStart = false
 	}
+	return false
 }
 
 func (w *window) beginRound(now int64) {
-	if w.rounds++; w.rounds == baseRounds {
-		w.base, w.nextBase, w.rounds = w.nextBase, math.MaxInt64, 0
-	}
 	length := w.roundMin
 	if length == math.MaxInt64 {
-		length = min(w.base, int64(time.Millisecond))
+		length = min(w.path.base, int64(time.Millisecond))
 	}
 	w.roundEnd = now + length
 	w.roundMin, w.losses = math.MaxInt64, 0
 }
 
+// beginSlowdown takes the window back to almost nothing.
+func (w *window) beginSlowdown(now int64) {
+	w.slowdown = slowdown{began: now, before: w.packets, round: w.roundMin, shortest: math.MaxInt64}
+	w.beginRound(now)
+	w.packets, w.rounds, w.rival.waits = minWindow, 0, false
+	w.rival.round = math.MaxInt64
+}
+
+// endSlowdown goes on with the window of before, by the rule that follows from what the slowdown has
+// found.
+func (w *window) endSlowdown(now int64) {
+	found, before := w.slowdown.shortest, w.slowdown.before
+	w.slowdown.began, w.longest = 0, 0
+	switch {
+	case found <= w.path.empty(): // also if the path turned out to be longer
+		if w.rival.competes {
+			before = math.Max(before*(1-w.slowdown.queued()), minWindow)
+		}
+		w.rival.competes, w.rival.waits, w.long = false, false, 0
+	case w.rival.competes:
+		// A queue has room for what it held before; the rest is taken back round by round.
+		w.slowStart, w.threshold = true, before
+		before = math.Max(before*w.slowdown.queued(), minWindow)
+	case found != math.MaxInt64 && before <= lowWindow && w.isHelpless(now):
+		before = math.Max(before, w.rival.before)
+		w.slowStart, w.threshold = true, math.Inf(1)
+		w.rival = rival{competes: true, found: found, round: math.MaxInt64}
+	}
+	w.packets = before
+	w.beginRound(now)
+}
+
 // collapse begins anew with the smallest window, when nothing came back.
-func (w *window) collapse() {
-	w.packets, w.slowStart = minWindow, true
-	w.losses, w.slowdown = 0, 0
-}
-
-// limiter bounds the rate at which a QP sends: a bucket of tokens, bytes of payload.
-type limiter struct {
-	rate   float64 // bytes a second; 0 is no bound
-	tokens float64 // may be negative: the last packet may take more than there was
-	at     int64   // the time of tokens
-	waits  bool    // a packet waits for tokens
-}
-
-// burst limits the tokens that a limiter gathers while nothing is to be sent, and lateBurst those
-// while a packet waits for them, in the time that they last: on a busy host programs are called
-// later than they asked to be, and would never make up for it. The window bounds what leaves at
-// once, too.
-const (
-	burst     = int64(time.Millisecond)
-	lateBurst = 50 * burst
-)
-
-func (l *limiter) start(rate float64, now int64) { *l = limiter{rate: rate, at: now} }
-
-// allows reports whether the packet that is to be sent may leave.
-func (l *limiter) allows(now int64) bool {
-	if l.rate == 0 {
-		return true
-	}
-	l.gather(now)
-	l.waits = l.tokens < 0
-	return !l.waits
-}
-
-// gather adds the tokens of the time since the last call.
-func (l *limiter) gather(now int64) {
-	if now <= l.at {
-		return
-	}
-	most := burst
-	if l.waits {
-		most = lateBurst
-	}
-	l.tokens = math.Min(l.tokens+l.rate*float64(now-l.at)/1e9, l.rate*float64(most)/1e9)
-	l.at = now
-}
-
-// packetsIn returns how many packets leave in a time, at least one.
-func (l *limiter) packetsIn(time int64, mtu uint64) int {
-	return max(int(l.rate*float64(time)/1e9/float64(mtu)), 1)
-}
-
-func (l *limiter) spend(n int) {
-	if l.rate != 0 {
-		l.tokens -= float64(n)
-	}
-}
-
-// next returns the time at which a packet may leave that may not leave now; Never if it may.
-func (l *limiter) next(now int64) int64 {
-	if l.rate == 0 {
-		return Never
-	}
-	if l.gather(now); l.tokens >= 0 {
-		return Never
-	}
-	return now + int64(-l.tokens/l.rate*1e9) + 1
+func (w *window) collapse(next seq) {
+	w.packets, w.slowStart, w.threshold = minWindow, true, math.Inf(1)
+	w.losses, w.slowdown.began, w.rival.waits, w.recovery = 0, 0, false, next
 }
