@@ -50,16 +50,15 @@ type ConnConfig struct {
 	// the peer reads or does atomics, add [verbs.AccessRemoteRead] and [verbs.AccessRemoteAtomic],
 	// or set [verbs.AccessAll].
 	Access verbs.AccessFlags
-	// TrafficClass goes into the packets' IP header on RoCE v2. Over package verbs/roce it has no
-	// effect: a NIC there has one for all its queue pairs.
+	// TrafficClass goes into the packets' IP header on RoCE v2. Package verbs/roce takes the DSCP
+	// of it, the upper six bits.
 	TrafficClass uint8
 	// SL is the service level.
 	SL uint8
 	// SpreadPaths gives each queue pair its own flow label. On RoCE v2 the label determines the UDP
 	// source port, so switches that choose a path by hashing send the rails of one NIC over
 	// different paths. Without it the kernel derives the port from the queue pairs' numbers, and
-	// two rails may share a path while others are idle. On InfiniBand the subnet manager chooses,
-	// and a NIC of package verbs/roce has one port for all queue pairs.
+	// two rails may share a path while others are idle. On InfiniBand the subnet manager chooses.
 	SpreadPaths bool
 	// ImmLittleEndian sends and receives immediates ([SendWR].Imm) with the least significant byte
 	// first. The C++ original stores and reads them that way, as its host does; verbs otherwise has

@@ -8,7 +8,6 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/nics"
 	"ibverbx/verbs"
@@ -72,7 +71,7 @@ func (f *devicesCmd) Run(c *console, k *kong.Context) error {
 	if err := checkGiven(k); err != nil {
 		return err
 	}
-	cfg := from.config(provider, ibverbx.ConnConfig{})
+	cfg := from.config(provider)
 	cfg.Soft.Devices = cmp.Or(f.NICs, 4)
 	doc := deviceList{Provider: provider}
 	list, err := listDevices(cfg)

@@ -110,14 +110,13 @@ func (f *nicFlags) check(provider string) error {
 	case f.UDPPort != 0 && provider != roceNICs:
 		return usage("--udp-port is of NICs made of UDP sockets: add --provider roce")
 	}
-	return flagError(f.config(provider, ibverbx.ConnConfig{}).Validate())
+	return flagError(f.config(provider).Validate())
 }
 
 // config says which NICs this process has, of a provider; empty chooses one.
-func (f *nicFlags) config(provider string, conn ibverbx.ConnConfig) nics.Config {
+func (f *nicFlags) config(provider string) nics.Config {
 	return nics.Config{Provider: provider, Devices: f.Device, Library: f.Library, Sources: providers,
-		RoCE: roce.Config{Rate: float64(f.Rate), TrafficClass: conn.TrafficClass,
-			Port: uint16(f.UDPPort)},
+		RoCE:   roce.Config{Rate: float64(f.Rate), Port: uint16(f.UDPPort)},
 		Logger: slog.New(slog.DiscardHandler)} // the command says it in its own way
 }
 
@@ -146,7 +145,7 @@ func flagError(err error) error {
 // number.
 func (f *nicFlags) openHere(c *console, provider string, count int, conn ibverbx.ConnConfig,
 	said *outcome) (verbs.Provider, error) {
-	cfg := f.config(provider, conn)
+	cfg := f.config(provider)
 	cfg.Soft.Devices = count
 	if provider == roceNICs && f.Device == "" {
 		cfg.RoCE.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
@@ -171,7 +170,7 @@ type endNICs struct {
 // openEnd opens the NICs of one of two processes. Where nobody has named a provider it says which
 // one it is, if that is not the one of real NICs.
 func (f *nicFlags) openEnd(c *console, conn ibverbx.ConnConfig, said *outcome) (*endNICs, error) {
-	host, err := openNICs(f.config(f.Provider, conn))
+	host, err := openNICs(f.config(f.Provider))
 	if err != nil {
 		return nil, err
 	}

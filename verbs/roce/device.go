@@ -137,8 +137,8 @@ func (d *Device) init(draw func() uint32) {
 
 // listen opens the socket.
 func listen(addr netip.Addr, from *Config) (*udp.Conn, error) {
-	cfg := udp.Config{Local: netip.AddrPortFrom(addr, from.Port), TrafficClass: from.TrafficClass,
-		DisableGSO: from.DisableGSO, DisableGRO: from.DisableGRO}
+	cfg := udp.Config{Local: netip.AddrPortFrom(addr, from.Port), DisableGSO: from.DisableGSO,
+		DisableGRO: from.DisableGRO}
 	if from.Port == 0 {
 		cfg.Local = netip.AddrPortFrom(addr, Port)
 	}
@@ -266,34 +266,12 @@ func (d *Device) CheckPath(port int, to verbs.GID) error {
 	case port != 1:
 		return d.core.Err(op, verbs.ErrInvalid, fmt.Sprintf("port %d, there is only port 1", port))
 	}
-	if found := d.route(to); found.err != nil {
+	found := d.route(to, udp.Way{})
+	found.close()
+	if found.err != nil {
 		return d.core.Err(op, verbs.ErrUnreachable, found.err.Error())
 	}
 	return nil
-}
-
-// route is the way to a peer, as the host knows it.
-type route struct {
-	to  destination
-	mtu verbs.MTU // the largest path MTU that fits; 0 if none does
-	err error     // why there is none
-}
-
-// route finds the way to a peer. Call it without the lock.
-func (d *Device) route(to verbs.GID) route {
-	port := uint16(Port)
-	if d.cfg.Port != 0 {
-		port = d.cfg.Port
-	}
-	dest, err := d.link.NewDestination(addressOf(to, port))
-	if err != nil {
-		return route{err: err}
-	}
-	path, err := d.link.MTU(dest.Addr())
-	if err != nil {
-		return route{err: err}
-	}
-	return route{to: dest, mtu: path.Verbs(headerRoom)}
 }
 
 // Watch sends the NIC's events to c.

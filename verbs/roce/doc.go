@@ -11,7 +11,7 @@
 //
 // # The model
 //
-// A [Device] is one local address and one socket. Its GID is that address; queue pairs of any two
+// A [Device] is one local address and the sockets on it. Its GID is that address; queue pairs of any two
 // devices connect by GID and number, as on every NIC. Several addresses are several NICs. Queue
 // pairs are state machines without a socket (internal/rc). Packets and their checksum have a
 // separate package (internal/wire), and so has the socket (internal/udp).
@@ -27,6 +27,16 @@
 // Only other ends of this package understand such a GID; to others its queue pairs cannot be
 // connected (the kernel answers EINVAL in RTR). It exists only for IPv4: over IPv6 give all ends
 // the same [Config].Port.
+//
+// Packets go to that port, and leave from others: each queue pair has one of its own, of up to 16
+// that a NIC binds, so that switches and NICs that spread traffic by ports give queue pairs paths
+// and queues of their own. As with NICs, the flow label determines it (ibverbx.ConnConfig has
+// SpreadPaths), and without one the queue pair numbers. So a firewall between two hosts must let
+// UDP port 4791 in at both. A NIC on another port than 4791 sends everything from that one.
+//
+// The traffic class (its DSCP), the hop limit and, over IPv6, the flow label of a queue pair's
+// address handle are those of its packets; 0 is what the host has configured. The service level has
+// no effect.
 //
 // # Path MTU
 //
@@ -107,9 +117,10 @@
 // Someone who can only send, with the address of a peer, has to guess: the number of the queue pair
 // and the peer's present packet number, which have 24 bits each, and a key of 32 bits to write where
 // the peer does not. Packets from other addresses are dropped without an answer, and nothing is ever
-// sent to an address that is not a peer's. Once a peer is known to be an end of this package, other
-// processes of its host are strangers too; until then, and if the peer is foreign, they cannot be
-// distinguished from it. One who knows the number of the queue pair needs, on average:
+// sent to an address that is not a peer's. Once a peer is known to be an end of this package, it keeps
+// to the port that it sends from, and other processes of its host are strangers too; until then,
+// and if the peer is foreign, they cannot be distinguished from it. If the peer's GID names a port,
+// they are strangers from the start. One who knows the number of the queue pair needs, on average:
 //
 //	to have                              between ends of this package    with a foreign peer
 //	other data arrive in the peer's      2^24 / 4: 4 million packets     2^24: 17 million

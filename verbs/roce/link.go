@@ -10,7 +10,7 @@ import (
 // link carries the packets of a NIC: a UDP socket. Tests have one that is a network of its own, in
 // which nothing happens by itself.
 type link interface {
-	NewDestination(to netip.AddrPort) (destination, error)
+	NewDestination(to netip.AddrPort, way udp.Way) (destination, error)
 	MTU(to netip.AddrPort) (udp.PathMTU, error)
 	NewBatch() batch
 	WaitReadable(deadline time.Time) error
@@ -23,8 +23,10 @@ type link interface {
 // destination is a peer's address on a link; see [udp.Destination].
 type destination interface {
 	Addr() netip.AddrPort
+	Source() netip.AddrPort
 	Segments() bool
 	Send(packets []udp.Packet, segment bool) (int, error)
+	Close()
 }
 
 // batch takes what has arrived on a link; see [udp.Batch].
@@ -37,8 +39,8 @@ type batch interface {
 // socket is the link of every NIC outside of tests.
 type socket struct{ *udp.Conn }
 
-func (s socket) NewDestination(to netip.AddrPort) (destination, error) {
-	return s.Conn.NewDestination(to)
+func (s socket) NewDestination(to netip.AddrPort, way udp.Way) (destination, error) {
+	return s.Conn.NewDestination(to, way)
 }
 
 func (s socket) NewBatch() batch { return s.Conn.NewBatch(0, 0) }

@@ -261,12 +261,19 @@ func (x *networkNIC) Stop() bool { x.ringAt = rc.Never; return true }
 // The NIC's link.
 
 // NewDestination is an address, of the NIC's own family.
-func (x *networkNIC) NewDestination(to netip.AddrPort) (destination, error) {
+func (x *networkNIC) NewDestination(to netip.AddrPort, way udp.Way) (destination, error) {
 	if to.Addr().Is4() != x.local.Addr().Is4() || !to.Addr().IsValid() || to.Addr().IsUnspecified() {
 		return nil, fmt.Errorf("%w: there is no way to %v", verbs.ErrUnreachable, to)
 	}
-	return &networkPath{from: x, to: to, flow: wire.NewFlow(x.local, to),
-		seeming: wire.NewFlow(x.source, to)}, nil
+	p := &networkPath{from: x, to: to, source: x.local, seems: x.source}
+	if way.SourcePort != 0 {
+		p.source = netip.AddrPortFrom(x.local.Addr(), way.SourcePort)
+	}
+	if x.source == x.local {
+		p.seems = p.source
+	}
+	p.flow, p.seeming = wire.NewFlow(p.source, to), wire.NewFlow(p.seems, to)
+	return p, nil
 }
 
 // MTU is room for the largest packets.
@@ -315,12 +322,20 @@ func (x *networkNIC) Close() error { return nil }
 type networkPath struct {
 	from    *networkNIC
 	to      netip.AddrPort
+	source  netip.AddrPort
+	seems   netip.AddrPort // the source, as its packets have it
 	flow    wire.Flow
 	seeming wire.Flow // of what seems to come from the source
 }
 
 // Addr is the address.
 func (p *networkPath) Addr() netip.AddrPort { return p.to }
+
+// Source is the address that packets leave from.
+func (p *networkPath) Source() netip.AddrPort { return p.source }
+
+// Close does nothing.
+func (p *networkPath) Close() {}
 
 // Segments says whether packets leave in bursts.
 func (p *networkPath) Segments() bool { return p.from.net.plan.Bursts }
@@ -360,13 +375,13 @@ func (p *networkPath) carry(i int, packet []byte) {
 	if to == nil || x.loses(func(l *loss) bool { return l.out }) || rng.Float64() < plan.Lose {
 		return
 	}
-	if x.source != x.local {
+	if p.seems != p.source {
 		p.disguise(packet)
 	}
 	if rng.Float64() < plan.Forge {
 		p.forge(to, packet)
 	}
-	g := udp.Datagram{Data: packet, From: x.source, Bundle: 1}
+	g := udp.Datagram{Data: packet, From: p.seems, Bundle: 1}
 	if rng.IntN(2) == 0 { // the burst comes whole
 		g.Index, g.Bundle = uint8(i), uint8(i+1)
 	}
@@ -397,7 +412,8 @@ func (p *networkPath) disguise(packet []byte) {
 	binary.LittleEndian.PutUint32(packet[end:], p.seeming.Sum(id, packet[:12], packet[12:end], 0))
 }
 
-// forge has another NIC send what this one sends, but with other bytes, a little earlier.
+// forge has another NIC send what this one sends, from the same port, but with other bytes, a little
+// earlier.
 func (p *networkPath) forge(to *networkNIC, packet []byte) {
 	n := p.from.net
 	forger := n.nics[n.rng.IntN(len(n.nics))]
@@ -407,10 +423,11 @@ func (p *networkPath) forge(to *networkNIC, packet []byte) {
 	}
 	b := slices.Clone(packet)
 	b[12+n.rng.IntN(end-12)] ^= 1 << n.rng.IntN(8)
-	flow := wire.NewFlow(forger.source, p.to)
+	source := netip.AddrPortFrom(forger.local.Addr(), p.seems.Port())
+	flow := wire.NewFlow(source, p.to)
 	binary.LittleEndian.PutUint32(b[end:], flow.Sum(0, b[:12], b[12:end], 0))
 	n.push(happening{at: n.now, what: arrives, nic: to,
-		packet: udp.Datagram{Data: b, From: forger.source, Bundle: 1}})
+		packet: udp.Datagram{Data: b, From: source, Bundle: 1}})
 }
 
 // corrupt changes a few bits of a packet, or cuts it off. Of IPv4 it spares who receives it the one

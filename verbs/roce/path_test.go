@@ -68,9 +68,9 @@ type watchedLink struct {
 	asked func()
 }
 
-func (l watchedLink) NewDestination(to netip.AddrPort) (destination, error) {
+func (l watchedLink) NewDestination(to netip.AddrPort, way udp.Way) (destination, error) {
 	l.asked()
-	return l.link.NewDestination(to)
+	return l.link.NewDestination(to, way)
 }
 
 func (l watchedLink) MTU(to netip.AddrPort) (udp.PathMTU, error) {

@@ -23,6 +23,9 @@ type QP struct {
 	touched bool
 	// ackDelayed is set while an acknowledgement waits for something to leave with.
 	ackDelayed bool
+	// peerPort is the port that the peer sends from, once it is known to be an end of this package;
+	// 0 before.
+	peerPort uint16
 	// blocked is set while the queue pair waits for room in the socket's send buffer.
 	blocked bool
 }
@@ -88,7 +91,8 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	d := q.dev
 	var found route
 	if mask&verbs.QPAttrAV != 0 { // before the lock: it takes several calls of the kernel
-		found = d.route(attr.AH.DGID)
+		found = d.route(attr.AH.DGID, q.wayOf(attr, mask))
+		defer found.close()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -106,7 +110,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 		if err != nil {
 			return err
 		}
-		q.path = way
+		found.to, q.path = q.path.to, way // the one before is closed
 	}
 	if next != verbs.StateReset && next != verbs.StateErr {
 		nic.Apply(&q.core.Attr, attr, mask)
@@ -114,8 +118,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	q.sendDelayedAck()
 	q.engine.Enter(d.now(), next)
 	if next == verbs.StateReset {
-		q.path = path{}
-		d.sender.forget(q)
+		q.forget()
 	}
 	q.transmit()
 	return nil
@@ -137,7 +140,16 @@ func (q *QP) pathOf(found route, attr *verbs.QPAttr, mask verbs.QPAttrMask) (pat
 		return path{}, q.core.Err(op, verbs.ErrInvalid, fmt.Sprintf("path MTU %v, the way from %v to %v "+
 			"carries %v", mtu, d.local.Addr(), to.Addr().Addr(), found.mtu))
 	}
-	return path{to: to, peer: to.Addr(), out: wire.NewFlow(d.local, to.Addr())}, nil
+	return path{to: to, peer: to.Addr(), out: wire.NewFlow(to.Source(), to.Addr())}, nil
+}
+
+// forget forgets the peer, and what waits to be sent to it.
+func (q *QP) forget() {
+	q.dev.sender.forget(q)
+	if q.path.to != nil {
+		q.path.to.Close()
+	}
+	q.path, q.peerPort = path{}, 0
 }
 
 // PostSend adds requests to the send queue, and sends what may leave.
@@ -196,7 +208,7 @@ func (q *QP) Close() error {
 	q.sendDelayedAck()
 	q.engine.Enter(d.now(), verbs.StateReset)
 	d.timers.disarm(&q.timer)
-	d.sender.forget(q)
+	q.forget()
 	q.core.Destroy()
 	d.qps.Remove(q.core.Num)
 	return nil

@@ -294,7 +294,7 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 		d.counts.NoQP++
 		return
 	}
-	if !q.isPeer(g.From, h) {
+	if !q.isPeer(g.From) {
 		d.counts.Strangers++
 		return
 	}
@@ -303,23 +303,28 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 		return
 	}
 	q.engine.Receive(now, h, payload)
+	if q.peerPort == 0 && q.engine.IsOurs() { // this packet has shown it
+		q.peerPort = g.From.Port()
+	}
 	if !q.touched {
 		q.touched = true
 		r.dirty = append(r.dirty, q)
 	}
 }
 
-// isPeer reports whether a packet comes from the peer. Hardware NICs and rdma_rxe send from a port
-// of their choice, ends of this package from the port that they receive at. A packet from another
-// port therefore announces nothing. Once the peer is known to be an end of this package, or its GID
-// names a port, such a packet comes from another process of its host.
-func (q *QP) isPeer(from netip.AddrPort, h *wire.Header) bool {
+// isPeer reports whether a packet comes from the peer. A peer that receives at RoCEv2's port sends
+// from a port of its choice. An end of this package keeps to that port: once the peer has shown to
+// be one, what comes from another port is of another process of its host, and so it is if the
+// peer's GID names a port.
+func (q *QP) isPeer(from netip.AddrPort) bool {
 	peer := q.path.peer
-	if from == peer {
-		return true
+	switch {
+	case from.Addr() != peer.Addr():
+		return false
+	case peer.Port() != Port:
+		return from.Port() == peer.Port()
 	}
-	h.Reserved = 0
-	return from.Addr() == peer.Addr() && peer.Port() == Port && !q.engine.IsOurs()
+	return q.peerPort == 0 || from.Port() == q.peerPort
 }
 
 // intact checks the ICRC, which covers the identification of an IPv4 packet, and sockets do not

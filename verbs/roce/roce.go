@@ -36,10 +36,6 @@ type Config struct {
 	Window int
 	// Rate bounds what each queue pair sends, in bytes of payload a second; 0 is no bound.
 	Rate float64
-	// TrafficClass is the DSCP and ECN byte of all packets. The traffic class, flow label, hop
-	// limit and service level of a queue pair's address handle have no effect: packets of all queue
-	// pairs leave by one socket.
-	TrafficClass uint8
 	// Strict keeps to plain RoCEv2 with every peer: this end does not reveal that it is an end of
 	// this package, and does not recognise others. See "Foreign peers" in the package comment.
 	Strict bool

@@ -20,6 +20,7 @@ type stranger struct {
 	t    testing.TB
 	conn *net.UDPConn
 	at   netip.AddrPort
+	from netip.AddrPort // of what it has heard last
 }
 
 func newStranger(t testing.TB, at string) *stranger {
@@ -27,7 +28,7 @@ func newStranger(t testing.TB, at string) *stranger {
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(at)))
 	must(t, err)
 	t.Cleanup(func() { conn.Close() })
-	return &stranger{t, conn, conn.LocalAddr().(*net.UDPAddr).AddrPort()}
+	return &stranger{t: t, conn: conn, at: conn.LocalAddr().(*net.UDPAddr).AddrPort()}
 }
 
 // seal makes a packet, whole, from one address to another.
@@ -51,7 +52,8 @@ func (s *stranger) send(to *Device, packet []byte) {
 func (s *stranger) hears(within time.Duration) []byte {
 	b := make([]byte, 1<<16)
 	_ = s.conn.SetReadDeadline(time.Now().Add(within))
-	n, _, _ := s.conn.ReadFromUDPAddrPort(b)
+	n, from, _ := s.conn.ReadFromUDPAddrPort(b)
+	s.from = from
 	return b[:n]
 }
 
@@ -198,7 +200,7 @@ func (f *foreign) listen() (wire.Header, []byte) {
 	packetsOrder()
 	payload, err := wire.Parse(b, &h)
 	must(f.t, err)
-	if flow := wire.NewFlow(f.of.dev.local, f.listens.at); !flow.Check(0, b) {
+	if flow := wire.NewFlow(f.listens.from, f.listens.at); !flow.Check(0, b) {
 		f.t.Errorf("the ICRC of %+v is wrong for a peer that checks it", h)
 	}
 	if h.DestQP != f.qpn {
@@ -270,23 +272,61 @@ func testForeignPeer(t *testing.T, port uint16) {
 	}
 }
 
-// What announces itself from another port than the peer receives at is not believed: it is another
-// process of its host. From that port it is.
-func TestAnnouncedFromElsewhere(t *testing.T) {
+// An end of this package may send from any port, as a NIC does. Once it has shown to be one, only
+// what comes from that port is of it: other processes of its host are strangers until the queue
+// pair is reset.
+func TestPeerKeepsItsPort(t *testing.T) {
 	p := openNICs(t, Config{}, "127.0.0.1")
 	n := newNode(t, p.Device(0), 64)
 	f := newForeign(t, n, ownAddr(2), 0)
+	other := newStranger(t, ownAddr(2)+":0")
 	write := wire.Header{Opcode: wire.WriteOnly, PSN: f.psn, AckReq: true, Addr: n.mr.Addr(),
 		RKey: n.mr.RKey(), Length: 4, Reserved: wire.FromRequester}
 	f.say(write, []byte("good"))
-	if h, _ := f.listen(); h.Reserved != 0 || !h.Syndrome.IsAck() {
-		t.Errorf("answered by %+v", h)
-	}
-	f.stranger = f.listens
-	write.PSN = 0
-	f.say(write, []byte("good"))
 	if h, _ := f.listen(); h.Reserved != wire.FromResponder || !h.Syndrome.IsAck() {
 		t.Errorf("answered by %+v", h)
+	}
+	before := n.dev.Counters()
+	write.PSN, write.DestQP = 0, n.qp.Num()
+	for _, from := range []*stranger{other, f.listens} {
+		from.send(n.dev, seal(from.at, n.dev.local, write, []byte("evil")))
+	}
+	f.say(write, []byte("fine"))
+	if h, _ := f.listen(); h.PSN != 0 || !h.Syndrome.IsAck() {
+		t.Errorf("answered by %+v", h)
+	}
+	if c := n.dev.Counters(); string(n.buf[:4]) != "fine" || c.Strangers != before.Strangers+2 {
+		t.Errorf("%d strangers, and memory holds %q", c.Strangers-before.Strangers, n.buf[:4])
+	}
+	must(t, n.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState))
+	if n.qp.peerPort != 0 || n.qp.path.to != nil {
+		t.Error("a queue pair in RESET knows its peer")
+	}
+}
+
+// What does not come from the port that the peer's GID names is a stranger's, also before anything
+// is known of the peer.
+func TestPeerOnPrivatePort(t *testing.T) {
+	p, at := openNICs(t, Config{}, ownAddr(5)), ownAddr(6)
+	n, peer := newNode(t, p.Device(0), 64), newNode(t, openNICs(t, Config{Port: 45125}, at).Device(0), 64)
+	must(t, verbstest.Connect(n.qp, peer.qp, verbstest.ConnectConfig{Port: 1}))
+	attr, err := n.qp.Query()
+	must(t, err)
+	write := wire.Header{Opcode: wire.WriteOnly, DestQP: n.qp.Num(), PSN: attr.RQPSN, Addr: n.mr.Addr(),
+		RKey: n.mr.RKey(), Length: 4}
+	for i, port := range []uint16{0, Port} {
+		s := newStranger(t, fmt.Sprintf("%s:%d", at, port))
+		s.send(n.dev, seal(s.at, n.dev.local, write, []byte("evil")))
+		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+			if n.dev.Counters().Strangers == uint64(i+1) {
+				break
+			}
+		}
+	}
+	peer.post(t, peer.write(n, 1, 4))
+	peer.succeed(t)
+	if c := n.dev.Counters(); c.Strangers != 2 || c.Received != 1 {
+		t.Errorf("counted %+v", c)
 	}
 }
 

@@ -14,7 +14,7 @@ func TestDestinationRefused(t *testing.T) {
 	c := open(t, Config{Local: loopbacks()["IPv4"]})
 	for addr, is := range map[string]error{"[::1]:1": ErrFamily, "127.0.0.1:0": verbs.ErrInvalid,
 		"0.0.0.0:1": verbs.ErrInvalid, "224.0.0.1:1": verbs.ErrInvalid} {
-		_, err := c.NewDestination(netip.MustParseAddrPort(addr))
+		_, err := c.NewDestination(netip.MustParseAddrPort(addr), Way{})
 		if !errors.Is(err, is) || !strings.Contains(err.Error(), addr) {
 			t.Errorf("%s: %v", addr, err)
 		}
@@ -22,10 +22,10 @@ func TestDestinationRefused(t *testing.T) {
 			t.Errorf("MTU to %s: %v", addr, err)
 		}
 	}
-	if _, err := c.NewDestination(netip.AddrPort{}); !errors.Is(err, verbs.ErrInvalid) {
+	if _, err := c.NewDestination(netip.AddrPort{}, Way{}); !errors.Is(err, verbs.ErrInvalid) {
 		t.Error(err)
 	}
-	if _, err := c.NewDestination(netip.MustParseAddrPort("[::ffff:127.0.0.1]:5")); err != nil {
+	if _, err := c.NewDestination(netip.MustParseAddrPort("[::ffff:127.0.0.1]:5"), Way{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -114,7 +114,7 @@ func TestLinkLocal(t *testing.T) {
 		a := open(t, Config{Local: netip.AddrPortFrom(local.Addr, 0)})
 		b := open(t, Config{Local: netip.AddrPortFrom(local.Addr.WithZone(""), 0)})
 		for _, addr := range []netip.Addr{local.Addr, local.Addr.WithZone("")} {
-			dest, err := a.NewDestination(netip.AddrPortFrom(addr, b.LocalAddr().Port()))
+			dest, err := a.NewDestination(netip.AddrPortFrom(addr, b.LocalAddr().Port()), Way{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -26,9 +26,6 @@ type Config struct {
 	// address needs no zone where one interface alone has it. Port 0 lets the kernel choose one.
 	Local netip.AddrPort
 
-	// TrafficClass is the DSCP and ECN byte of everything sent (IP_TOS, IPV6_TCLASS).
-	TrafficClass uint8
-
 	// DisableGSO sends every packet by itself, DisableGRO receives every packet by itself.
 	DisableGSO, DisableGRO bool
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -23,9 +24,14 @@ type Conn struct {
 
 	recvBuffer, sendBuffer int // granted
 	gso, gro               bool
+	hopLimit               uint8 // of packets whose Way names none
 
 	// Replaced by tests that need a kernel with other opinions.
 	sendmmsg func(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno)
+
+	mu      sync.Mutex // guards what follows
+	sources []*source  // the sockets on other ports
+	full    *source    // the one that had no room last; nil is the socket of the Conn
 
 	closed             atomic.Bool
 	readable, writable waiter
@@ -71,14 +77,14 @@ func (c *Conn) prepareWaits() (err error) {
 	if c.raw, err = c.file.SyscallConn(); err != nil {
 		return err
 	}
-	if err := c.readable.init(c.raw, unix.EPOLLIN); err != nil {
+	if err := c.readable.init(unix.EPOLLIN); err != nil {
 		return err
 	}
-	if err := c.writable.init(c.raw, unix.EPOLLOUT); err != nil {
+	if err := c.writable.init(unix.EPOLLOUT); err != nil {
 		_ = c.readable.close()
 		return err
 	}
-	return nil
+	return errors.Join(c.readable.add(c.raw), c.writable.add(c.raw))
 }
 
 // open sets the options of a new socket and binds it.
@@ -112,7 +118,13 @@ func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
 		return nil
 	}
-	return errors.Join(c.readable.close(), c.writable.close(), c.file.Close())
+	errs := []error{c.readable.close(), c.writable.close(), c.file.Close()}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.sources {
+		errs = append(errs, s.file.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Stats returns the counters. They count from Listen on.
@@ -132,12 +144,23 @@ func (c *Conn) Stats() Stats {
 // when the deadline has come (the zero Time is none), and [verbs.ErrClosed] when the Conn is
 // closed. The goroutine parks in Go's poller. One goroutine at a time may wait.
 func (c *Conn) WaitReadable(deadline time.Time) error {
-	return c.waitError(c.readable.wait(deadline))
+	err := c.readable.watch(c.raw)
+	if err == nil {
+		err = c.readable.wait(deadline)
+	}
+	if err != nil { // nobody waits any more
+		c.readable.unwatch(c.raw)
+	}
+	return c.waitError(err)
 }
 
-// WaitWritable waits until there is room to send, as WaitReadable does for receiving.
+// WaitWritable waits until there may be room to send, as WaitReadable does for receiving.
 func (c *Conn) WaitWritable(deadline time.Time) error {
-	return c.waitError(c.writable.wait(deadline))
+	err := c.watchFull()
+	if err == nil {
+		err = c.writable.wait(deadline)
+	}
+	return c.waitError(err)
 }
 
 // Yield offers the processor to other threads. It is for callers that poll again and again.

@@ -55,7 +55,7 @@ func openPair(t testing.TB) (a, b *Conn) {
 // to is a destination of a Conn.
 func to(t testing.TB, from, peer *Conn) *Destination {
 	t.Helper()
-	d, err := from.NewDestination(peer.LocalAddr())
+	d, err := from.NewDestination(peer.LocalAddr(), Way{})
 	if err != nil {
 		t.Fatal(err)
 	}

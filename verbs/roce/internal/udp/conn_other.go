@@ -47,10 +47,18 @@ func (*Conn) WaitWritable(time.Time) error { return verbs.ErrNotSupported }
 type Destination struct{ _ struct{} }
 
 // NewDestination is never reached, as there is no Conn.
-func (*Conn) NewDestination(netip.AddrPort) (*Destination, error) { return nil, verbs.ErrNotSupported }
+func (*Conn) NewDestination(netip.AddrPort, Way) (*Destination, error) {
+	return nil, verbs.ErrNotSupported
+}
 
 // Addr is never reached, as there is no Destination.
 func (*Destination) Addr() netip.AddrPort { return netip.AddrPort{} }
+
+// Source is never reached, as there is no Destination.
+func (*Destination) Source() netip.AddrPort { return netip.AddrPort{} }
+
+// Close is never reached, as there is no Destination.
+func (*Destination) Close() {}
 
 // Segments is never reached, as there is no Destination.
 func (*Destination) Segments() bool { return false }

@@ -5,10 +5,12 @@
 //
 // A [Conn] is one socket, bound to one concrete local address and not connected, so that many queue
 // pairs share it. A [Destination] is a peer's address with everything that sending to it needs,
-// prepared once. A [Batch] is memory to receive into.
+// prepared once; a [Way] says from which port, and with which fields of the IP header. Sockets for
+// other ports than the Conn's are made when they are needed; they only send. A [Batch] is memory to
+// receive into.
 //
 //	conn, err := udp.Listen(udp.Config{Local: netip.MustParseAddrPort("192.0.2.1:4791")})
-//	peer, err := conn.NewDestination(netip.MustParseAddrPort("192.0.2.2:4791"))
+//	peer, err := conn.NewDestination(netip.MustParseAddrPort("192.0.2.2:4791"), udp.Way{})
 //	n, err := peer.Send([]udp.Packet{{Header: bth, Payload: data, Trailer: icrc}}, true)
 //
 //	batch := conn.NewBatch(0, 0)
@@ -45,7 +47,7 @@
 //
 // # What a caller must do
 //
-// Any number of goroutines may use a Conn. A Destination, and a Batch, belong to one goroutine at a
+// Any number of goroutines may use a Conn. Close every Destination. A Destination, and a Batch, belong to one goroutine at a
 // time; different ones of the same Conn work at once. One goroutine at a time waits in
 // WaitReadable, and one in WaitWritable. Close may be called at any time and ends them all.
 //

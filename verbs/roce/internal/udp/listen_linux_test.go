@@ -23,7 +23,7 @@ func TestIdentification(t *testing.T) {
 	}
 	defer unix.Close(raw)
 	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local, TrafficClass: 0x68}), open(t, Config{Local: local})
+	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
 	packets, _ := packetsOf(100, 100, 100)
 	send(t, to(t, a, b), packets, false)
 	buf := make([]byte, 2048)
@@ -37,8 +37,8 @@ func TestIdentification(t *testing.T) {
 			continue
 		}
 		seen++
-		if id := uint16(buf[4])<<8 | uint16(buf[5]); id != 0 || buf[6] != 0x40 || buf[1] != 0x68 {
-			t.Errorf("identification %d, flags %#x, traffic class %#x", id, buf[6], buf[1])
+		if id := uint16(buf[4])<<8 | uint16(buf[5]); id != 0 || buf[6] != 0x40 {
+			t.Errorf("identification %d, flags %#x", id, buf[6])
 		}
 	}
 }
@@ -46,9 +46,9 @@ func TestIdentification(t *testing.T) {
 // The options without which peers would drop what is sent are set.
 func TestOptions(t *testing.T) {
 	eachFamily(t, func(t *testing.T, local netip.AddrPort) {
-		c := open(t, Config{Local: local, TrafficClass: 0x68})
+		c := open(t, Config{Local: local})
 		_ = c.raw.Control(func(fd uintptr) {
-			for _, option := range required(Config{Local: local, TrafficClass: 0x68}) {
+			for _, option := range required(local.Addr()) {
 				got, err := unix.GetsockoptInt(int(fd), option.level, option.name)
 				if got != option.value || err != nil {
 					t.Errorf("%s is %d, not %d (%v)", option.text, got, option.value, err)
@@ -57,11 +57,11 @@ func TestOptions(t *testing.T) {
 		})
 	})
 	for family, want := range map[string]string{
-		"IPv4": "IP_MTU_DISCOVER=3 IP_TOS=104 ",
-		"IPv6": "IPV6_V6ONLY=1 IPV6_MTU_DISCOVER=3 IPV6_TCLASS=104 UDP_NO_CHECK6_RX=1 ",
+		"IPv4": "IP_MTU_DISCOVER=3 ",
+		"IPv6": "IPV6_V6ONLY=1 IPV6_MTU_DISCOVER=3 UDP_NO_CHECK6_RX=1 ",
 	} {
 		got := ""
-		for _, option := range required(Config{Local: loopbacks()[family], TrafficClass: 0x68}) {
+		for _, option := range required(loopbacks()[family].Addr()) {
 			got += fmt.Sprintf("%s=%d ", option.text, option.value)
 		}
 		if got != want {

@@ -15,11 +15,15 @@ import (
 
 // setOptions makes a socket that is not bound yet what the package says.
 func (c *Conn) setOptions(fd int, cfg Config) error {
-	for _, option := range required(cfg) {
+	for _, option := range required(cfg.Local.Addr()) {
 		if err := unix.SetsockoptInt(fd, option.level, option.name, option.value); err != nil {
 			return &Error{Op: "listen", Local: cfg.Local, Errno: err, Detail: "socket option " + option.text}
 		}
 	}
+	for _, option := range wanted(cfg.Local.Addr()) {
+		_ = unix.SetsockoptInt(fd, option.level, option.name, option.value)
+	}
+	c.hopLimit = hopLimit(fd, cfg.Local.Addr())
 	c.recvBuffer = setBuffer(fd, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, bufferSize)
 	c.sendBuffer = setBuffer(fd, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, bufferSize)
 	if !cfg.DisableGSO {
@@ -38,21 +42,43 @@ type sockopt struct {
 }
 
 // required are the options without which peers would drop what the socket sends.
-func required(cfg Config) []sockopt {
-	if cfg.Local.Addr().Is4() {
+func required(local netip.Addr) []sockopt {
+	if local.Is4() {
 		return []sockopt{
 			// Not connected and with this option, Linux sends identification 0 and DF. It does not
 			// obey "fragmentation needed", which anybody can send, as IP_PMTUDISC_DO would.
 			{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, "IP_MTU_DISCOVER"},
-			{unix.IPPROTO_IP, unix.IP_TOS, int(cfg.TrafficClass), "IP_TOS"},
 		}
 	}
 	return []sockopt{
 		{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1, "IPV6_V6ONLY"},
 		{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE, "IPV6_MTU_DISCOVER"},
-		{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int(cfg.TrafficClass), "IPV6_TCLASS"},
 		{unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX, 1, "UDP_NO_CHECK6_RX"},
 	}
+}
+
+// wanted are the options without which something is not seen or not sent.
+func wanted(local netip.Addr) []sockopt {
+	if local.Is4() {
+		return []sockopt{{unix.IPPROTO_IP, unix.IP_RECVTOS, 1, "IP_RECVTOS"}}
+	}
+	return []sockopt{
+		{unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1, "IPV6_RECVTCLASS"},
+		{unix.IPPROTO_IPV6, ipv6FlowinfoSend, 1, "IPV6_FLOWINFO_SEND"},
+	}
+}
+
+// ipv6FlowinfoSend is IPV6_FLOWINFO_SEND of linux/in6.h: the flow label of an address counts.
+const ipv6FlowinfoSend = 33
+
+// hopLimit is what packets have by default.
+func hopLimit(fd int, local netip.Addr) uint8 {
+	level, name := unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
+	if local.Is4() {
+		level, name = unix.IPPROTO_IP, unix.IP_TTL
+	}
+	hops, _ := unix.GetsockoptInt(fd, level, name)
+	return uint8(hops)
 }
 
 // setBuffer asks for a buffer, with privilege if the host's limit (net.core.rmem_max, wmem_max) is

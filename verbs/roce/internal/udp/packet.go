@@ -60,6 +60,32 @@ type Datagram struct {
 	// Index is the place in the burst that the kernel handed over, and Bundle the length of that
 	// burst; 0 and 1 for a datagram by itself.
 	Index, Bundle uint8
+	// ECN is the field of the IP header by which routers tell of congestion (RFC 3168).
+	ECN uint8
+}
+
+// The values of the ECN field.
+const (
+	NotECT = 0 // the sender does not understand CE
+	ECT1   = 1
+	ECT0   = 2 // the sender understands CE
+	CE     = 3 // congestion experienced
+	ecn    = 3 // the field, in the traffic class
+)
+
+// Way says how packets travel to a destination. The zero Way is how the kernel sends by default,
+// from the port of the Conn.
+type Way struct {
+	// SourcePort is the port that packets leave from. Routers and NICs that spread traffic look at
+	// it. It is the port of the Conn if the kernel does not give the socket another one.
+	SourcePort uint16
+	// TrafficClass has the DSCP in its upper six bits (IP_TOS, IPV6_TCLASS). Its lower two are
+	// ignored.
+	TrafficClass uint8
+	// HopLimit is how many routers a packet passes; 0 is what the host has configured.
+	HopLimit uint8
+	// FlowLabel is the label of IPv6, which the kernel derives from the ports if it is 0.
+	FlowLabel uint32
 }
 
 // Stats are a socket's counters and what the kernel granted.

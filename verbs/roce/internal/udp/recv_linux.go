@@ -19,7 +19,7 @@ const (
 	// maxMessages is the most that the kernel takes in one call.
 	maxMessages = 1024
 
-	recvControl = 64 // bytes for control messages; UDP_GRO is the only one
+	recvControl = 64 // bytes for control messages: UDP_GRO, and IP_TOS or IPV6_TCLASS
 )
 
 // Batch is memory to receive into. It belongs to one goroutine at a time.
@@ -120,8 +120,8 @@ func (b *Batch) Recv() (n int, err error) {
 func (b *Batch) split(i int) {
 	msg := &b.msgs[i]
 	data := b.buffers[i*b.size:][:msg.Len]
-	from := source(b.names[i*unix.SizeofSockaddrInet6:][:unix.SizeofSockaddrInet6])
-	segment := segmentSize(b.control[i*recvControl:][:msg.Hdr.Controllen])
+	from := addressOf(b.names[i*unix.SizeofSockaddrInet6:][:unix.SizeofSockaddrInet6])
+	segment, ecnField := readControl(b.control[i*recvControl:][:msg.Hdr.Controllen])
 	if msg.Hdr.Flags&unix.MSG_TRUNC != 0 {
 		// The last datagram is cut off; of a burst the ones before it are whole.
 		b.conn.recvTruncated.Add(1)
@@ -133,7 +133,7 @@ func (b *Batch) split(i int) {
 	if segment == 0 || len(data) <= segment {
 		if segment == 0 || len(data) > 0 {
 			b.Datagrams = append(b.Datagrams, Datagram{Data: data[:len(data):len(data)], From: from,
-				Bundle: 1})
+				Bundle: 1, ECN: ecnField})
 		}
 		return
 	}
@@ -141,32 +141,16 @@ func (b *Batch) split(i int) {
 	for index := uint8(0); len(data) > 0; index++ {
 		end := min(segment, len(data))
 		b.Datagrams = append(b.Datagrams, Datagram{Data: data[:end:end], From: from, Index: index,
-			Bundle: bundle})
+			Bundle: bundle, ECN: ecnField})
 		data = data[end:]
 	}
 }
 
-// source is the address that the kernel wrote. The zone of a link-local one is left out.
-func source(name []byte) netip.AddrPort {
+// addressOf is the address that the kernel wrote. The zone of a link-local one is left out.
+func addressOf(name []byte) netip.AddrPort {
 	port := binary.BigEndian.Uint16(name[2:])
 	if binary.NativeEndian.Uint16(name) == unix.AF_INET {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(name[4:8])), port)
 	}
 	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(name[8:24])), port)
-}
-
-// segmentSize is the length of a burst's datagrams that the control messages tell; 0 for a datagram
-// by itself.
-func segmentSize(control []byte) int {
-	for len(control) >= unix.SizeofCmsghdr {
-		header, data, rest, err := unix.ParseOneSocketControlMessage(control)
-		if err != nil {
-			return 0
-		}
-		if header.Level == unix.IPPROTO_UDP && header.Type == unix.UDP_GRO && len(data) >= 4 {
-			return int(binary.NativeEndian.Uint32(data))
-		}
-		control = rest
-	}
-	return 0
 }

@@ -20,16 +20,22 @@ const stagedPackets = 64
 // It belongs to one goroutine at a time.
 type Destination struct {
 	conn    *Conn
+	from    *source         // nil is the socket of the Conn
+	raw     syscall.RawConn // the socket
 	addr    netip.AddrPort
 	name    [unix.SizeofSockaddrInet6]byte // the address as the kernel takes it
 	nameLen uint32
 
 	segments bool // bursts were not refused yet
 
+	way     Way
+	marks   [2 * controlSpace]byte // control messages of every message
+	marksOf int                    // bytes of marks that are in use
+
 	// The messages of one sendmmsg. They grow with what Send is asked for, and are reused.
 	msgs    []unix.Mmsghdr
 	iov     []unix.Iovec
-	control []byte // segmentSpace for each message
+	control []byte // messageControl for each message
 	bursts  []int  // packets in each message
 
 	call  func(fd uintptr) // made once, as a closure for each call would be an allocation
@@ -37,15 +43,22 @@ type Destination struct {
 	errno syscall.Errno
 }
 
+// messageControl is the room of the control messages of a message.
+const messageControl = 3 * controlSpace
+
 // NewDestination lays out what sending to an address needs. The address must be of the family of
-// the local one; a link-local one without a zone is on the interface of the local address.
-func (c *Conn) NewDestination(to netip.AddrPort) (*Destination, error) {
+// the local one; a link-local one without a zone is on the interface of the local address. The
+// Destination has to be closed.
+func (c *Conn) NewDestination(to netip.AddrPort, way Way) (*Destination, error) {
 	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
 	scope, err := c.check("destination", to)
 	if err != nil {
 		return nil, err
 	}
-	d := &Destination{conn: c, addr: to, segments: c.gso}
+	d := &Destination{conn: c, raw: c.raw, addr: to, segments: c.gso, way: way}
+	if d.from = c.takeSource(way.SourcePort); d.from != nil {
+		d.raw = d.from.raw
+	}
 	if to.Addr().Is4() {
 		d.nameLen = unix.SizeofSockaddrInet4
 		binary.NativeEndian.PutUint16(d.name[0:], unix.AF_INET)
@@ -57,10 +70,31 @@ func (c *Conn) NewDestination(to netip.AddrPort) (*Destination, error) {
 		addr := to.Addr().As16()
 		copy(d.name[8:], addr[:])
 		binary.NativeEndian.PutUint32(d.name[24:], scope)
+		binary.BigEndian.PutUint32(d.name[4:], way.FlowLabel&flowLabels)
 	}
 	binary.BigEndian.PutUint16(d.name[2:], to.Port())
+	d.mark()
 	d.call = func(fd uintptr) { d.sent, d.errno = d.conn.sendmmsg(fd, d.msgs) }
 	return d, nil
+}
+
+// flowLabels are the bits of a flow label.
+const flowLabels = 1<<20 - 1
+
+// mark lays out the control messages for what differs from what the kernel does by default.
+func (d *Destination) mark() {
+	n := 0
+	level, class, hops := int32(unix.IPPROTO_IPV6), int32(unix.IPV6_TCLASS), int32(unix.IPV6_HOPLIMIT)
+	if d.addr.Addr().Is4() {
+		level, class, hops = unix.IPPROTO_IP, unix.IP_TOS, unix.IP_TTL
+	}
+	if tc := d.way.TrafficClass &^ ecn; tc != 0 {
+		n += putInt(d.marks[n:], level, class, int(tc))
+	}
+	if h := d.way.HopLimit; h != 0 && h != d.conn.hopLimit {
+		n += putInt(d.marks[n:], level, hops, int(h))
+	}
+	d.marksOf = n
 }
 
 // check refuses addresses that the socket cannot send to, and returns the zone of those it can.
@@ -94,6 +128,20 @@ func (c *Conn) check(op string, to netip.AddrPort) (scope uint32, err error) {
 // Addr is the destination's address.
 func (d *Destination) Addr() netip.AddrPort { return d.addr }
 
+// Source is the address that packets leave from.
+func (d *Destination) Source() netip.AddrPort {
+	if d.from == nil {
+		return d.conn.local
+	}
+	return netip.AddrPortFrom(d.conn.local.Addr(), d.from.port)
+}
+
+// Close ends the use of the Destination. Nothing is sent to it any more.
+func (d *Destination) Close() {
+	d.conn.giveSource(d.from)
+	d.from = nil
+}
+
 // Segments reports whether Send sends bursts when it is allowed to.
 func (d *Destination) Segments() bool { return d.segments }
 
@@ -107,7 +155,7 @@ func (d *Destination) Send(packets []Packet, segment bool) (n int, err error) {
 	var refused bool // the kernel refused a burst, which may be the burst or the packets in it
 	for n < len(packets) {
 		d.stage(packets[n:], segment)
-		if err := d.conn.raw.Control(d.call); err != nil {
+		if err := d.raw.Control(d.call); err != nil {
 			d.release(packets)
 			return n, verbs.ErrClosed
 		}
@@ -122,11 +170,13 @@ func (d *Destination) Send(packets []Packet, segment bool) (n int, err error) {
 			d.conn.gsoRefused.Add(1)
 		case d.errno == 0, d.errno == unix.EINTR:
 		case d.errno == unix.EAGAIN:
+			d.conn.hasNoRoom(d.from)
 			d.release(packets)
 			return n, ErrAgain
 		case d.errno == unix.ENOBUFS:
 			d.conn.sendDropped.Add(uint64(first))
 			n += first
+		case d.errno == unix.EINVAL && d.dropLabel():
 		case first > 1 && refusesBurst(d.errno):
 			segment, refused = false, true
 		default:
@@ -136,6 +186,17 @@ func (d *Destination) Send(packets []Packet, segment bool) (n int, err error) {
 	}
 	d.release(packets)
 	return n, nil
+}
+
+// dropLabel takes the flow label away, and reports whether there was one. Kernels before 5.3, and
+// those on which a program has a label for itself, refuse labels that nobody has asked for.
+func (d *Destination) dropLabel() bool {
+	label := d.name[4:8] // in IPv4 the address
+	if d.addr.Addr().Is4() || binary.BigEndian.Uint32(label) == 0 {
+		return false
+	}
+	clear(label)
+	return true
 }
 
 // refusesBurst tells the errors by which kernels refuse a burst whose packets they may take.
@@ -168,10 +229,14 @@ func (d *Destination) stage(packets []Packet, segment bool) {
 		msg := &d.msgs[m].Hdr
 		msg.Name, msg.Namelen = &d.name[0], d.nameLen
 		point(msg, d.iov[start:])
-		if burst > 1 {
-			control := d.control[m*segmentSpace : (m+1)*segmentSpace]
+		if burst > 1 || d.marksOf != 0 {
+			control := d.control[m*messageControl : (m+1)*messageControl]
+			length := copy(control, d.marks[:d.marksOf])
+			if burst > 1 {
+				length += putSegment(control[length:], packets[staged].Len())
+			}
 			msg.Control = &control[0]
-			msg.SetControllen(putSegment(control, packets[staged].Len()))
+			msg.SetControllen(length)
 		}
 		d.bursts = append(d.bursts, burst)
 		staged += burst
@@ -191,7 +256,7 @@ func (d *Destination) reserve(packets int, segment bool) {
 	if cap(d.msgs) < packets {
 		d.msgs = make([]unix.Mmsghdr, 0, packets)
 		d.bursts = make([]int, 0, packets)
-		d.control = make([]byte, packets*segmentSpace)
+		d.control = make([]byte, packets*messageControl)
 	}
 }
 

@@ -59,17 +59,51 @@ func point(msg *unix.Msghdr, iov []unix.Iovec) {
 	msg.SetIovlen(len(iov))
 }
 
-// segmentSpace is the room of the control message that putSegment writes.
-const segmentSpace = 24
+// controlSpace is the room of a control message that has a number.
+const controlSpace = 24
 
 // putSegment writes the control message that makes the kernel cut a message into datagrams of size
 // bytes, and returns its length.
 func putSegment(control []byte, size int) int {
-	header := (*unix.Cmsghdr)(unsafe.Pointer(unsafe.SliceData(control)))
-	header.Level, header.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
-	header.SetLen(unix.CmsgLen(2))
-	binary.NativeEndian.PutUint16(control[unix.CmsgLen(0):], uint16(size))
+	data := putControl(control, unix.IPPROTO_UDP, unix.UDP_SEGMENT, 2)
+	binary.NativeEndian.PutUint16(data, uint16(size))
 	return unix.CmsgSpace(2)
+}
+
+// putInt writes a control message whose value is an int, and returns its length.
+func putInt(control []byte, level, kind int32, value int) int {
+	binary.NativeEndian.PutUint32(putControl(control, level, kind, 4), uint32(value))
+	return unix.CmsgSpace(4)
+}
+
+// putControl writes the header of a control message, and returns the room of its value.
+func putControl(control []byte, level, kind int32, size int) []byte {
+	header := (*unix.Cmsghdr)(unsafe.Pointer(unsafe.SliceData(control)))
+	header.Level, header.Type = level, kind
+	header.SetLen(unix.CmsgLen(size))
+	return control[unix.CmsgLen(0):unix.CmsgLen(size)]
+}
+
+// readControl reads the control messages of a received message: the length of a burst's datagrams,
+// 0 for a datagram by itself, and the ECN field.
+func readControl(control []byte) (segment int, ecnField uint8) {
+	for len(control) > unix.CmsgLen(0) {
+		header := (*unix.Cmsghdr)(unsafe.Pointer(unsafe.SliceData(control)))
+		end := int(header.Len)
+		if end <= unix.CmsgLen(0) || end > len(control) {
+			break
+		}
+		switch data := control[unix.CmsgLen(0):end]; {
+		case header.Level == unix.IPPROTO_UDP && header.Type == unix.UDP_GRO && len(data) >= 4:
+			segment = int(binary.NativeEndian.Uint32(data))
+		case header.Level == unix.IPPROTO_IP && header.Type == unix.IP_TOS:
+			ecnField = data[0] & ecn // one byte
+		case header.Level == unix.IPPROTO_IPV6 && header.Type == unix.IPV6_TCLASS && len(data) >= 4:
+			ecnField = uint8(binary.NativeEndian.Uint32(data)) & ecn
+		}
+		control = control[min(unix.CmsgSpace(end-unix.CmsgLen(0)), len(control)):]
+	}
+	return segment, ecnField
 }
 
 // meminfo reads the socket's memory counters (SO_MEMINFO).

@@ -2,36 +2,38 @@ package udp
 
 import (
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// waiter waits in Go's poller until a socket is ready for one thing.
+// waiter waits in Go's poller until one of some sockets is ready for one thing.
 //
 // Go's poller does not know the socket itself: every burst that arrives would wake it, and a thread
 // with it, also while the program polls and nobody waits. What it knows is an epoll descriptor of
-// the waiter's own, which is told to watch the socket for the length of a wait only, and once
+// the waiter's own, which is told to watch a socket for the length of a wait only, and once
 // (EPOLLONESHOT).
 type waiter struct {
 	events   uint32
-	socket   syscall.RawConn
 	epoll    *os.File
 	epollRaw syscall.RawConn
 
-	// The calls and what they work on, made once, as a closure for each wait would be an
-	// allocation.
-	watch, setUp func(fd uintptr)
-	ready        func(fd uintptr) bool
-	op           int // of epoll_ctl
-	fd           int // the socket
-	event        [1]unix.EpollEvent
-	err          error
+	// The calls, made once, as a closure for each wait would be an allocation.
+	holdSocket, setUp func(fd uintptr)
+	ready             func(fd uintptr) bool
+	got               [1]unix.EpollEvent
+
+	mu    sync.Mutex // guards what ctl works on
+	op    int        // of epoll_ctl
+	fd    int        // the socket
+	event unix.EpollEvent
+	err   error
 }
 
-// init makes the waiter of a socket for an epoll event.
-func (w *waiter) init(socket syscall.RawConn, events uint32) error {
+// init makes a waiter for an epoll event.
+func (w *waiter) init(events uint32) error {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return os.NewSyscallError("epoll_create1", err)
@@ -42,14 +44,11 @@ func (w *waiter) init(socket syscall.RawConn, events uint32) error {
 		_ = unix.Close(fd)
 		return os.NewSyscallError("fcntl", err)
 	}
-	w.events, w.socket, w.epoll = events, socket, os.NewFile(uintptr(fd), "epoll")
-	w.watch, w.setUp, w.ready = w.watchSocket, w.control, w.isReady
+	w.events, w.epoll = events, os.NewFile(uintptr(fd), "epoll")
+	w.holdSocket, w.setUp, w.ready = w.withSocket, w.control, w.isReady
 	if w.epollRaw, err = w.epoll.SyscallConn(); err == nil {
 		// A descriptor that the poller does not take would refuse a deadline, and then block.
 		err = w.epoll.SetReadDeadline(time.Time{})
-	}
-	if err == nil {
-		err = w.ctl(unix.EPOLL_CTL_ADD, 0)
 	}
 	if err != nil {
 		_ = w.epoll.Close()
@@ -57,33 +56,39 @@ func (w *waiter) init(socket syscall.RawConn, events uint32) error {
 	return err
 }
 
-// wait waits until the socket is ready, or the deadline has come.
+// add makes a socket known, which is not watched yet. It is forgotten when it is closed.
+func (w *waiter) add(socket syscall.RawConn) error { return w.ctl(socket, unix.EPOLL_CTL_ADD, 0) }
+
+// unwatch ends watch.
+func (w *waiter) unwatch(socket syscall.RawConn) { _ = w.ctl(socket, unix.EPOLL_CTL_MOD, 0) }
+
+// watch watches a socket until it was ready once.
+func (w *waiter) watch(socket syscall.RawConn) error {
+	return w.ctl(socket, unix.EPOLL_CTL_MOD, w.events)
+}
+
+// wait waits until a socket that is watched is ready, or the deadline has come.
 func (w *waiter) wait(deadline time.Time) error {
 	if err := w.epoll.SetReadDeadline(deadline); err != nil {
 		return err
 	}
-	if err := w.ctl(unix.EPOLL_CTL_MOD, w.events); err != nil {
-		return err
-	}
-	err := w.epollRaw.Read(w.ready)
-	if err != nil {
-		_ = w.ctl(unix.EPOLL_CTL_MOD, 0) // nobody waits any more
-	}
-	return err
+	return w.epollRaw.Read(w.ready)
 }
 
-// ctl sets the events to watch for from now on, once; with 0 these are only errors, which the
-// kernel adds.
-func (w *waiter) ctl(op int, events uint32) error {
-	w.op, w.event[0] = op, unix.EpollEvent{Events: events | unix.EPOLLONESHOT}
-	if err := w.socket.Control(w.watch); err != nil {
+// ctl sets the events to watch a socket for from now on, once; with 0 these are only errors, which
+// the kernel adds.
+func (w *waiter) ctl(socket syscall.RawConn, op int, events uint32) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.op, w.event = op, unix.EpollEvent{Events: events | unix.EPOLLONESHOT}
+	if err := socket.Control(w.holdSocket); err != nil {
 		return err
 	}
 	return w.err
 }
 
-// watchSocket and control are the halves of ctl: each keeps a descriptor from being closed.
-func (w *waiter) watchSocket(socket uintptr) {
+// withSocket and control are the halves of ctl: each keeps a descriptor from being closed.
+func (w *waiter) withSocket(socket uintptr) {
 	w.fd = int(socket)
 	if err := w.epollRaw.Control(w.setUp); err != nil {
 		w.err = err
@@ -91,13 +96,13 @@ func (w *waiter) watchSocket(socket uintptr) {
 }
 
 func (w *waiter) control(epoll uintptr) {
-	w.err = os.NewSyscallError("epoll_ctl", unix.EpollCtl(int(epoll), w.op, w.fd, &w.event[0]))
+	w.err = os.NewSyscallError("epoll_ctl", unix.EpollCtl(int(epoll), w.op, w.fd, &w.event))
 }
 
-// isReady asks whether the socket was ready since the wait began, which ends the watch.
+// isReady asks whether a socket was ready since the wait began, which ends the watch.
 func (w *waiter) isReady(epoll uintptr) bool {
 	for {
-		n, err := unix.EpollWait(int(epoll), w.event[:], 0)
+		n, err := unix.EpollWait(int(epoll), w.got[:], 0)
 		if err != unix.EINTR {
 			return n != 0 || err != nil
 		}

@@ -1,0 +1,78 @@
+package roce
+
+import (
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/udp"
+)
+
+// route is the way to a peer, as the host knows it.
+type route struct {
+	to  destination // to be closed by whoever does not keep it
+	mtu verbs.MTU   // the largest path MTU that fits; 0 if none does
+	err error       // why there is none
+}
+
+// route finds the way to a peer. Call it without the lock.
+func (d *Device) route(to verbs.GID, way udp.Way) route {
+	port := uint16(Port)
+	if d.cfg.Port != 0 {
+		port = d.cfg.Port
+	}
+	dest, err := d.link.NewDestination(addressOf(to, port), way)
+	if err != nil {
+		return route{err: err}
+	}
+	path, err := d.link.MTU(dest.Addr())
+	if err != nil {
+		dest.Close()
+		return route{err: err}
+	}
+	return route{to: dest, mtu: path.Verbs(headerRoom)}
+}
+
+// close closes a destination that nobody has kept.
+func (r *route) close() {
+	if r.to != nil {
+		r.to.Close()
+	}
+}
+
+// wayOf is how the packets of a queue pair travel that an address handle is given to. It locks.
+//
+// They leave from a port of the queue pair's own, so that networks and hosts that spread traffic by
+// ports spread queue pairs; it stays as long as the connection, since the peer knows the queue pair
+// by it. A NIC on another port than RoCEv2's sends from there: its peers tell it by that from the
+// other processes of its host.
+func (q *QP) wayOf(attr *verbs.QPAttr, mask verbs.QPAttrMask) udp.Way {
+	d := q.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ah := &attr.AH
+	way := udp.Way{TrafficClass: ah.TrafficClass, HopLimit: ah.HopLimit, FlowLabel: ah.FlowLabel}
+	switch {
+	case d.local.Port() != Port:
+	case q.path.to != nil:
+		way.SourcePort = q.path.to.Source().Port()
+	default:
+		peer := q.core.Attr.DestQPNum
+		if mask&verbs.QPAttrDestQPNum != 0 {
+			peer = attr.DestQPNum
+		}
+		way.SourcePort = sourcePort(ah.FlowLabel, q.core.Num, peer)
+	}
+	return way
+}
+
+// sourcePort is the UDP port that RoCEv2 packets leave from, as the kernel chooses it for NICs
+// (rdma_get_udp_sport of include/rdma/ib_verbs.h): the flow label folded into the dynamic ports, or
+// the queue pair numbers, in either order, where there is no label.
+func sourcePort(label, local, remote uint32) uint16 {
+	const labels, low, first = 1<<20 - 1, 1<<14 - 1, 0xc000
+	if label &= labels; label == 0 {
+		v := uint64(local) * uint64(remote)
+		v ^= v >> 20
+		v ^= v >> 40
+		label = uint32(v) & labels
+	}
+	return first | uint16(label&low^label>>14)
+}
