@@ -93,10 +93,10 @@ func (b *testbed) waiting() []*actor {
 	return list
 }
 
-// resumeOne has one of the programs that wait run, by turn.
-func (b *testbed) resumeOne(turn func(*actor)) {
+// resumeOne has one of the programs that wait run.
+func (b *testbed) resumeOne() {
 	if list := b.waiting(); len(list) != 0 {
-		turn(list[b.Rng.IntN(len(list))])
+		b.turn(list[b.Rng.IntN(len(list))])
 	}
 }
 

@@ -89,10 +89,7 @@ type read struct {
 func (p *shmemPlan) run(log func(string)) *hunt.Violation {
 	t := &shmemWorld{plan: p, found: map[uint64]bool{}, patience: fewRounds}
 	return t.play(&p.bedPlan, log, t.moved, func() {
-		t.SeedEvent(p.Seed)
-		t.LogPlan("the world", p.bedPlan)
 		t.LogPlan("each PE", p.config)
-		t.Build()
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		t.ctx = ctx

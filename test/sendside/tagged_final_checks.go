@@ -11,7 +11,7 @@ func (w *tagWorld) finish() {
 	w.Logf("the end")
 	w.finishing = true
 	w.EndFaults(nil)
-	w.settle()
+	w.settle(w)
 	for _, o := range w.sites {
 		for _, r := range o.recvs {
 			r.checkUnmatched()
@@ -20,7 +20,7 @@ func (w *tagWorld) finish() {
 	for _, cancel := range w.cancels {
 		cancel()
 	}
-	w.settle()
+	w.settle(w)
 	for _, o := range w.sites {
 		for _, r := range o.recvs {
 			if !r.done && r.req != nil && !r.cancelled {
@@ -28,19 +28,19 @@ func (w *tagWorld) finish() {
 			}
 		}
 	}
-	w.collectDone()
+	w.look()
 	w.receiveAll()
 	for _, e := range w.ends {
-		if e.mayFail() != "" && !e.ended && !e.closing {
+		if e.mayFail() != "" && !e.ends() {
 			e.abort() // its peer is gone, and nothing would tell it
 		}
 	}
-	w.settle()
-	for _, p := range w.waiting() {
-		w.Broken(lab.Liveness, "%s, and does not return", p.name)
-	}
+	w.settle(w)
+	w.mustReturn()
 	w.checkAllDone()
-	w.closeWorkers()
+	for _, o := range w.sites {
+		w.closeWorker(o.Host, o.worker.Close)
+	}
 	w.Audit()
 	w.Close()
 }
@@ -60,7 +60,7 @@ func (w *tagWorld) receiveAll() {
 				w.Broken(lab.Liveness, "%s has no memory left", o.Name)
 			}
 		}
-		w.settle()
+		w.settle(w)
 	}
 	for _, e := range w.ends {
 		for _, m := range e.msgs {
@@ -83,16 +83,6 @@ func (w *tagWorld) unreceived() bool {
 	return false
 }
 
-// settle lets everything move until nothing does.
-func (w *tagWorld) settle() {
-	w.testbed.settle(func() (moved int) {
-		for _, o := range w.sites {
-			moved += o.progress()
-		}
-		return moved
-	}, w.turn, w.collectDone)
-}
-
 // checkAllDone checks that every request has ended, and that workers hold nothing.
 func (w *tagWorld) checkAllDone() {
 	for _, o := range w.sites {
@@ -108,7 +98,7 @@ func (w *tagWorld) checkAllDone() {
 				w.Broken(lab.Liveness, "%v does not end: %+v, %v", m, e.ep.Stats(), e.ep.Err())
 			}
 		}
-		if e.ep.Err() != nil && !e.ended && e.errors != 1 {
+		if e.ep.Err() != nil && !e.closed && e.errors != 1 {
 			w.Broken(ruleNoticed, "%v: %v, and OnError ran %d times", e, e.ep.Err(), e.errors)
 		}
 	}
@@ -158,15 +148,5 @@ func (e *tagEnd) checkTraffic(s, peer tagged.EndpointStats) {
 		e.w.Broken(ruleBalance, "%v has sent %d messages of %d bytes, and %d of %d were read: %+v, %+v", e,
 			sent,
 			sentBytes, received, receivedBytes, s, peer)
-	}
-}
-
-func (w *tagWorld) closeWorkers() {
-	for _, o := range w.sites {
-		o.inside = true
-		if err := o.worker.Close(); err != nil && !o.Struck {
-			w.Broken(lab.Leak, "%s: close worker: %v", o.Name, err)
-		}
-		o.inside = false
 	}
 }

@@ -89,7 +89,7 @@ func (e *tagEnd) took(m *tagMsg, err error) {
 	w := e.w
 	if err == nil {
 		e.msgs = append(e.msgs, m)
-		if e.ended || e.closing {
+		if e.ends() {
 			w.Broken(lab.Refusal, "%v was accepted, and the endpoint has ended", m)
 		}
 		return
@@ -149,8 +149,8 @@ func (m *tagMsg) fragments() int {
 	return max(1, (m.n+room-1)/room)
 }
 
-// collectDone handles the requests that are done since its last call.
-func (w *tagWorld) collectDone() {
+// look handles the requests that are done since its last call.
+func (w *tagWorld) look() {
 	w.clock++
 	for _, o := range w.sites {
 		for _, r := range o.recvs[o.open:] {

@@ -15,20 +15,19 @@ type taggedPlan struct {
 	bedPlan
 	lab.Schedule[lab.Event]
 	configs []tagged.Config
-	pairs   [][2]int
 }
 
 // taggedEvents are what happens to endpoints, and how often in worlds that are calm and faulty.
 // Peers that break the rules are left to the fuzz tests of the package.
 var taggedEvents = []lab.Kind[*tagEnd]{
 	{Name: "step", Often: []int{400, 400}, Do: func(e *tagEnd) { e.w.Steps(1 + e.w.Rng.IntN(8)) }},
-	{Name: "progress", Often: []int{260, 260}, Do: func(e *tagEnd) { e.site.progress() }},
+	{Name: "progress", Often: []int{260, 260}, Do: func(e *tagEnd) { e.w.progress(e.home) }},
 	{Name: "send", Often: []int{160, 160}, Do: func(e *tagEnd) { times(e.w.Pick(1, 1, 2, 3), e.send) }},
 	{Name: "burst", Often: []int{8, 8}, Do: func(e *tagEnd) { times(12, e.send) }},
 	{Name: "recv", Often: []int{150, 150}, Do: func(e *tagEnd) { times(e.w.Pick(1, 1, 2, 3), e.recv) }},
 	{Name: "probe", Often: []int{20, 20}, Do: func(e *tagEnd) { e.site.probe() }},
 	{Name: "wait", Often: []int{25, 25}, Do: (*tagEnd).wait}, // in a send, a receive, or for a request
-	{Name: "resume", Often: []int{60, 60}, Do: func(e *tagEnd) { e.w.resumeOne(e.w.turn) }},
+	{Name: "resume", Often: []int{60, 60}, Do: func(e *tagEnd) { e.w.resumeOne() }},
 	{Name: "cancel context", Often: []int{6, 6}, Do: func(e *tagEnd) { e.w.cancelOne() }},
 	{Name: "cancel", Often: []int{20, 20}, Do: (*tagEnd).cancel},
 	{Name: "register", Often: []int{6, 6}, Do: func(e *tagEnd) { e.site.register() }},
@@ -51,28 +50,15 @@ func newTaggedPlan(seed uint64) *taggedPlan {
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	p := &taggedPlan{bedPlan: newBedPlan(rng, seed)}
 	qp := p.qpConfig(rng)
-	for i := range 1 + pick(0, 0, 1, 2, 3) {
-		pair := [2]int{rng.IntN(len(p.Hosts)), rng.IntN(len(p.Hosts))}
-		if i < len(p.Hosts)-1 {
-			pair = [2]int{i, i + 1}
-		}
-		p.pairs = append(p.pairs, pair)
-	}
+	p.drawPairs(rng, 1+pick(0, 0, 1, 2, 3))
 	for h := range p.Hosts {
 		cfg := tagged.Config{
 			Transport: p.workerConfig(rng, qp, h), EagerLimit: pick(-1, 30, 150, 500, 1200),
 			Chunk: pick(40, 200, 0), Window: pick(1, 2, 0),
 			MaxUnexpected: pick(1, 2, 4, 16), MaxLeftover: pick(-1, 0, 3), MaxRequests: pick(1, 0),
 		}
-		cfg.Transport.MaxEndpoints = 1
+		cfg.Transport.MaxEndpoints = 1 + p.endsOf(h)
 		cfg.Transport.BufferSize = pick(450, 512, 700)
-		for _, pair := range p.pairs {
-			for _, host := range pair {
-				if host == h {
-					cfg.Transport.MaxEndpoints++
-				}
-			}
-		}
 		p.configs = append(p.configs, cfg)
 	}
 	p.Events = lab.DrawEvents(rng, taggedEvents, int(p.Mood), 60, 150, 400)

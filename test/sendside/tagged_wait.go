@@ -53,7 +53,7 @@ func (e *tagEnd) wait() {
 func (e *tagEnd) sendWait(ctx context.Context, m *tagMsg) {
 	m.seq = len(e.msgs)
 	e.msgs = append(e.msgs, m) // it may arrive before the call returns
-	ended := e.ended || e.closing
+	ended := e.ends()
 	var err error
 	if m.sync {
 		err = e.ep.SendSyncWait(ctx, m.tag, e.site.pieces(m.src)...)

@@ -1,7 +1,6 @@
 package sendside
 
 import (
-	"context"
 	"errors"
 
 	"ibverbx/tagged"
@@ -12,12 +11,11 @@ import (
 // tagWorld is workers and endpoints of messages, and a model that knows the rules of matching.
 type tagWorld struct {
 	testbed
-	plan      *taggedPlan
-	sites     []*tagSite
-	ends      []*tagEnd
-	clock     int // counts calls of collectDone
-	finishing bool
-	ending    bool // receives use spare memory from now on
+	plan   *taggedPlan
+	sites  []*tagSite
+	ends   []*tagEnd
+	clock  int  // counts calls of look
+	ending bool // receives use spare memory from now on
 }
 
 // tagSite is a host's worker.
@@ -27,7 +25,6 @@ type tagSite struct {
 	worker  *tagged.Worker
 	recvs   []*tagRecv // in the order in which they were posted
 	open    int        // recvs before this one have ended
-	inside  bool
 	regions []*tagged.Region
 }
 
@@ -36,26 +33,20 @@ type tagEnd struct {
 	w    *tagWorld
 	site *tagSite
 	peer *tagEnd
-	name string
 	fate
 	ep *tagged.Endpoint
 
 	msgs    []*tagMsg // in the order in which they were sent
 	open    int       // msgs before this one have ended
 	lengths map[[2]uint64]bool
-	errors  int
-	closing bool
-	ended   bool
 }
-
-func (e *tagEnd) String() string { return e.name }
 
 func (p *taggedPlan) run(log func(string)) *hunt.Violation {
 	w := &tagWorld{plan: p}
 	return w.play(&p.bedPlan, log, nil, func() {
 		w.open()
 		lab.PlayEvents(&w.Testbed, p.Events, taggedEvents, &w.ends, func() {
-			w.collectDone()
+			w.look()
 			if w.At%16 == 0 {
 				w.Audit()
 			}
@@ -65,10 +56,6 @@ func (p *taggedPlan) run(log func(string)) *hunt.Violation {
 }
 
 func (w *tagWorld) open() {
-	w.SeedEvent(w.plan.Seed)
-	w.LogPlan("the world", w.plan.bedPlan)
-	w.Logf("connections between hosts %v", w.plan.pairs)
-	w.Build()
 	for i, h := range w.Hosts {
 		cfg := w.plan.configs[i]
 		w.LogPlan(h.Name, cfg)
@@ -82,14 +69,14 @@ func (w *tagWorld) open() {
 	for i, hosts := range w.plan.pairs {
 		l := w.link(sprintf("connection %d", i), w.Hosts[hosts[0]], w.Hosts[hosts[1]])
 		a, b := w.newEnd(l, w.sites[hosts[0]], 'a'), w.newEnd(l, w.sites[hosts[1]], 'b')
-		a.peer, b.peer = b, a
+		a.peer, b.peer, a.other, b.other = b, a, &b.fate, &a.fate
 		w.Must("connect", tagged.Connect(a.ep, b.ep))
 	}
 }
 
 func (w *tagWorld) newEnd(l *link, o *tagSite, letter rune) *tagEnd {
-	e := &tagEnd{w: w, site: o, fate: fate{link: l}, name: sprintf("%d%c", len(w.ends)/2, letter),
-		lengths: map[[2]uint64]bool{}}
+	e := &tagEnd{w: w, site: o, lengths: map[[2]uint64]bool{}}
+	e.fate = fate{b: &w.testbed, name: sprintf("%d%c", len(w.ends)/2, letter), home: o.Host, link: l}
 	w.build = l
 	var err error
 	e.ep, err = o.worker.NewEndpoint(tagged.EndpointConfig{Name: e.name, Value: e, OnError: e.onError})
@@ -102,35 +89,18 @@ func (w *tagWorld) newEnd(l *link, o *tagSite, letter rune) *tagEnd {
 func (e *tagEnd) onError(ep *tagged.Endpoint, err error) {
 	w := e.w
 	w.Logf("  %v fails: %v", e, err)
-	e.errors++
-	switch {
-	case ep != e.ep || e.errors > 1:
-		w.Broken(ruleNoticed, "%v: OnError for the %dth time: %v", e, e.errors, err)
-	case !e.site.inside:
-		w.Broken(rulePlace, "%v: OnError outside of progress", e)
-	case e.mayFail() == "" || errors.Is(err, tagged.ErrProtocol):
-		w.Broken(lab.Isolation, "%v: %v", e, err)
-	case errors.Is(err, tagged.ErrPeerClosed) && !e.peer.closing:
-		w.Broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
-	}
+	e.fails(ep == e.ep, err)
 	if w.OneIn(2) && !w.finishing {
 		e.recv() // a callback may
 	}
 }
 
-func (o *tagSite) progress() int {
-	o.inside = true
-	n := o.worker.Progress()
-	o.inside = false
+// progress has a host's worker make one round of progress.
+func (w *tagWorld) progress(h *lab.Host) int {
+	w.inside = h
+	n := w.sites[h.Index].worker.Progress()
+	w.inside = nil
 	return n
-}
-
-func (w *tagWorld) turn(p *actor) {
-	w.Logf("  %s", p.name)
-	o := w.sites[p.home.Index]
-	o.inside = true
-	p.resume()
-	o.inside = false
 }
 
 // look checks counters.
@@ -141,7 +111,7 @@ func (e *tagEnd) look() {
 		st.Owed < 0 {
 		w.Broken(ruleCredits, "%v: %+v", e, st)
 	}
-	if err := e.ep.Err(); err != nil && e.mayFail() == "" && !e.ended && !e.closing {
+	if err := e.ep.Err(); err != nil && e.mayFail() == "" && !e.ends() {
 		w.Broken(lab.Isolation, "%v: %v", e, err)
 	}
 }
@@ -151,7 +121,7 @@ func (o *tagSite) checkKept() {
 	s, cfg := o.worker.Stats(), o.worker.Config()
 	most := cfg.MaxLeftover
 	for _, e := range o.w.ends {
-		if e.site == o && !e.ended {
+		if e.site == o && !e.closed {
 			most += cfg.MaxUnexpected
 		}
 	}
@@ -186,10 +156,10 @@ func (o *tagSite) register() {
 
 // abort closes an endpoint at once.
 func (e *tagEnd) abort() {
-	if e.ended || e.closing {
+	if e.ends() {
 		return
 	}
-	e.ended = true
+	e.closed = true
 	e.peer.because("its peer has aborted")
 	e.because("it was aborted")
 	err := e.ep.Abort()
@@ -204,36 +174,14 @@ func (e *tagEnd) abort() {
 
 // close starts a program that waits in Close.
 func (e *tagEnd) close() {
-	w := e.w
-	if e.ended || e.closing || len(w.waiting()) >= 5 {
-		return
-	}
-	ctx := w.context()
-	w.start(sprintf("%v waits in close", e), e.site.Host, func() {
-		if e.ended || e.closing {
-			return
-		}
-		e.closing = true
-		works := e.ep.Err() == nil
-		e.peer.because("its peer closes")
-		err := e.ep.Close(ctx)
-		w.Logf("  %v: close: %v", e, err)
-		w.collectDone()
-		if err == nil && works {
-			for _, m := range e.msgs {
-				if !m.done && m.req != nil {
-					w.Broken(ruleFlush, "%v has closed without an error before %v was done", e, m)
-				}
+	e.fate.close(5, e.ep, func(err error, worked bool) {
+		e.w.look()
+		for _, m := range e.msgs {
+			if err == nil && worked && !m.done && m.req != nil {
+				e.w.Broken(ruleFlush, "%v has closed without an error before %v was done", e, m)
 			}
 		}
-		if err != nil && e.mayFail() == "" && !errors.Is(err, context.Canceled) {
-			w.Broken(lab.Isolation, "%v: close: %v", e, err)
-		}
-		e.ended = true
 		e.site.checkKept()
 		e.because("it was closed")
-		if err != nil {
-			e.peer.because("its peer was aborted")
-		}
 	})
 }

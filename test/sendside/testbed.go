@@ -2,6 +2,7 @@ package sendside
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -17,19 +18,22 @@ import (
 // programs that wait.
 type testbed struct {
 	lab.Testbed
-	plan    *bedPlan
-	links   []*link
-	build   *link // the queue pairs that are created now belong to it
-	actors  []*actor
-	current *actor // the one that runs; nil outside of programs
-	cancels []context.CancelFunc
-	ending  map[*lab.NIC]int // single queue pairs that were moved to ERR and not closed yet
+	plan      *bedPlan
+	links     []*link
+	build     *link // the queue pairs that are created now belong to it
+	actors    []*actor
+	current   *actor // the one that runs; nil outside of programs
+	cancels   []context.CancelFunc
+	ending    map[*lab.NIC]int // single queue pairs that were moved to ERR and not closed yet
+	inside    *lab.Host        // its worker makes progress now; nil outside of that
+	finishing bool             // no more events
 }
 
 // bedPlan is what a testbed is made of.
 type bedPlan struct {
 	lab.Plan
 	rails int
+	pairs [][2]int // hosts of each connection; of no use to PEs
 }
 
 // link is a connection between two hosts.
@@ -37,27 +41,6 @@ type link struct {
 	lab.Conn
 	hosts [2]*lab.Host
 	wires []*wire
-}
-
-// fate says why an endpoint may fail: for what was done to its link, or to itself.
-type fate struct {
-	link  *link
-	blame string
-}
-
-// mayFail is why the endpoint may fail; "" when it may not.
-func (f *fate) mayFail() string {
-	if f.link.Blame != "" {
-		return f.link.Blame
-	}
-	return f.blame
-}
-
-// because notes why the endpoint may fail though its link is sound. The first reason counts.
-func (f *fate) because(reason string) {
-	if f.blame == "" {
-		f.blame = reason
-	}
 }
 
 // A host's memory: words for atomics, bytes for gets, and some bytes for what ends a run.
@@ -84,6 +67,29 @@ func newBedPlan(rng *rand.Rand, seed uint64) bedPlan {
 	return p
 }
 
+// drawPairs draws connections: of each host with the next one, and some more.
+func (p *bedPlan) drawPairs(rng *rand.Rand, n int) {
+	for i := range n {
+		pair := [2]int{rng.IntN(len(p.Hosts)), rng.IntN(len(p.Hosts))} // perhaps within one host
+		if i < len(p.Hosts)-1 {
+			pair = [2]int{i, i + 1}
+		}
+		p.pairs = append(p.pairs, pair)
+	}
+}
+
+// endsOf is how many ends of connections are on a host.
+func (p *bedPlan) endsOf(host int) (n int) {
+	for _, pair := range p.pairs {
+		for _, h := range pair {
+			if h == host {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // qpConfig draws what the virtual queue pairs of a world have in common.
 func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
@@ -98,13 +104,18 @@ func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
 	return cfg
 }
 
-// play runs a world and returns the promise that it breaks. moved, which may be nil, runs after
+// play builds and runs a world, and returns the promise that it breaks. moved, which may be nil, runs after
 // each action of the fabric.
 func (b *testbed) play(p *bedPlan, log func(string), moved func(soft.Action), run func()) *hunt.Violation {
 	b.plan, b.ending = p, map[*lab.NIC]int{}
 	b.Testbed = lab.Testbed{Plan: &p.Plan, Log: log, Hooks: lab.Hooks{CQ: b.tapCQ, QP: b.tapQP, Moved: moved},
 		Layout: lab.Layout{Size: arenaSize, Words: libraryAt, Noise: library, Spare: spareSize}}
-	v := b.Play(run)
+	v := b.Play(func() {
+		b.SeedEvent(p.Seed)
+		b.LogPlan("the world", *p)
+		b.Build()
+		run()
+	})
 	for _, p := range b.actors {
 		p.abandon()
 	}
@@ -122,9 +133,14 @@ func (b *testbed) link(name string, x, y *lab.Host) *link {
 // rounds for a step.
 const quietRounds = 6
 
-// settle lets everything move until nothing does. progress has all workers make progress, turn has
-// a program run, and look runs after each round.
-func (b *testbed) settle(progress func() int, turn func(*actor), look func()) {
+// workers is what a testbed knows of the workers of its world.
+type workers interface {
+	progress(*lab.Host) int // one round; it returns how much it did
+	look()                  // takes what is done, after each round
+}
+
+// settle lets everything move until nothing does.
+func (b *testbed) settle(w workers) {
 	for quiet, rounds := 0, 0; quiet < quietRounds; rounds++ {
 		if rounds > 20000 {
 			b.Broken(lab.Liveness, "it does not come to rest")
@@ -134,17 +150,47 @@ func (b *testbed) settle(progress func() int, turn func(*actor), look func()) {
 			b.Steps(1 + b.Rng.IntN(2*n))
 			moved++
 		}
-		moved += progress()
+		for _, h := range b.Hosts {
+			moved += w.progress(h)
+		}
 		for _, a := range slices.Clone(b.waiting()) {
-			turn(a)
+			b.turn(a)
 			if a.over {
 				moved++
 			}
 		}
-		look()
+		w.look()
 		if quiet++; moved != 0 {
 			quiet = 0
 		}
+	}
+}
+
+// turn has a program run, inside of its worker's progress.
+func (b *testbed) turn(a *actor) {
+	b.Logf("  %s", a.name)
+	b.inside = a.home
+	a.resume()
+	b.inside = nil
+}
+
+// mustReturn checks, at rest, that no program waits any more.
+func (b *testbed) mustReturn() {
+	for _, a := range b.waiting() {
+		b.Broken(lab.Liveness, "%s, and does not return", a.name)
+	}
+}
+
+// closeWorker closes a host's worker, twice.
+func (b *testbed) closeWorker(h *lab.Host, close func() error) {
+	b.inside = h
+	err := close()
+	b.inside = nil
+	if err != nil && !h.Struck {
+		b.Broken(lab.Leak, "%s: close worker: %v", h.Name, err)
+	}
+	if err := close(); !errors.Is(err, ibverbx.ErrClosed) {
+		b.Broken(lab.Refusal, "%s: closed again: %v", h.Name, err)
 	}
 }
 

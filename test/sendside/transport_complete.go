@@ -85,7 +85,7 @@ func (g *group) fire(c *transport.Completion) {
 			if w.inside == nil {
 				w.Broken(rulePlace, "an abort is over outside of progress")
 			}
-			w.enter(w.inside, "an abort is over")
+			w.enter(w.sites[w.inside.Index], "an abort is over")
 			g.then()
 			w.leave()
 		}
@@ -110,7 +110,7 @@ func (g *group) fire(c *transport.Completion) {
 // siteOf is the worker in whose progress a completion fires: that of any of its operations.
 func (e *end) siteOf(g *group) *site {
 	for _, o := range g.ops {
-		if o.e.site == e.w.inside {
+		if o.e.home == e.w.inside {
 			return o.e.site
 		}
 	}

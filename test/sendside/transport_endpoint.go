@@ -1,7 +1,6 @@
 package sendside
 
 import (
-	"context"
 	"errors"
 	"slices"
 
@@ -15,7 +14,6 @@ type end struct {
 	site      *site
 	pair      *pair
 	peer      *end
-	name      string
 	ep        *transport.Endpoint
 	wires     []*wire
 	card      transport.Card // the peer's; set by connect
@@ -69,25 +67,19 @@ type pendingQueue struct {
 	turnedAway bool // a NIC has refused an operation: requests may be queued until the next progress
 }
 
-// life is how far an endpoint is from its end.
+// life is how far an endpoint is from its end, or how it has ended.
 type life struct {
-	errors int // how often OnError ran
 	fate
-	ctx          context.Context // of Close
-	closing      bool            // Close was called
-	closed       bool            // Close has returned, or Abort was called
 	aborted      bool
 	soundAtAbort bool // it had not failed before Abort
 	released     bool // Close has returned, or the completion of Abort has fired
 	closedWell   bool // Close has succeeded, so the peer knows
 }
 
-func (e *end) String() string { return e.name }
-
 // newEnd makes an endpoint.
 func (w *transportWorld) newEnd(c *pair, s *site, letter rune) *end {
-	e := &end{w: w, site: s, pair: c, name: sprintf("%d%c", len(w.pairs)-1, letter)}
-	e.link = c.link
+	e := &end{w: w, site: s, pair: c}
+	e.fate = fate{b: &w.testbed, name: sprintf("%d%c", len(w.pairs)-1, letter), home: s.Host, link: c.link}
 	e.skipped = map[*end]int{}
 	w.build = c.link
 	before := len(c.wires)
@@ -124,6 +116,11 @@ func (e *end) act(how manner) error {
 	if how == notifying {
 		face = e.ep.NotifyReady()
 	}
+	return e.try(o, face, how)
+}
+
+// try tries an operation on a view, and drops it if it is not accepted.
+func (e *end) try(o *op, face *transport.Endpoint, how manner) error {
 	err := e.sendOn(o, face, how)
 	if err != nil {
 		o.drop()
@@ -137,18 +134,6 @@ func (o *op) drop() {
 		o.group.countDown(1)
 	}
 	o.forget()
-}
-
-// send tries an operation that needs no memory.
-func (e *end) send(o *op, how manner) error {
-	if o == nil {
-		return nil
-	}
-	err := e.sendOn(o, e.ep, how)
-	if err != nil && o.group != nil {
-		o.group.countDown(1)
-	}
-	return err
 }
 
 // gauge is what the library counts for an endpoint.
@@ -318,7 +303,7 @@ func (e *end) failed(o *op, err error, before, after gauge) {
 	var ended *transport.EndpointError
 	switch {
 	case lab.Injected(err) && e.mayFail() != "": // a single queue pair returns its NIC's own errors
-	case e.closed || e.closing:
+	case e.ends():
 		if !errors.Is(err, transport.ErrClosed) && !errors.As(err, &ended) {
 			w.Broken(lab.Refusal, "%v on an endpoint that was closed: %v", o, err)
 		}
@@ -370,27 +355,13 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 	w := e.w
 	w.enter(e.site, sprintf("%v fails: %v", e, err))
 	defer w.leave()
-	e.errors++
-	switch {
-	case e.errors > 1:
-		w.Broken(ruleNoticed, "%v: OnError ran %d times", e, e.errors)
-	case ep != e.ep || ep.Value() != any(e):
-		w.Broken(ruleNoticed, "%v: OnError is given another endpoint", e)
-	case !errors.Is(err, transport.ErrPeerFailed) && !errors.Is(err, transport.ErrPeerClosed) &&
-		!errors.Is(err, transport.ErrProtocol):
+	e.fails(ep == e.ep && ep.Value() == any(e), err)
+	switch closed := errors.Is(err, transport.ErrPeerClosed); {
+	case !closed && !errors.Is(err, transport.ErrPeerFailed):
 		w.Broken(ruleNoticed, "%v: OnError: %v", e, err)
-	case e.mayFail() == "":
-		w.Broken(lab.Isolation, "%v: %v", e, err)
-	case errors.Is(err, transport.ErrProtocol):
-		w.Broken(lab.Isolation, "%v: %v, and the peer keeps the rules", e, err)
-	case errors.Is(err, transport.ErrPeerClosed):
-		if !e.peer.closing {
-			w.Broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
-		}
-		if e.handled != len(e.peer.sent) {
-			w.Broken(ruleMessages, "%v: the peer has closed: %d of its %d messages were handled", e,
-				e.handled, len(e.peer.sent))
-		}
+	case closed && e.handled != len(e.peer.sent):
+		w.Broken(ruleMessages, "%v: the peer has closed: %d of its %d messages were handled", e, e.handled,
+			len(e.peer.sent))
 	}
 	if w.OneIn(4) {
 		e.purge() // what waits is still in the queue

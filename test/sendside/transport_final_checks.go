@@ -1,10 +1,9 @@
 package sendside
 
 import (
-	"errors"
+	"slices"
 
 	"ibverbx/test/internal/lab"
-	"ibverbx/transport"
 )
 
 // finish ends a world: faults end, kept messages are released, and everything moves until it is at
@@ -13,25 +12,25 @@ func (w *transportWorld) finish() {
 	w.Logf("the end")
 	w.finishing = true
 	w.EndFaults(nil)
-	w.settle()
+	w.settle(w)
 	for _, e := range w.ends {
 		e.checkStarved()
 	}
 	for len(w.kept) != 0 {
 		w.release()
 	}
-	w.settle()
+	w.settle(w)
 	w.abortWhatWaits()
-	w.settle()
-	for _, p := range w.waiting() {
-		w.Broken(lab.Liveness, "%s, and does not return", p.name)
-	}
+	w.settle(w)
+	w.mustReturn()
 	for _, e := range w.ends {
 		e.checkEnd()
 	}
 	w.checkBalance()
 	w.Audit()
-	w.closeWorkers()
+	for _, s := range w.sites {
+		w.closeWorker(s.Host, s.worker.Close)
+	}
 	w.Audit()
 	for _, s := range w.sites {
 		s.checkAtomics()
@@ -39,19 +38,11 @@ func (w *transportWorld) finish() {
 	w.Close()
 }
 
-// settle lets everything move until nothing does.
-func (w *transportWorld) settle() {
-	w.testbed.settle(func() (moved int) {
-		for _, s := range w.sites {
-			moved += s.progress()
-		}
-		return moved
-	}, w.turn, w.countAll)
-}
-
-// countAll makes all counts that the program still has to make.
-func (w *transportWorld) countAll() {
-	for _, g := range append([]*group(nil), w.groups...) {
+// look checks requests that were to be handed back, and makes all counts that the program still has
+// to make.
+func (w *transportWorld) look() {
+	w.checkHanded()
+	for _, g := range slices.Clone(w.groups) {
 		if g.left > 0 {
 			n := g.left
 			g.left = 0
@@ -121,7 +112,7 @@ func (e *end) checkEnd() {
 	if e.aborted && e.soundAtAbort && e.errors != 0 && !e.released {
 		w.Broken(ruleNoticed, "%v: OnError ran after an abort", e)
 	}
-	if p := e.peer; e.closedWell && e.pair.Blame == "" && !p.closing && !p.closed && p.ep.Err() == nil {
+	if p := e.peer; e.closedWell && e.pair.Blame == "" && !p.ends() && p.ep.Err() == nil {
 		w.Broken(ruleNoticed, "%v has closed without an error, and %v does not know", e, p)
 	}
 	if !sound {
@@ -180,21 +171,6 @@ func (w *transportWorld) checkBalance() {
 		case int(st.Failures) != failures || st.Violations != 0:
 			w.Broken(ruleBalance, "%s counts %d failures and %d violations, and reported %d", s.Name,
 				st.Failures, st.Violations, failures)
-		}
-	}
-}
-
-// closeWorkers closes the workers.
-func (w *transportWorld) closeWorkers() {
-	for _, s := range w.sites {
-		w.inside, w.round = s, false
-		err := s.worker.Close()
-		w.inside = nil
-		if err != nil && !s.Struck {
-			w.Broken(lab.Leak, "%s: close worker: %v", s.Name, err)
-		}
-		if err := s.worker.Close(); !errors.Is(err, transport.ErrClosed) {
-			w.Broken(lab.Refusal, "%s: closed again: %v", s.Name, err)
 		}
 	}
 }

@@ -44,7 +44,7 @@ func (e *end) waitFlush() {
 				o.waitingFlushes-- // a cancelled one goes on, perhaps in the queue
 			}
 			o.dirty = false // as far as the model knows
-			if o.mayFail() != "" || o.closed || o.closing {
+			if o.mayFail() != "" || o.ends() {
 				failed = o.name
 				continue
 			}
@@ -87,7 +87,7 @@ func (e *end) flushed(n int, queued []*request) {
 // abort closes an endpoint at once.
 func (e *end) abort() {
 	w := e.w
-	if e.closed || e.closing || w.callback {
+	if e.ends() || w.callback {
 		return
 	}
 	e.soundAtAbort = e.ep.Err() == nil
@@ -120,37 +120,21 @@ func (e *end) abort() {
 
 // close starts a program that waits in Close.
 func (e *end) close() {
-	w := e.w
-	if e.closed || e.closing || len(w.waiting()) >= 4 || w.callback {
+	if e.w.callback {
 		return
 	}
-	ctx := w.context()
-	w.start(sprintf("%v waits in close", e), e.site.Host, func() {
-		if e.closed || e.closing {
-			return
-		}
-		e.closing, e.ctx = true, ctx
-		works := e.ep.Err() == nil
-		e.peer.because("its peer closes")
-		err := e.ep.Close(ctx)
-		w.Logf("  %v: close: %v", e, err)
-		e.closed, e.released = true, true
-		switch {
-		case err == nil && works:
+	e.fate.close(4, e.ep, func(err error, worked bool) {
+		e.released = true
+		if err == nil && worked {
 			e.closedWell = e.connected
 			e.flushed(len(e.ops), e.queue)
 			if len(e.queue) != 0 {
-				w.Broken(ruleFlush, "%v has closed without an error, and %d requests wait", e, len(e.queue))
+				e.w.Broken(ruleFlush, "%v has closed without an error, and %d requests wait", e, len(e.queue))
 			}
-		case err != nil && e.mayFail() == "" && !errors.Is(err, context.Canceled):
-			w.Broken(lab.Isolation, "%v: close: %v", e, err)
 		}
 		for _, o := range e.ops {
 			o.end(errPerhaps)
 		}
 		e.advance()
-		if err != nil {
-			e.peer.because("its peer was aborted")
-		}
 	})
 }

@@ -36,7 +36,7 @@ var mistakes = []func(e *end) error{
 // misuse makes one of the mistakes.
 func (e *end) misuse() {
 	w := e.w
-	if !e.connected || e.closed || e.closing {
+	if !e.connected || e.ends() {
 		return
 	}
 	i := w.Rng.IntN(len(mistakes))

@@ -129,63 +129,59 @@ func (e *end) newOp() (*op, bool) {
 // giveMemory gives an operation memory on both sides.
 func (o *op) giveMemory() (ok bool) {
 	e := o.e
-	w, own := e.w, e.site.Memory
+	own := e.site.Memory
 	switch k := o.kind; {
 	case k.atomic():
 		o.atomicAt()
 		return true
 	case k.get():
-		o.dst, ok = own.Alloc(o.n)
-		return ok && o.drawSource()
-	case k.put():
-		if o.dst, ok = e.peer.site.Memory.Alloc(o.n); !ok {
-			return false
+		if o.dst, ok = own.Alloc(o.n); ok {
+			o.drawSource()
 		}
+		return ok
 	}
-	if o.src, ok = own.Alloc(o.n); !ok {
-		if o.kind.put() {
-			e.peer.site.Memory.Settle(o.dst, lab.AsItIs, "memory for a put that was not made")
-		}
+	if o.src, ok = own.Alloc(o.n); ok && o.kind.put() {
+		o.dst, ok = e.peer.site.Memory.Alloc(o.n)
+	}
+	if !ok {
 		return false
 	}
-	copy(own.Bytes(o.src), lab.Noise(o.key, o.n))
-	switch o.kind {
-	case amZcopy:
-		o.pieces = cut(&w.Testbed, o.src, e.ep.Limits().Pieces)
-	case putZcopy:
-		o.pieces = cut(&w.Testbed, o.src, e.mostPieces())
+	own.Fill(o.src, o.key)
+	if o.kind == amZcopy || o.kind == putZcopy {
+		o.pieces = cut(&e.w.Testbed, o.src, o.mostPieces())
 	}
 	return true
 }
 
-// mostPieces is how many pieces a put or get may have: a single queue pair has the NIC's limit.
-func (e *end) mostPieces() int {
-	if e.w.testbed.plan.rails == 1 {
-		return e.site.cfg.QP.MaxSGE
+// mostPieces is how many pieces local memory may have: a single queue pair has the NIC's limit.
+func (o *op) mostPieces() int {
+	switch {
+	case o.kind == amZcopy:
+		return o.e.ep.Limits().Pieces
+	case o.e.w.testbed.plan.rails == 1:
+		return o.e.site.cfg.QP.MaxSGE
 	}
 	return 12
 }
 
 // drawSource draws what a get reads: memory that never changes, or the target of an earlier put.
-func (o *op) drawSource() bool {
+func (o *op) drawSource() {
 	e := o.e
 	w := e.w
 	if n := len(e.puts); n != 0 && !w.OneIn(3) {
 		p := e.puts[max(0, n-1-w.Rng.IntN(4))]
 		o.n = min(o.n, p.n)
-		o.dst.N = o.n
 		at := w.Rng.IntN(p.n - o.n + 1)
 		o.from, o.key, o.fromPut = p.dst.Part(at, o.n), p.key+at, p
 	} else {
 		o.n = min(o.n, library-libraryAt)
-		o.dst.N = o.n
 		at := w.Rng.IntN(library - libraryAt - o.n + 1)
 		o.from, o.key = lab.Span{Off: libraryAt + at, N: o.n}, at
 	}
+	o.dst.N = o.n
 	if o.kind == getZcopy {
-		o.pieces = cut(&w.Testbed, o.dst, e.mostPieces())
+		o.pieces = cut(&w.Testbed, o.dst, o.mostPieces())
 	}
-	return true
 }
 
 // step is what every atomic addition adds.
@@ -289,38 +285,39 @@ func (e *end) remoteAt(off, n int) ibverbx.RemoteSegment {
 	return e.remote(lab.Span{Off: off, N: n})
 }
 
+// target is the memory that a put or a get writes to; nil for all others.
+func (o *op) target() *lab.Memory {
+	switch {
+	case o.kind.put():
+		return o.e.peer.site.Memory
+	case o.kind.get():
+		return o.e.site.Memory
+	}
+	return nil
+}
+
 // forget ends an operation that was not accepted: it must have had no effect.
 func (o *op) forget() {
 	e := o.e
-	switch {
-	case o.kind.put():
-		if !e.peer.site.Memory.Untouched(o.dst) {
-			e.w.Broken(ruleNoEffect, "%v was refused, and its data has landed", o)
+	if m := o.target(); m != nil {
+		if !m.Untouched(o.dst) {
+			e.w.Broken(ruleNoEffect, "%v was refused, and its data is there", o)
 		}
-		e.peer.site.Memory.Settle(o.dst, lab.AsItIs, "the target of a put that was refused")
-	case o.kind.get():
-		if !e.site.Memory.Untouched(o.dst) {
-			e.w.Broken(ruleNoEffect, "%v was refused, and has data", o)
-		}
-		e.site.Memory.Settle(o.dst, lab.AsItIs, "the target of a get that was refused")
-	case o.kind == compareSwap:
+		m.Settle(o.dst, lab.AsItIs, "the target of a call that was refused")
+	}
+	if o.kind == compareSwap {
 		e.peer.site.chain(o).refused(o.swap)
 	}
 	e.site.Memory.Reuse(o.src, "the source of a refused call")
 }
 
 // landed says whether the data of a put is all there.
-func (o *op) landed() bool {
-	return !o.kind.put() || o.e.peer.site.Memory.Holds(o.dst, o.key)
-}
+func (o *op) landed() bool { return !o.kind.put() || o.target().Holds(o.dst, o.key) }
 
 // checkPartly checks that the memory which an operation writes to holds nothing else.
 func (o *op) checkPartly() {
-	switch {
-	case o.kind.put() && !o.e.peer.site.Memory.Partly(o.dst, o.key):
-		o.e.w.Broken(lab.Content, "%v: its target holds what was never sent", o)
-	case o.kind.get() && !o.e.site.Memory.Partly(o.dst, o.key):
-		o.e.w.Broken(lab.Content, "%v: what came is not what is there", o)
+	if m := o.target(); m != nil && !m.Partly(o.dst, o.key) {
+		o.e.w.Broken(lab.Content, "%v: its target holds what was never sent, or is not where it reads", o)
 	}
 }
 
@@ -329,55 +326,36 @@ func (o *op) end(err error) {
 	if o.ended {
 		return
 	}
-	e := o.e
-	w := e.w
 	o.ended, o.err = true, err
-	switch {
-	case o.kind.put():
+	if m := o.target(); m != nil {
 		o.checkPartly()
-		target := e.peer.site.Memory
-		if err != nil {
-			target.Settle(o.dst, lab.AsItIs, sprintf("the target of %v, which has failed", o))
-			break
+		known := o.fromPut == nil || o.fromSure // of a get: its source had all its data
+		if err == nil && known && !m.Holds(o.dst, o.key) {
+			o.e.w.Broken(lab.Content, "%v has succeeded, and its data is not there", o)
 		}
-		if !o.landed() {
-			w.Broken(lab.Content, "%v has succeeded, and its data is not there", o)
-		}
-		target.Settle(o.dst, o.key, sprintf("the target of %v", o))
-	case o.kind.get():
-		o.endGet(err)
+		m.Settle(o.dst, lab.AsItIs, sprintf("the target of %v, which has ended with %v", o, err))
+	}
+	switch {
 	case o.kind.atomic():
 		o.endAtomic(err)
 	case o.kind == flushRemote && err == nil && o.must:
-		rails := 0
-		for i, q := range e.wires {
-			if q.readsOf(e.flushAt) > o.reads[i] {
-				rails++
-			}
-		}
-		if rails < w.testbed.plan.rails {
-			w.Broken(ruleFlush, "%v: something was read behind the data on %d of %d rails", o, rails,
-				w.testbed.plan.rails)
-		}
-	}
-	if !o.kind.get() && !o.kind.atomic() && o.kind.completes() {
-		e.site.Memory.Reuse(o.src, sprintf("the source of %v", o))
+		o.checkFlush()
+	case o.kind == amZcopy, o.kind == putZcopy:
+		o.e.site.Memory.Reuse(o.src, sprintf("the source of %v", o))
 	}
 }
 
-func (o *op) endGet(err error) {
-	m := o.e.site.Memory
-	o.checkPartly()
-	switch {
-	case err != nil:
-		m.Settle(o.dst, lab.AsItIs, sprintf("the target of %v, which has failed", o))
-		return
-	case o.fromPut == nil || o.fromSure:
-		if !m.Holds(o.dst, o.key) {
-			o.e.w.Broken(lab.Content, "%v has succeeded, and brought something else", o)
+// checkFlush checks that a remote flush has read behind the data on every rail.
+func (o *op) checkFlush() {
+	rails, all := 0, o.e.w.testbed.plan.rails
+	for i, q := range o.e.wires {
+		if q.readsOf(o.e.flushAt) > o.reads[i] {
+			rails++
 		}
 	}
-	m.Settle(o.dst, lab.AsItIs, sprintf("the target of %v", o))
+	if rails < all {
+		o.e.w.Broken(ruleFlush, "%v: something was read behind the data on %d of %d rails", o, rails, all)
+	}
 }
 
 // readsOf counts the reads at an address or behind it, as long as the flush area is.

@@ -27,10 +27,8 @@ func (e *end) sendOrQueue() {
 		return
 	}
 	o := e.newFlush()
-	if o == nil || !w.OneIn(4) {
-		if o != nil {
-			o.group.countDown(1)
-		}
+	if !w.OneIn(4) {
+		o.drop()
 		var ok bool
 		if o, ok = e.newOp(); !ok {
 			return
@@ -137,7 +135,7 @@ func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.
 		r.end(false)
 		return transport.PendingDone
 	}
-	if failed && e.errors == 0 && !e.closing && !e.closed {
+	if failed && e.errors == 0 && !e.ends() {
 		w.Broken(ruleNoticed, "%v has failed, and a pending function runs before OnError", e)
 	}
 	if !failed && !w.finishing && w.OneIn(16) { // it waits for something else
@@ -224,16 +222,14 @@ func (e *end) onReady(face *transport.Endpoint) {
 	failed := e.ep.Err() != nil
 	for range w.Pick(0, 1, 1, 2) {
 		o, ok := e.newOp()
+		if ok && w.finishing {
+			o.drop()
+		}
 		if !ok || w.finishing {
-			if ok {
-				o.drop()
-			}
 			break
 		}
-		err := e.sendOn(o, face, fromQueue)
-		if err != nil {
+		if err := e.try(o, face, fromQueue); err != nil {
 			e.notifyAgain = e.notifyAgain || err == transport.ErrNoResource
-			o.drop()
 			break
 		}
 		e.served(o)
@@ -299,11 +295,7 @@ func (r *request) giveUp() {
 
 // newFlush makes a flush.
 func (e *end) newFlush() *op {
-	w := e.w
-	if !e.connected {
-		return nil
-	}
-	return &op{e: e, kind: flushLocal + opKind(w.Rng.IntN(2)), group: w.newGroup()}
+	return &op{e: e, kind: flushLocal + opKind(e.w.Rng.IntN(2)), group: e.w.newGroup()}
 }
 
 // look checks counters, and what can be asked of an endpoint.
@@ -317,7 +309,7 @@ func (e *end) look() {
 	if g.Credits > e.peer.site.cfg.AMBuffers {
 		w.Broken(ruleCredits, "%v: %d credits for %d buffers", e, g.Credits, e.peer.site.cfg.AMBuffers)
 	}
-	if err := e.ep.Err(); err != nil && !e.closed && !e.closing && e.mayFail() == "" {
+	if err := e.ep.Err(); err != nil && !e.ends() && e.mayFail() == "" {
 		w.Broken(lab.Isolation, "%v: %v", e, err)
 	}
 	if e.ep.Name() != e.name || e.ep.Value() != any(e) || e.ep.Worker() != e.site.worker {

@@ -16,7 +16,6 @@ type transportPlan struct {
 	bedPlan
 	lab.Schedule[lab.Event]
 	configs []transport.Config // of each host's worker
-	pairs   [][2]int           // hosts of each connection
 }
 
 // transportEvents are what happens to endpoints, and how often in worlds that are calm and faulty.
@@ -36,9 +35,13 @@ var transportEvents = []lab.Kind[*end]{
 	{Name: "pending", Often: []int{60, 60}, Do: (*end).sendOrQueue},
 	{Name: "notify ready", Often: []int{30, 30}, Do: func(e *end) { e.act(notifying) }},
 	{Name: "fence", Often: []int{30, 30}, Do: (*end).fence},
-	{Name: "flush", Often: []int{20, 20}, Do: func(e *end) { e.send(e.newFlush(), plain) }},
+	{Name: "flush", Often: []int{20, 20}, Do: func(e *end) {
+		if e.connected {
+			_ = e.try(e.newFlush(), e.ep, plain)
+		}
+	}},
 	{Name: "wait", Often: []int{12, 12}, Do: (*end).waitFlush},
-	{Name: "resume", Often: []int{60, 60}, Do: func(e *end) { e.w.resumeOne(e.w.turn) }},
+	{Name: "resume", Often: []int{60, 60}, Do: func(e *end) { e.w.resumeOne() }},
 	{Name: "cancel", Often: []int{3, 3}, Do: func(e *end) { e.w.cancelOne() }},
 	{Name: "release", Often: []int{40, 40}, Do: func(e *end) { e.w.release() }},
 	{Name: "count", Often: []int{30, 30}, Do: func(e *end) { e.w.countShared() }},
@@ -58,23 +61,10 @@ func newTransportPlan(seed uint64) *transportPlan {
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	p := &transportPlan{bedPlan: newBedPlan(rng, seed)}
 	qp := p.qpConfig(rng)
-	for i := range 1 + pick(0, 1, 1, 2, 3) {
-		pair := [2]int{rng.IntN(len(p.Hosts)), rng.IntN(len(p.Hosts))} // perhaps within one host
-		if i < len(p.Hosts)-1 {
-			pair = [2]int{i, i + 1}
-		}
-		p.pairs = append(p.pairs, pair)
-	}
+	p.drawPairs(rng, 1+pick(0, 1, 1, 2, 3))
 	for h := range p.Hosts {
 		cfg := p.workerConfig(rng, qp, h)
-		cfg.MaxEndpoints = 2 // for connections that are renewed
-		for _, pair := range p.pairs {
-			for _, host := range pair {
-				if host == h {
-					cfg.MaxEndpoints++
-				}
-			}
-		}
+		cfg.MaxEndpoints = 2 + p.endsOf(h) // two for connections that are renewed
 		p.configs = append(p.configs, cfg)
 	}
 	p.Events = lab.DrawEvents(rng, transportEvents, int(p.Mood), 60, 150, 400)

@@ -18,13 +18,10 @@ type transportWorld struct {
 	pairs     []*pair
 	groups    []*group // completions that have not fired
 	kept      []*keptMessage
-	finishing bool
-
-	inside    *site // its worker makes progress now; nil outside of that
-	calling   int   // calls of the library that are under way, other than progress
-	callback  bool  // a callback runs
-	round     bool  // the progress under way is exactly one round
-	delivered bool  // a completion or message was delivered in this round
+	calling   int  // calls of the library that are under way, other than progress
+	callback  bool // a callback runs
+	round     bool // the progress under way is exactly one round
+	delivered bool // a completion or message was delivered in this round
 }
 
 // site is a host's worker.
@@ -49,6 +46,7 @@ func (p *transportPlan) run(log func(string)) *hunt.Violation {
 	return w.play(&p.bedPlan, log, w.moved, func() {
 		w.open()
 		lab.PlayEvents(&w.Testbed, p.Events, transportEvents, &w.ends, func() {
+			w.checkHanded()
 			if w.At%16 == 0 {
 				w.auditAll()
 			}
@@ -57,12 +55,8 @@ func (p *transportPlan) run(log func(string)) *hunt.Violation {
 	})
 }
 
-// open builds the world.
+// open makes the workers and their connections.
 func (w *transportWorld) open() {
-	w.SeedEvent(w.plan.Seed)
-	w.LogPlan("the world", w.plan.bedPlan)
-	w.Logf("connections between hosts %v", w.plan.pairs)
-	w.Build()
 	for i, h := range w.Hosts {
 		cfg := w.plan.configs[i]
 		w.LogPlan(h.Name, cfg)
@@ -91,6 +85,7 @@ func (w *transportWorld) connect(hosts [2]int) {
 	c.ends[0] = w.newEnd(c, w.sites[hosts[0]], 'a')
 	c.ends[1] = w.newEnd(c, w.sites[hosts[1]], 'b')
 	c.ends[0].peer, c.ends[1].peer = c.ends[1], c.ends[0]
+	c.ends[0].other, c.ends[1].other = &c.ends[1].fate, &c.ends[0].fate
 	for i, e := range c.ends {
 		card, err := c.ends[1-i].ep.Card()
 		w.Must("card", err)
@@ -119,10 +114,12 @@ func (w *transportWorld) connect(hosts [2]int) {
 	}
 }
 
+func (w *transportWorld) progress(h *lab.Host) int { return w.sites[h.Index].progress() }
+
 // progress has the worker make one round of progress.
 func (s *site) progress() int {
 	w := s.w
-	w.inside, w.round, w.delivered = s, true, false
+	w.inside, w.round, w.delivered = s.Host, true, false
 	for _, e := range w.ends {
 		e.turnedAway = e.turnedAway && e.site != s
 	}
@@ -133,18 +130,6 @@ func (s *site) progress() int {
 	}
 	w.checkHanded()
 	return n
-}
-
-// turn resumes a program.
-func (w *transportWorld) turn(p *actor) {
-	w.Logf("  %s", p.name)
-	w.inside = w.sites[p.home.Index]
-	p.resume()
-	w.inside = nil
-	w.checkHanded()
-	if p.over {
-		w.Logf("  %s has ended", p.name)
-	}
 }
 
 // checkHanded checks that requests which ran during a purge, and wanted to stay, were handed back.
@@ -159,7 +144,7 @@ func (w *transportWorld) checkHanded() {
 // enter begins a callback of a worker.
 func (w *transportWorld) enter(s *site, what string) {
 	switch {
-	case w.inside != s:
+	case w.inside != s.Host:
 		w.Broken(rulePlace, "%s outside of its worker's progress", what)
 	case w.calling != 0:
 		w.Broken(rulePlace, "%s inside of a call", what)
