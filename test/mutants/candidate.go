@@ -15,6 +15,7 @@ import (
 
 // candidate is a mutant that can be planted: one piece of a file is replaced.
 type candidate struct {
+	id       int // of one that was drawn, from 1 on
 	file     *source
 	decl     string // where it is: "Type.method", "function", or the name of a variable
 	from, to int    // what it replaces, in bytes of the file
@@ -127,7 +128,7 @@ func (f *finder) of(n ast.Node) string {
 
 func (f *finder) add(n ast.Node, text, guarded string) {
 	from, to := f.span(n)
-	f.list = append(f.list, candidate{f.source, f.decl, from, to, text, guarded})
+	f.list = append(f.list, candidate{0, f.source, f.decl, from, to, text, guarded})
 }
 
 // boolean replaces an expression that is true or false, but not a constant.

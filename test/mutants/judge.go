@@ -1,9 +1,17 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"fmt"
 	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"ibverbx/test/internal/hunt"
 )
@@ -40,6 +48,35 @@ var games = []judge{
 	own("test/api"),
 	own("test/vqp"),
 }
+
+// limit is the address space that a test may use: a mutant may allocate for ever.
+const limit = "8388608" // KiB
+
+// run runs the tests with a mutant, or with none if id is 0. It returns how they fail, or "".
+func (j judge) run(root, bin string, id int, patience time.Duration) (found string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience+10*time.Second)
+	defer cancel()
+	args := append([]string{"-c", "ulimit -v " + limit + `; exec "$0" "$@"`, bin, "-test.failfast",
+		"-test.timeout", patience.String()}, j.args...)
+	c := exec.CommandContext(ctx, "sh", args...)
+	c.Dir = filepath.Join(root, j.dir)
+	c.Env = append(os.Environ(), "GOMAXPROCS=1", fmt.Sprintf("%s=%d", chosen, id))
+	c.WaitDelay = time.Second
+	var out bytes.Buffer
+	c.Stdout, c.Stderr = &out, &out
+	err := c.Run()
+	if err == nil {
+		return ""
+	}
+	reason := err.Error()
+	if said := failures.FindAllString(out.String(), -1); len(said) != 0 {
+		reason = fmt.Sprintf("%.100s", strings.TrimSpace(said[len(said)-1]))
+	}
+	return j.dir + ": " + reason
+}
+
+var failures = regexp.MustCompile(
+	`(?m)^\s*--- FAIL: (\S+)|^panic: (test timed out|.*)|^fatal error: .*|broken: .*`)
 
 // module is the packages of the module, by import path.
 type module map[string]*hunt.Package

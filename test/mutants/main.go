@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -60,10 +61,58 @@ func (o *options) run() error {
 	}
 	fmt.Printf("%d of %d mutants of %s, with seed %d\n", len(drawn), len(all), strings.Join(dirs, " "),
 		o.seed)
-	t := trial{out: os.Stdout, root: root, all: packages}
+	t := trial{root: root, all: packages, out: os.Stdout}
 	err = t.judgeAll(code, drawn)
-	t.report()
 	return errors.Join(err, os.WriteFile(o.survivors, []byte(t.list.String()), 0o600))
+}
+
+// trial plants mutants and counts what becomes of them.
+type trial struct {
+	root                     string
+	all                      module
+	out                      io.Writer
+	found, survived, unbuilt int
+	list                     strings.Builder // those that survive
+}
+
+func (t *trial) judgeAll(code *hunt.Code, drawn []candidate) error {
+	for _, b := range batches(code, drawn) {
+		var err error
+		if b.tmp, err = os.MkdirTemp("", "mutants"); err != nil {
+			return err
+		}
+		b.patience = make(map[string]time.Duration)
+		for i := 0; err == nil && i < len(b.mutants); i++ {
+			err = t.judge(b, b.mutants[i])
+		}
+		if err := errors.Join(err, os.RemoveAll(b.tmp)); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(t.out, "%d found, %d survive, %d do not build\n", t.found, t.survived, t.unbuilt)
+	return nil
+}
+
+// judge asks the judges about a mutant.
+func (t *trial) judge(b *batch, m candidate) error {
+	start := time.Now()
+	verdict, err := b.verdict(m, t.root, t.all.judges(m.file.pkg.Rel))
+	switch {
+	case err != nil && b.alone:
+		t.unbuilt++
+		verdict = "does not build"
+	case err != nil:
+		return err
+	case verdict != "":
+		t.found++
+	default:
+		t.survived++
+		entry := "mutant survives at " + m.place() + "\n" + m.entry()
+		t.list.WriteString(entry + "\n")
+		verdict = "SURVIVES\n" + entry
+	}
+	fmt.Fprintf(t.out, "%4d  %5.1fs  %-28s %s\n", m.id, time.Since(start).Seconds(), m.place(), verdict)
+	return nil
 }
 
 // load finds all mutants of packages, named by their directories.
