@@ -16,13 +16,11 @@ func (e *end) postRecvs(n int) {
 		}
 		wrs = append(wrs, wr)
 	}
+	good := len(wrs)
 	if e.w.Rng.IntN(20) == 0 {
-		e.postSpoiltRecv(wrs)
-		return
+		wrs = append(wrs, e.spoiltRecv())
 	}
-	if len(wrs) != 0 {
-		e.postGoodRecvs(wrs)
-	}
+	e.postAllRecvs(wrs, good)
 }
 
 func (e *end) makeRecv(message bool) (ibverbx.RecvWR, bool) {
@@ -46,25 +44,13 @@ func (e *end) makeRecv(message bool) (ibverbx.RecvWR, bool) {
 	return wr, true
 }
 
-func (e *end) postGoodRecvs(wrs []ibverbx.RecvWR) {
-	first := len(e.recvs) - len(wrs)
-	want := e.refusal()
-	n, err := e.vq.PostRecv(wrs...)
-	e.logRecvs(first, n, err)
-	e.keepRecvs(first + n)
-	if n == len(wrs) && err == nil && want == nil {
-		return
-	}
-	e.checkRefusal("receive", n, len(wrs), err, want, e.recvQueueFull)
-}
-
-func (e *end) logRecvs(first, n int, err error) {
-	for _, r := range e.recvs[first : first+n] {
-		e.w.Logf("  %v posts %v", e, r)
-	}
-	if err != nil {
-		e.w.Logf("  %v", err)
-	}
+// postAllRecvs posts receives, of which nothing is wrong with the good ones.
+func (e *end) postAllRecvs(wrs []ibverbx.RecvWR, good int) {
+	e.post(&batch{what: "receive", first: len(e.recvs) - good, good: good, all: len(wrs),
+		post:    func() (int, error) { return e.vq.PostRecv(wrs...) },
+		counted: func() uint64 { return e.vq.Stats().Recvs },
+		posted:  func(i int) any { return e.recvs[i] },
+		keep:    e.keepRecvs, full: e.recvQueueFull})
 }
 
 // keepRecvs forgets the receives from index n on, which were refused.

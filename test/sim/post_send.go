@@ -8,10 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// postSends posts a batch, in which one request may be bad: those before it are accepted, it and
-// those behind it are not.
+// postSends posts a batch, in which the last request may be spoilt: those before it are accepted.
 func (e *end) postSends(n int) {
-	first := len(e.sends)
 	var wrs []ibverbx.SendWR
 	for range n {
 		wr, ok := e.makeSend()
@@ -20,27 +18,24 @@ func (e *end) postSends(n int) {
 		}
 		wrs = append(wrs, wr)
 	}
+	good := len(wrs)
 	if e.w.Rng.IntN(20) == 0 {
-		e.postSpoiltSend(wrs, first)
-		return
+		wrs = append(wrs, e.spoiltSend())
 	}
-	if len(wrs) != 0 {
-		e.postGood(wrs, first)
-	}
+	e.postAll(wrs, good)
 }
 
-// postGood posts requests that nothing is wrong with. The model has recorded them before, because
-// the taps see them during the call.
-func (e *end) postGood(wrs []ibverbx.SendWR, first int) {
-	want := e.refusal()
-	n, err := e.vq.PostSend(wrs...)
-	e.logPosted(first, n, err)
-	e.keepSends(first + n)
-	e.mustNotWait()
-	if n == len(wrs) && err == nil && want == nil {
-		return
+// postAll posts requests, of which nothing is wrong with the good ones. The model has recorded them
+// before, because the taps see them during the call.
+func (e *end) postAll(wrs []ibverbx.SendWR, good int) {
+	b := batch{what: "send", first: len(e.sends) - good, good: good, all: len(wrs),
+		post:    func() (int, error) { return e.vq.PostSend(wrs...) },
+		counted: func() uint64 { return e.vq.Stats().Sends },
+		posted:  func(i int) any { return e.sends[i] },
+		keep:    e.keepSends, full: e.sendQueueFull}
+	if e.post(&b); b.all == b.good && b.all != 0 {
+		e.mustNotWait()
 	}
-	e.checkRefusal("send", n, len(wrs), err, want, e.sendQueueFull)
 }
 
 // mustNotWait checks that no relaxed SEND waits when everything posted before it is out and its
@@ -70,15 +65,6 @@ func (e *end) mustNotWait() {
 		return
 	}
 	e.w.Broken(lab.Liveness, "%v: %v waits, and nothing is in its way: %s", e, s, e.stats())
-}
-
-func (e *end) logPosted(first, n int, err error) {
-	for _, s := range e.sends[first : first+n] {
-		e.w.Logf("  %v posts %v", e, s)
-	}
-	if err != nil {
-		e.w.Logf("  %v", err)
-	}
 }
 
 // refusal is the error that a post must return now; nil when it must be accepted.
@@ -273,7 +259,6 @@ func (e *end) enter(s *send) {
 
 // burst posts at once more sends than any queue, or a ring of the first size, holds.
 func (e *end) burst() {
-	first := len(e.sends)
 	var wrs []ibverbx.SendWR
 	for range 60 + e.w.Rng.IntN(80) {
 		s := &send{index: len(e.sends), session: e.sessionNo, op: verbs.OpRDMAWrite,
@@ -293,7 +278,5 @@ func (e *end) burst() {
 		e.enter(s)
 		wrs = append(wrs, wr)
 	}
-	if len(wrs) != 0 {
-		e.postGood(wrs, first)
-	}
+	e.postAll(wrs, len(wrs))
 }

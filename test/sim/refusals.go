@@ -111,58 +111,63 @@ func (e *end) closedMemory() ibverbx.Segment {
 	return mr.Slice(0, 2)
 }
 
-// postSpoiltSend posts a batch whose last request is spoilt: all others are accepted.
-func (e *end) postSpoiltSend(wrs []ibverbx.SendWR, first int) {
-	i := e.w.Rng.IntN(len(spoiltSends))
+// spoiltSend is a write of a few bytes that is spoilt in one of the ways.
+func (e *end) spoiltSend() ibverbx.SendWR {
 	wr := ibverbx.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
 		Local: e.host.MR.Slice(0, 4), Remote: e.peer.host.Remote.Slice(0, 4)}
-	spoiltSends[i](e, &wr)
-	good, before, want := len(wrs), e.vq.Stats().Sends, e.refusal()
-	n, err := e.vq.PostSend(append(wrs, wr)...)
-	e.w.Logf("  the last is spoilt in way %d", i)
-	e.logPosted(first, min(n, good), err)
-	e.keepSends(first + min(n, good))
-	e.checkSpoilt("send", n, good, err, want, e.vq.Stats().Sends-before, e.sendQueueFull)
+	spoiltSends[e.drawWay(len(spoiltSends))](e, &wr)
+	return wr
 }
 
-// postSpoiltRecv posts a batch whose last receive is spoilt.
-func (e *end) postSpoiltRecv(wrs []ibverbx.RecvWR) {
-	i := e.w.Rng.IntN(len(spoiltRecvs))
+// spoiltRecv is a receive that is spoilt in one of the ways.
+func (e *end) spoiltRecv() ibverbx.RecvWR {
 	wr := ibverbx.RecvWR{ID: 1, Local: e.host.MR.Slice(0, 4)}
-	spoiltRecvs[i](e, &wr)
-	good, before, want := len(wrs), e.vq.Stats().Recvs, e.refusal()
-	first := len(e.recvs) - good
-	n, err := e.vq.PostRecv(append(wrs, wr)...)
+	spoiltRecvs[e.drawWay(len(spoiltRecvs))](e, &wr)
+	return wr
+}
+
+func (e *end) drawWay(of int) int {
+	i := e.w.Rng.IntN(of)
 	e.w.Logf("  the last is spoilt in way %d", i)
-	e.logRecvs(first, min(n, good), err)
-	e.keepRecvs(first + min(n, good))
-	e.checkSpoilt("receive", n, good, err, want, e.vq.Stats().Recvs-before, e.recvQueueFull)
+	return i
 }
 
-// checkSpoilt checks that a post took the good requests before the spoilt one, and counted them.
-func (e *end) checkSpoilt(what string, n, good int, err, want error, counted uint64, full func() bool) {
-	switch {
-	case want != nil:
-		e.checkRefusal(what, n, good+1, err, want, full)
-	case e.single && n < good:
-		e.checkRefusal(what, n, good, err, nil, full)
-	case n != good || err == nil || counted != uint64(n):
-		e.w.Broken(lab.Refusal, "%v: the last %s of %d is spoilt: %d accepted, %d counted, error %v", e, what,
-			good+1, n, counted, err)
+// batch is requests or receives that are posted together.
+type batch struct {
+	what      string
+	first     int // index of the first one
+	good, all int // how many; those behind the good ones are spoilt
+	post      func() (int, error)
+	counted   func() uint64   // how many the library has taken
+	posted    func(i int) any // the one with an index
+	keep      func(n int)     // forgets those from an index on, which were refused
+	full      func() bool     // a single queue pair has no room
+}
+
+// post posts a batch. All good ones are accepted and counted, unless none may be. A single queue
+// pair returns its NIC's own errors.
+func (e *end) post(b *batch) {
+	if b.all == 0 {
+		return
 	}
-}
-
-// checkRefusal checks a post that was not accepted whole. A single queue pair returns its NIC's own
-// errors.
-func (e *end) checkRefusal(what string, n, all int, err, want error, full func() bool) {
+	want, before := e.refusal(), b.counted()
+	n, err := b.post()
+	for i := range min(n, b.good) {
+		e.w.Logf("  %v posts %v", e, b.posted(b.first+i))
+	}
+	if err != nil {
+		e.w.Logf("  %v", err)
+	}
+	b.keep(b.first + min(n, b.good))
+	spoilt := b.all != b.good
 	switch {
 	case want != nil && n == 0 && errors.Is(err, want) && errors.As(err, new(*ibverbx.PostError)):
-	case n == all && err == nil && want == nil:
-	case want == nil && e.single && (errors.Is(err, verbs.ErrQueueFull) && full() || lab.Injected(err) ||
-		e.conn.Blame != ""):
+	case want == nil && n == b.good && (err != nil) == spoilt && (!spoilt || b.counted()-before == uint64(n)):
+	case want == nil && e.single && (!spoilt || n < b.good) &&
+		(errors.Is(err, verbs.ErrQueueFull) && b.full() || lab.Injected(err) || e.conn.Blame != ""):
 	default:
-		e.w.Broken(lab.Refusal, "%v: of %d %ss in state %v %d are accepted, error %v, want %v", e, all, what,
-			e.state, n, err, want)
+		e.w.Broken(lab.Refusal, "%v: of %d %ss, %d of them good, in state %v %d are accepted and %d counted, "+
+			"error %v, want %v", e, b.all, b.what, b.good, e.state, n, b.counted()-before, err, want)
 	}
 }
 
