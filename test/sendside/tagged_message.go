@@ -54,7 +54,7 @@ func (e *tagEnd) newMsg() (*tagMsg, bool) {
 	for m.n = w.Rng.IntN(limit + 1); e.lengths[[2]uint64{m.tag, uint64(m.n)}]; m.n++ {
 	}
 	var ok bool
-	if m.src, ok = e.site.Memory.Alloc(m.n); !ok {
+	if m.src, ok = e.site.Memory.Alloc(m.n, m); !ok {
 		return nil, false
 	}
 	e.lengths[[2]uint64{m.tag, uint64(m.n)}] = true
@@ -97,14 +97,14 @@ func (e *tagEnd) took(m *tagMsg, err error) {
 	if e.mayFail() == "" && !e.closing {
 		w.Broken(lab.Isolation, "%v: %v", m, err)
 	}
-	e.site.Memory.Reuse(m.src, "the source of a refused call")
+	e.site.Memory.Reuse(m.src)
 }
 
 // end handles a send that is done.
 func (m *tagMsg) end(err error) {
 	w := m.e.w
 	m.done, m.doneAt, m.err = true, w.clock, err
-	m.e.site.Memory.Reuse(m.src, sprintf("the source of %v", m))
+	m.e.site.Memory.Reuse(m.src)
 	switch {
 	case err == nil:
 	case m.cancelled:

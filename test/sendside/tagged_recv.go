@@ -53,7 +53,7 @@ func (o *tagSite) newRecv(from *tagEnd) (*tagRecv, bool) {
 		return r, true
 	}
 	var ok bool
-	r.dst, ok = o.Memory.Alloc(o.Pick(0, 50, 400, 1700, 1700))
+	r.dst, ok = o.Memory.Alloc(o.Pick(0, 50, 400, 1700, 1700), r)
 	return r, ok
 }
 
@@ -111,7 +111,7 @@ func (r *tagRecv) end(info tagged.Info, err error) {
 			w.Broken(lab.Content, "%v has ended with %v, no message, and other memory", r, err)
 		}
 		r.checkEnd(err)
-		o.Memory.Settle(r.dst, lab.AsItIs, sprintf("the buffer of %v", r))
+		o.Memory.Settle(r.dst, lab.AsItIs)
 		return
 	}
 	m := r.find(info)
@@ -125,7 +125,7 @@ func (r *tagRecv) end(info tagged.Info, err error) {
 	r.checkContent(m, err)
 	r.checkOrder(m)
 	if !o.w.ending {
-		o.Memory.Settle(r.dst, lab.AsItIs, sprintf("the buffer of %v", r))
+		o.Memory.Settle(r.dst, lab.AsItIs)
 	}
 }
 

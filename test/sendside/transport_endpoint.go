@@ -249,7 +249,7 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 		e.dirty = false
 	}
 	if !o.kind.completes() { // the program may reuse the source
-		e.site.Memory.Reuse(o.src, sprintf("the source of %v", o))
+		e.site.Memory.Reuse(o.src)
 	}
 	if o.group != nil {
 		o.group.ops = append(o.group.ops, o)

@@ -135,13 +135,13 @@ func (o *op) giveMemory() (ok bool) {
 		o.atomicAt()
 		return true
 	case k.get():
-		if o.dst, ok = own.Alloc(o.n); ok {
+		if o.dst, ok = own.Alloc(o.n, o); ok {
 			o.drawSource()
 		}
 		return ok
 	}
-	if o.src, ok = own.Alloc(o.n); ok && o.kind.put() {
-		o.dst, ok = e.peer.site.Memory.Alloc(o.n)
+	if o.src, ok = own.Alloc(o.n, o); ok && o.kind.put() {
+		o.dst, ok = e.peer.site.Memory.Alloc(o.n, o)
 	}
 	if !ok {
 		return false
@@ -303,12 +303,12 @@ func (o *op) forget() {
 		if !m.Untouched(o.dst) {
 			e.w.Broken(ruleNoEffect, "%v was refused, and its data is there", o)
 		}
-		m.Settle(o.dst, lab.AsItIs, "the target of a call that was refused")
+		m.Settle(o.dst, lab.AsItIs)
 	}
 	if o.kind == compareSwap {
 		e.peer.site.chain(o).refused(o.swap)
 	}
-	e.site.Memory.Reuse(o.src, "the source of a refused call")
+	e.site.Memory.Reuse(o.src)
 }
 
 // landed says whether the data of a put is all there.
@@ -333,7 +333,7 @@ func (o *op) end(err error) {
 		if err == nil && known && !m.Holds(o.dst, o.key) {
 			o.e.w.Broken(lab.Content, "%v has succeeded, and its data is not there", o)
 		}
-		m.Settle(o.dst, lab.AsItIs, sprintf("the target of %v, which has ended with %v", o, err))
+		m.Settle(o.dst, lab.AsItIs)
 	}
 	switch {
 	case o.kind.atomic():
@@ -341,7 +341,7 @@ func (o *op) end(err error) {
 	case o.kind == flushRemote && err == nil && o.must:
 		o.checkFlush()
 	case o.kind == amZcopy, o.kind == putZcopy:
-		o.e.site.Memory.Reuse(o.src, sprintf("the source of %v", o))
+		o.e.site.Memory.Reuse(o.src)
 	}
 }
 

@@ -161,10 +161,9 @@ func (e *end) release(s *send, ok bool) {
 		e.w.Broken(lab.Content, "%v: %v is done, and nothing of it went out", e, s)
 	}
 	own, peers := e.host.Memory, e.peer.host.Memory
-	name := e.name + " " + s.String()
 	switch {
 	case isWrite(s.op):
-		e.releaseSource(s, name)
+		e.releaseSource(s)
 		switch {
 		case ok && s.still:
 		case ok && e.conn.plan.late && !s.landed:
@@ -174,10 +173,10 @@ func (e *end) release(s *send, ok bool) {
 			e.settleTarget(s)
 		case e.w.plan.net == nil && !e.conn.stray && !e.conn.plan.late: // nothing of it is on its way
 			s.still = true
-			peers.Settle(s.remote, lab.AsItIs, "the target of "+name)
+			peers.Settle(s.remote, lab.AsItIs)
 		}
 	case s.op.IsSend():
-		e.releaseSource(s, name)
+		e.releaseSource(s)
 	case s.op == verbs.OpRDMARead:
 		off := 0
 		for _, piece := range s.local {
@@ -186,18 +185,18 @@ func (e *end) release(s *send, ok bool) {
 			if ok && !missing && !own.Holds(piece, s.key+off) {
 				e.w.Broken(lab.Content, "%v: %v is done, and what it has read is not there", e, s)
 			}
-			own.Settle(piece, lab.AsItIs, "the memory of "+name)
+			own.Settle(piece, lab.AsItIs)
 			off += piece.N
 		}
 	default:
 		e.releaseAtomic(s, ok)
-		own.Settle(s.local[0], lab.AsItIs, "the memory of "+name)
+		own.Settle(s.local[0], lab.AsItIs)
 	}
 }
 
-func (e *end) releaseSource(s *send, name string) {
+func (e *end) releaseSource(s *send) {
 	for _, piece := range s.local {
-		e.host.Memory.Reuse(piece, "the source of "+name)
+		e.host.Memory.Reuse(piece)
 	}
 }
 
@@ -231,18 +230,17 @@ func (w *word) after(s *send, found uint64) uint64 {
 // settleTarget notes that a write's target must not change any more. With failover the peer's
 // program uses it for something else at once, so that a copy which comes later shows.
 func (e *end) settleTarget(s *send) {
-	what := "the target of " + e.name + " " + s.String()
 	s.still = true
 	if !e.conn.failover || s.reread || s.length == 0 {
 		key := s.key
 		if e.conn.blurred(s.session) && !e.peer.host.Memory.Holds(s.remote, key) {
 			key = lab.AsItIs // it may be missing: see mustHaveLanded
 		}
-		e.peer.host.Memory.Settle(s.remote, key, what)
+		e.peer.host.Memory.Settle(s.remote, key)
 		return
 	}
 	s.taken = true
-	e.peer.host.Memory.Reuse(s.remote, what)
+	e.peer.host.Memory.Reuse(s.remote)
 }
 
 // mustHaveLanded checks that a write of e is in its peer's memory.
@@ -274,7 +272,7 @@ func (e *end) takeRecv(wc *ibverbx.WC, index int) {
 		wc.Opcode != verbs.WCRecv:
 		e.w.Broken(ruleRouting, "%v: %v completes as %v", e, r, wc.Opcode)
 	}
-	e.host.Memory.Settle(r.buffer, lab.AsItIs, e.name+" "+r.String())
+	e.host.Memory.Settle(r.buffer, lab.AsItIs)
 }
 
 // match checks a successful receive against what the peer has sent.

@@ -37,7 +37,7 @@ type end struct {
 	session
 }
 
-// requests is all that was posted to an end, and where physical requests find what they belong to.
+// requests is all that was posted to an end.
 type requests struct {
 	sends    []*send
 	sendHead int // index of the next to complete
@@ -46,11 +46,7 @@ type requests struct {
 	most     int                   // largest number of sends that were outstanding at a time
 	expect   [messageKinds][]*send // by kind: what the peer has sent and no receive has taken
 
-	writes   []*send // all writes, in the order of their remote addresses
-	locals   []*send // all reads and atomics, in the order of their local addresses
-	hollow   []*send // all reads of no bytes, in the order of their remote addresses
 	unplaced []*send // writes that are done and may not be in memory yet
-	buffers  []*recv // receives with memory, in the order of their addresses
 	words    []*word // for atomics
 
 	sendErrors, recvErrors errorsSeen

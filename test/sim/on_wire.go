@@ -28,24 +28,22 @@ func (e *end) find(wr *verbs.SendWR) *send {
 			return nil
 		}
 		return e.messages[0]
-	case isWrite(wr.Opcode):
-		off := int(wr.RemoteAddr - e.peer.host.MR.Addr())
-		return lookup(e.writes, off, (*send).named)
-	case wr.Opcode == verbs.OpRDMARead && len(wr.SGL) == 0:
-		return lookup(e.hollow, int(wr.RemoteAddr-e.peer.host.MR.Addr()), (*send).named)
-	case len(wr.SGL) != 0:
-		off := int(wr.SGL[0].Addr - e.host.MR.Addr())
-		return lookup(e.locals, off, func(s *send) lab.Span {
-			first, last := s.local[0], s.local[len(s.local)-1]
-			return first.Part(0, last.Off+last.N-first.Off)
-		})
+	case isWrite(wr.Opcode), len(wr.SGL) == 0:
+		return e.owner(e.peer.host, wr.RemoteAddr, wr)
 	}
-	return nil
+	return e.owner(e.host, wr.SGL[0].Addr, wr)
 }
 
-// named is the memory at the peer whose addresses mean this request. One of no bytes has an address
-// to itself.
-func (s *send) named() lab.Span { return lab.Span{Off: s.remote.Off, N: max(s.remote.N, 1)} }
+// owner is the request of an end that memory was given to; nil if it is none that such a physical
+// request may belong to. One of no bytes has an address to itself.
+func (e *end) owner(h *lab.Host, addr uint64, wr *verbs.SendWR) *send {
+	s, _ := h.Memory.Owner(int(addr - h.MR.Addr())).(*send)
+	if s == nil || s.index >= len(e.sends) || e.sends[s.index] != s || s.op.IsSend() ||
+		isWrite(s.op) != isWrite(wr.Opcode) || !isWrite(s.op) && (s.length == 0) != (len(wr.SGL) == 0) {
+		return nil
+	}
+	return s
+}
 
 // byID is the request with an ID; nil where the ID names none.
 func (e *end) byID(id uint64) *send {
@@ -56,23 +54,6 @@ func (e *end) byID(id uint64) *send {
 		return e.sends[index]
 	}
 	return nil
-}
-
-// lookup finds the item of a list, ordered by address, in which an offset lies.
-func lookup[T any](list []T, off int, where func(T) lab.Span) (none T) {
-	at, found := slices.BinarySearchFunc(list, off, func(t T, off int) int {
-		switch s := where(t); {
-		case s.Off+s.N <= off:
-			return -1
-		case s.Off > off:
-			return 1
-		}
-		return 0
-	})
-	if !found {
-		return none
-	}
-	return list[at]
 }
 
 // onWire checks a physical request that a NIC has accepted.
@@ -344,8 +325,8 @@ func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
 	if len(wr.SGL) == 0 {
 		return nil
 	}
-	r := lookup(e.buffers, int(wr.SGL[0].Addr-e.host.MR.Addr()), func(r *recv) lab.Span { return r.buffer })
-	if r == nil {
+	r, _ := e.host.Memory.Owner(int(wr.SGL[0].Addr - e.host.MR.Addr())).(*recv)
+	if r == nil || r.index >= len(e.recvs) || e.recvs[r.index] != r {
 		e.w.Broken(ruleOneForOne, "%v posts a receive that was not asked for", e)
 	}
 	return r

@@ -28,7 +28,7 @@ func (e *end) makeRecv(message bool) (ibverbx.RecvWR, bool) {
 	wr := ibverbx.RecvWR{ID: e.id(true, r.index)}
 	if r.message {
 		var ok bool
-		if r.buffer, ok = e.host.Memory.Alloc(e.conn.plan.small); !ok {
+		if r.buffer, ok = e.host.Memory.Alloc(e.conn.plan.small, r); !ok {
 			return wr, false
 		}
 		wr.Local = e.host.Segment(r.buffer)
@@ -38,7 +38,6 @@ func (e *end) makeRecv(message bool) (ibverbx.RecvWR, bool) {
 				e.host.MR.Slice(uint64(r.buffer.Off+cut), uint64(r.buffer.N-cut))}
 			wr.Local = ibverbx.Segment{}
 		}
-		e.buffers = append(e.buffers, r)
 	}
 	e.recvs = append(e.recvs, r)
 	return wr, true
@@ -61,7 +60,4 @@ func (e *end) keepRecvs(n int) {
 		}
 	}
 	e.recvs = e.recvs[:n]
-	for len(e.buffers) != 0 && e.buffers[len(e.buffers)-1].index >= n {
-		e.buffers = e.buffers[:len(e.buffers)-1]
-	}
 }

@@ -94,9 +94,7 @@ func (e *end) keepSends(n int) {
 		}
 	}
 	e.sends = e.sends[:n]
-	e.writes, e.locals, e.messages, e.relaxed = keep(e.writes, n), keep(e.locals, n), keep(e.messages, n),
-		keep(e.relaxed, n)
-	e.hollow = keep(e.hollow, n)
+	e.messages, e.relaxed = keep(e.messages, n), keep(e.relaxed, n)
 	for i := range e.peer.expect {
 		e.peer.expect[i] = keep(e.peer.expect[i], n)
 	}
@@ -239,15 +237,8 @@ func (e *end) enter(s *send) {
 	case s.op.IsSend():
 		e.messages = append(e.messages, s)
 		kind = kindMessage
-	case isWrite(s.op):
-		e.writes = append(e.writes, s)
-		if s.op.HasImm() {
-			kind = kindNotification
-		}
-	case s.length == 0:
-		e.hollow = append(e.hollow, s)
-	default:
-		e.locals = append(e.locals, s)
+	case isWrite(s.op) && s.op.HasImm():
+		kind = kindNotification
 	}
 	if kind >= 0 {
 		if e.single {
@@ -267,8 +258,8 @@ func (e *end) burst() {
 			s.op = verbs.OpRDMAWriteWithImm
 		}
 		wr := ibverbx.SendWR{ID: e.id(false, s.index), Opcode: s.op, Flags: s.flags, Imm: s.imm}
-		local, ok := e.host.Memory.Alloc(s.length)
-		remote, ok2 := e.peer.host.Memory.Alloc(s.length)
+		local, ok := e.host.Memory.Alloc(s.length, s)
+		remote, ok2 := e.peer.host.Memory.Alloc(s.length, s)
 		if !ok || !ok2 {
 			break
 		}

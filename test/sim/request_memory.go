@@ -11,7 +11,7 @@ import (
 // giveMemory gives a request memory on both sides. It reports false when there is none left.
 func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 	own, peers := e.host.Memory, e.peer.host.Memory
-	all, ok := own.Alloc(s.length)
+	all, ok := own.Alloc(s.length, s)
 	if !ok {
 		return false
 	}
@@ -32,7 +32,7 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 		}
 	default:
 		if isWrite(s.op) {
-			if s.remote, ok = peers.Alloc(s.length); !ok {
+			if s.remote, ok = peers.Alloc(s.length, s); !ok {
 				return false
 			}
 			if !peers.Untouched(s.remote) {
@@ -56,7 +56,7 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 // giveNothing gives a request of no bytes an address at the peer that no other request has, by
 // which it is known on the wire. What else it names does not matter, and may be missing.
 func (e *end) giveNothing(s *send, wr *ibverbx.SendWR) (ok bool) {
-	if s.remote, ok = e.peer.host.Memory.Alloc(0); !ok {
+	if s.remote, ok = e.peer.host.Memory.Alloc(0, s); !ok {
 		return false
 	}
 	rng, own := e.w.Rng, e.host.MR
@@ -86,7 +86,7 @@ func (e *end) cut(s *send, wr *ibverbx.SendWR) {
 	case n == 0 && s.op != verbs.OpRDMARead && all.N <= cfg.MaxInline:
 		s.flags |= verbs.SendInline
 		wr.Inline = append([]byte(nil), e.host.Memory.Bytes(all)...)
-		e.host.Memory.Reuse(all, "the source of an inline request") // it is the caller's at once
+		e.host.Memory.Reuse(all) // it is the caller's at once
 		s.local = nil
 	case n == 1 && all.N > 1:
 		// SENDs and requests of a single queue pair are not fragmented: the NIC takes the whole
@@ -137,13 +137,13 @@ func (e *end) giveReadable(s *send) bool {
 			}
 		}
 	}
-	at, ok := e.peer.host.Memory.Alloc(s.length)
+	at, ok := e.peer.host.Memory.Alloc(s.length, s)
 	if !ok {
 		return false
 	}
 	s.remote = at
 	s.key = e.peer.host.Memory.FillDrawn(at, e.w.Rng)
-	e.peer.host.Memory.Settle(at, s.key, "what "+e.name+" reads")
+	e.peer.host.Memory.Settle(at, s.key)
 	return true
 }
 
@@ -151,7 +151,7 @@ func (e *end) giveReadable(s *send) bool {
 func (e *end) giveWord(s *send, wr *ibverbx.SendWR) bool {
 	rng := e.w.Rng
 	if len(e.words) == 0 || !e.words[len(e.words)-1].known || rng.IntN(10) == 0 {
-		at, ok := e.peer.host.Memory.Alloc(8)
+		at, ok := e.peer.host.Memory.Alloc(8, s)
 		if !ok {
 			return false
 		}

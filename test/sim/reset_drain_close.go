@@ -80,7 +80,7 @@ func (e *end) writeOff() {
 		e.release(e.sends[e.sendHead], false)
 	}
 	for ; e.recvHead < len(e.recvs); e.recvHead++ {
-		e.host.Memory.Settle(e.recvs[e.recvHead].buffer, lab.AsItIs, e.name+" "+e.recvs[e.recvHead].String())
+		e.host.Memory.Settle(e.recvs[e.recvHead].buffer, lab.AsItIs)
 	}
 }
 

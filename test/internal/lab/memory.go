@@ -3,8 +3,10 @@ package lab
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"hash/maphash"
 	"math/rand/v2"
+	"sort"
 	"sync"
 )
 
@@ -81,15 +83,21 @@ type Memory struct {
 	used     int
 	limit    int
 	reserved bool // Reserve has given out the spare bytes
+	pieces   []piece
 	settled  []settled
+}
+
+// piece is memory that was given out. It begins where the one before it ends.
+type piece struct {
+	end   int
+	owner any
 }
 
 // settled is memory whose content must not change any more.
 type settled struct {
 	Span
-	key  int    // of the noise that it holds, AsItIs or scribbled
-	sum  uint64 // of AsItIs: hash of what it held
-	what string // whose it was, in words
+	key int    // of the noise that it holds, AsItIs or scribbled
+	sum uint64 // of AsItIs: hash of what it held
 }
 
 // Keys of memory that holds no noise.
@@ -117,15 +125,25 @@ func (m *Memory) Bytes(s Span) []byte { return m.arena[s.Off : s.Off+s.N : s.Off
 // Used is how many bytes at the beginning are in use.
 func (m *Memory) Used() int { return m.used }
 
-// Alloc gives out n bytes, aligned for atomics and followed by some that nobody gets.
-func (m *Memory) Alloc(n int) (Span, bool) {
+// Alloc gives n bytes to a request, aligned for atomics and followed by some that nobody uses.
+func (m *Memory) Alloc(n int, owner any) (Span, bool) {
 	size := (n + 15) &^ 7
 	if m.used+size > m.limit {
 		return Span{}, false
 	}
 	s := Span{m.used, n}
 	m.used += size
+	m.pieces = append(m.pieces, piece{m.used, owner})
 	return s, true
+}
+
+// Owner is the request that the memory at an offset was given to; nil for none.
+func (m *Memory) Owner(off int) any {
+	i := sort.Search(len(m.pieces), func(i int) bool { return m.pieces[i].end > off })
+	if off < m.Noise || i == len(m.pieces) {
+		return nil
+	}
+	return m.pieces[i].owner
 }
 
 // UseSpare lets Alloc give out the spare bytes.
@@ -166,11 +184,11 @@ func (m *Memory) Partly(s Span, key int) bool {
 }
 
 // Settle fixes what a span holds: the noise of a key, or what is there now.
-func (m *Memory) Settle(s Span, key int, what string) {
+func (m *Memory) Settle(s Span, key int) {
 	if s.N == 0 {
 		return
 	}
-	e := settled{Span: s, key: key, what: what}
+	e := settled{Span: s, key: key}
 	if key == AsItIs {
 		e.sum = maphash.Bytes(hashSeed, m.Bytes(s))
 	}
@@ -178,9 +196,9 @@ func (m *Memory) Settle(s Span, key int, what string) {
 }
 
 // Reuse is what a program does with a source that it has got back: it writes something else there.
-func (m *Memory) Reuse(s Span, what string) {
+func (m *Memory) Reuse(s Span) {
 	Scribble(m.Bytes(s))
-	m.Settle(s, scribbled, what)
+	m.Settle(s, scribbled)
 }
 
 // keeps says whether settled memory holds what it held.
@@ -198,7 +216,7 @@ func (m *Memory) keeps(e *settled) bool {
 func (m *Memory) Audit() (what string, at Span, ok bool) {
 	for i := range m.settled {
 		if e := &m.settled[i]; !m.keeps(e) {
-			return e.what, e.Span, false
+			return fmt.Sprintf("memory of %v", m.Owner(e.Off)), e.Span, false
 		}
 	}
 	if s := (Span{m.Words, m.Noise - m.Words}); !m.Holds(s, 0) {

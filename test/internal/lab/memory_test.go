@@ -14,14 +14,14 @@ func TestAuditFindsWhatHasChanged(t *testing.T) {
 		want   string          // beginning of what has changed; "" for nothing
 	}{
 		{"nothing", func(*Memory) {}, ""},
-		{"a write to memory in use", func(m *Memory) { s, _ := m.Alloc(8); m.Fill(s, 3) }, ""},
-		{"noise", func(m *Memory) { m.Bytes(Span{512, 16})[15]++ }, "noise"},
-		{"as it was", func(m *Memory) { m.Bytes(Span{536, 16})[0]++ }, "as it is"},
-		{"a source that was returned", func(m *Memory) { m.Fill(Span{560, 16}, 9) }, "source"},
+		{"a write to memory in use", func(m *Memory) { s, _ := m.Alloc(8, nil); m.Fill(s, 3) }, ""},
+		{"noise", func(m *Memory) { m.Bytes(Span{512, 16})[15]++ }, "memory of noise"},
+		{"as it was", func(m *Memory) { m.Bytes(Span{536, 16})[0]++ }, "memory of as it is"},
+		{"a source that was returned", func(m *Memory) { m.Fill(Span{560, 16}, 9) }, "memory of source"},
 		{"a word", func(m *Memory) { m.SetWord(8, 7) }, ""},
 		{"noise that is only read", func(m *Memory) { m.arena[64]++ }, "memory that is only read"},
 		{"behind all", func(m *Memory) { m.arena[2000]++ }, "memory that was not given out"},
-		{"between two pieces", func(m *Memory) { m.Alloc(8); m.arena[m.used]++ }, "memory that was not"},
+		{"between two pieces", func(m *Memory) { m.Alloc(8, nil); m.arena[m.used]++ }, "memory that was not"},
 		{"the end", func(m *Memory) { m.arena[4095]++ }, "memory that was not given out"},
 		{"what was reserved", func(m *Memory) { m.Fill(m.Reserve(100), 1) }, ""},
 	} {
@@ -29,18 +29,18 @@ func TestAuditFindsWhatHasChanged(t *testing.T) {
 			m := NewMemory(testLayout)
 			defer m.Free()
 			for _, what := range []string{"noise", "as it is", "source"} {
-				s, ok := m.Alloc(16)
+				s, ok := m.Alloc(16, what)
 				if !ok || !m.Untouched(s) {
 					t.Fatalf("%s: memory %v, %v", what, s, ok)
 				}
 				m.Fill(s, 77)
 				switch what {
 				case "noise":
-					m.Settle(s, 77, what)
+					m.Settle(s, 77)
 				case "as it is":
-					m.Settle(s, AsItIs, what)
+					m.Settle(s, AsItIs)
 				default:
-					m.Reuse(s, what)
+					m.Reuse(s)
 				}
 			}
 			c.change(m)
@@ -57,7 +57,7 @@ func TestSpareMemoryIsForTheEnd(t *testing.T) {
 	defer m.Free()
 	take := func() (n int) {
 		for {
-			if _, ok := m.Alloc(56); !ok {
+			if _, ok := m.Alloc(56, nil); !ok {
 				return n
 			}
 			n++
@@ -78,7 +78,7 @@ func TestSpareMemoryIsForTheEnd(t *testing.T) {
 func TestPartlyTellsWhatMayBeThere(t *testing.T) {
 	m := NewMemory(testLayout)
 	defer m.Free()
-	s, _ := m.Alloc(32)
+	s, _ := m.Alloc(32, nil)
 	head, _ := s.Split(10)
 	m.Fill(head, 5)
 	if !m.Partly(s, 5) || m.Holds(s, 5) || !m.Holds(head, 5) || m.Untouched(s) {

@@ -215,8 +215,8 @@ func writeBetween(b *Testbed, hosts ...*Host) {
 		b.Must("connect", vq.Connect(cards[1-i]))
 	}
 	for i, vq := range vqs {
-		src, _ := hosts[i].Memory.Alloc(100)
-		dst, _ := hosts[1-i].Memory.Alloc(100)
+		src, _ := hosts[i].Memory.Alloc(100, nil)
+		dst, _ := hosts[1-i].Memory.Alloc(100, nil)
 		_, err := vq.PostSend(ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
 			Local: hosts[i].Segment(src), Remote: hosts[1-i].RemoteSegment(dst)})
 		b.Must("post", err)
