@@ -234,7 +234,7 @@ func (b *testbed) strike(l *link, gentle bool) {
 			}
 		}
 	}
-	b.Strike(&q.QP, &l.Conn, f, nil)
+	b.Strike(&q.QP, &l.Conn, f)
 }
 
 // The promises of the send side, besides those of package lab.

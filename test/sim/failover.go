@@ -7,7 +7,6 @@ import (
 	"ibverbx"
 	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
-	"ibverbx/verbs/soft"
 )
 
 // A connection with failover at both ends goes on while one rail of each kind is left. Faults touch
@@ -221,22 +220,20 @@ func (w *world) strikeRails(e *end) {
 		if e.conn.plan.late && w.OneIn(4) {
 			q := e.wires[w.Rng.IntN(e.conn.plan.rails)]
 			w.Logf("  %s: what %v writes", lab.PlaceLate.Name, q)
-			w.Strike(&q.QP, &e.conn.Conn, &lab.PlaceLate, nil)
+			w.Strike(&q.QP, &e.conn.Conn, &lab.PlaceLate)
 			continue
 		}
 		if w.OneIn(10) { // what a request fails of by itself takes no rail out
 			e.conn.because("a request may fail by itself")
-			w.inject(e, w.DrawFault(w.faults(), func(f *lab.Fault) bool { return !f.Gentle && !f.Wide() }))
+			f := w.DrawFault(w.faults(), func(f *lab.Fault) bool { return !f.Gentle && !f.Wide() })
+			w.inject(f, e.anyWire())
 			continue
 		}
 		q, f := w.drawRailFault(e)
-		for range 6 {
-			if w.wouldSpare(q, f) || w.OneIn(12) {
-				break
-			}
+		for i := 0; i < 6 && !w.wouldSpare(q, f) && !w.OneIn(12); i++ {
 			q, f = w.drawRailFault(e)
 		}
-		w.injectAt(q, f)
+		w.inject(f, q)
 	}
 }
 
@@ -245,7 +242,7 @@ func (w *world) drawRailFault(e *end) (*wire, *lab.Fault) {
 		e = e.peer
 	}
 	wide := w.OneIn(2)
-	return e.wires[w.Rng.IntN(len(e.wires))], w.DrawFault(w.railFaults(), func(f *lab.Fault) bool {
+	return e.anyWire(), w.DrawFault(w.railFaults(), func(f *lab.Fault) bool {
 		return (wide || f.Scope == lab.OneQP) && e.mayMeet(f)
 	})
 }
@@ -296,22 +293,6 @@ func (w *world) eachUnder(q *wire, f *lab.Fault, do func(*wire)) {
 			}
 		}
 	}
-}
-
-// injectAt puts a fault in force that takes a rail out.
-func (w *world) injectAt(q *wire, f *lab.Fault) {
-	e := q.end
-	if e.state == closed || q.over {
-		return
-	}
-	w.Logf("  %s: %v of %v", f.Name, q, e)
-	e.conn.touch(q, f.Name)
-	w.blame(q, f)
-	w.Strike(&q.QP, &e.conn.Conn, f, func(injected *soft.Fault) {
-		if injected.Kind == soft.ArriveLate {
-			e.conn.stray = true
-		}
-	})
 }
 
 // failsOver says whether the connection goes on when a rail dies: both ends offer it, and their

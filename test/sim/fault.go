@@ -1,13 +1,10 @@
 package sim
 
-import (
-	"ibverbx/test/internal/lab"
-	"ibverbx/verbs/soft"
-)
+import "ibverbx/test/internal/lab"
 
 // slow puts a fault in force that must not fail anything.
 func (w *world) slow(e *end) {
-	w.inject(e, w.DrawFault(w.faults(), func(f *lab.Fault) bool { return f.Gentle }))
+	w.inject(w.DrawFault(w.faults(), func(f *lab.Fault) bool { return f.Gentle }), e.anyWire())
 }
 
 // strike puts any other fault in force. What changes the world for many is rarer.
@@ -17,9 +14,9 @@ func (w *world) strike(e *end) {
 		return
 	}
 	wide := w.OneIn(2)
-	w.inject(e, w.DrawFault(w.faults(), func(f *lab.Fault) bool {
+	w.inject(w.DrawFault(w.faults(), func(f *lab.Fault) bool {
 		return !f.Gentle && (wide || !f.Wide()) && e.mayMeet(f)
-	}))
+	}), e.anyWire())
 }
 
 // mayMeet says whether a fault of an end's queue pairs is one that NICs have, together with what
@@ -30,28 +27,22 @@ func (e *end) mayMeet(f *lab.Fault) bool {
 	return f.Scope != lab.OneCQ || !e.w.plan.Scramble || !e.cq.doesWithout()
 }
 
-func (w *world) inject(e *end, f *lab.Fault) {
-	q := e.wires[w.Rng.IntN(len(e.wires))]
+// anyWire draws a queue pair.
+func (e *end) anyWire() *wire { return e.wires[e.w.Rng.IntN(len(e.wires))] }
+
+// inject puts a fault in force, and notes which connections it may fail.
+func (w *world) inject(f *lab.Fault, q *wire) {
+	e := q.end
 	if e.state == closed {
 		return
 	}
-	w.Logf("  %s: %v", f.Name, q)
+	w.Logf("  %s: %v of %v", f.Name, q, e)
 	if !f.Gentle {
 		e.conn.touch(q, f.Name)
 	}
-	w.blame(q, f)
-	w.Strike(&q.QP, &e.conn.Conn, f, func(injected *soft.Fault) {
-		if injected.Kind == soft.FailSend {
-			injected.VendorErr = w.Rng.Uint32()
-		}
-	})
-}
-
-// blame notes which other connections a fault may fail.
-func (w *world) blame(q *wire, f *lab.Fault) {
+	e.conn.stray = e.conn.stray || f.Name == lab.ArrivesLate
 	q.alone = q.alone || f.Name == lab.QPDies
-	if f.Scope == lab.OneCQ {
-		q.end.cq.mayDie = true
-	}
+	e.cq.mayDie = e.cq.mayDie || f.Scope == lab.OneCQ
 	w.eachUnder(q, f, func(other *wire) { other.end.conn.touch(other, f.Name) })
+	w.Strike(&q.QP, &e.conn.Conn, f)
 }

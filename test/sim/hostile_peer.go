@@ -14,7 +14,7 @@ func (w *world) breakRules(e *end) {
 	if e.state != connected || e.single {
 		return
 	}
-	q := e.wires[w.Rng.IntN(len(e.wires))]
+	q := e.anyWire()
 	e.conn.turnHostile("an end breaks the rules")
 	e.stale = true
 	if w.Rng.IntN(3) == 0 {

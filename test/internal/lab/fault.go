@@ -57,6 +57,7 @@ const (
 	RefuseReceives = "refuse receives for now"
 	QPDies         = "queue pair dies"
 	LinkFlaps      = "link flaps"
+	ArrivesLate    = "retries used up, and it arrives late"
 )
 
 // What goes wrong with NICs of package soft, and with those on a network. Peers that break the
@@ -115,12 +116,14 @@ var table = []Fault{
 		act: refuseRecv([]error{verbs.ErrState}, 1)},
 	{Name: "receives are refused by a NIC that is gone", in: ofRails, atPost: true,
 		act: refuseRecv([]error{verbs.ErrDeviceGone}, 1)},
-	{Name: "fail a send", in: onSoft, make: injectStatus(soft.FailSend)},
+	{Name: "fail a send", in: onSoft, make: func(t *Testbed) soft.Fault {
+		return soft.Fault{Kind: soft.FailSend, Status: t.DrawStatus(), VendorErr: t.Rng.Uint32()}
+	}},
 	{Name: "fail after the data", in: onSoft, make: injectStatus(soft.FailAfterData)},
 	{Name: "fail a receive", in: onSoft, make: injectStatus(soft.FailRecv)},
 	{Name: "retries used up before the arrival", in: ofRails, make: inject(soft.FailSend)},
 	{Name: "retries used up after the arrival", in: ofRails, make: inject(soft.FailAfterData)},
-	{Name: "retries used up, and it arrives late", in: ofRails, make: func(t *Testbed) soft.Fault {
+	{Name: ArrivesLate, in: ofRails, make: func(t *Testbed) soft.Fault {
 		f := soft.Fault{Kind: soft.ArriveLate}
 		if t.OneIn(3) { // nothing behind a message arrives
 			f.Match = func(wr *verbs.SendWR) bool { return !wr.Opcode.HasImm() }
@@ -225,9 +228,8 @@ type Strike struct {
 	undo      func()
 }
 
-// Strike puts a fault in force on a queue pair of a connection. refine may change what is injected;
-// it may be nil.
-func (t *Testbed) Strike(q *QP, c *Conn, f *Fault, refine func(*soft.Fault)) {
+// Strike puts a fault in force on a queue pair of a connection.
+func (t *Testbed) Strike(q *QP, c *Conn, f *Fault) {
 	s := &Strike{Fault: f, Conn: c, nic: q.NIC}
 	if f.Wide() {
 		s.Conn = nil
@@ -240,9 +242,6 @@ func (t *Testbed) Strike(q *QP, c *Conn, f *Fault, refine func(*soft.Fault)) {
 	}
 	if f.make != nil {
 		fault := f.make(t)
-		if refine != nil {
-			refine(&fault)
-		}
 		fault.Device, fault.QPNum, fault.Skip = q.NIC.softDevice(), q.Num(), t.Rng.IntN(4)
 		s.injection = t.Fabric.(*softFabric).Inject(fault)
 	}

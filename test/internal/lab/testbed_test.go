@@ -47,7 +47,7 @@ func TestFaultsAreCountedAndTakenBack(t *testing.T) {
 			b, qps := newTestbed(t)
 			q := qps[1]
 			conn := &Conn{}
-			b.Strike(q, conn, &f, nil)
+			b.Strike(q, conn, &f)
 			lasts := f.Name != QPDies && f.Name != LinkFlaps
 			if got := q.NIC.Down != 0; got != (f.Scope == OneLink && lasts) {
 				t.Errorf("link down %v", got)
