@@ -75,11 +75,18 @@ func (e *end) checkEnded() {
 		e.conn.plan.cfg[0].Linger > 0 && !e.w.lingered {
 		return
 	}
-	if e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) {
-		e.w.Broken(lab.Liveness, "%v has failed, and does not end: %d of %d sends and %d of %d receives "+
-			"have completed: %v\n%s",
-			e, e.sendHead, len(e.sends), e.recvHead, len(e.recvs), e.vq.Err(), e.stats())
+	if e.unfinished() {
+		e.w.Broken(lab.Liveness, "%v has failed, and does not end: %s", e, e.howFar())
 	}
+}
+
+// unfinished says whether a request or receive has not completed.
+func (e *end) unfinished() bool { return e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) }
+
+// howFar says in words what has completed.
+func (e *end) howFar() string {
+	return sprintf("%d of %d sends and %d of %d receives have completed; it is %v, %v: %s", e.sendHead,
+		len(e.sends), e.recvHead, len(e.recvs), e.state, e.vq.Err(), e.stats())
 }
 
 // checkNoticed checks that an end without an error has no queue pair in ERR, and that its peer has
@@ -141,20 +148,12 @@ func (c *conn) checkQuiet() {
 		if e.single && (e.mayBeLost() || e.onlyUnsignaled()) {
 			continue // a single queue pair does not learn of it
 		}
-		if e.mayWaitForEver() {
-			continue
+		if e.state == draining && e.peer.state == draining {
+			continue // both wait for receives that neither posts any more, until a context ends
 		}
-		if e.sendHead != len(e.sends) {
-			e.w.Broken(lab.Liveness, "%v is stuck: %d of %d sends have completed; it is %v, %v; its peer "+
-				"is %v, %v\n%s",
-				e, e.sendHead, len(e.sends), e.state, e.vq.Err(), e.peer.state, e.peer.vq.Err(), e.stats())
-		}
-		if (e.vq.Err() != nil || e.state == drained || c.sound()) && e.recvHead != len(e.recvs) {
-			e.w.Broken(lab.Liveness, "%v is stuck: %d of %d receives have completed; %v\n%s\npeer:\n%s", e,
-				e.recvHead, len(e.recvs), e.vq.Err(), e.stats(), e.peer.stats())
-		}
-		if e.state == draining {
-			e.w.Broken(lab.Liveness, "%v does not come to the end of its drain\n%s", e, e.stats())
+		mayWait := e.vq.Err() == nil && e.state != drained && !c.sound()
+		if e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) && !mayWait || e.state == draining {
+			e.w.Broken(lab.Liveness, "%v is stuck: %s\npeer: %s", e, e.howFar(), e.peer.howFar())
 		}
 		if c.sound() {
 			e.checkCounters()
@@ -181,10 +180,6 @@ func (e *end) onlyUnsignaled() bool {
 	}
 	return e.sendHead != len(e.sends)
 }
-
-// mayWaitForEver says whether both ends wait for receives that neither posts any more: an end that
-// drains does, until its context ends.
-func (e *end) mayWaitForEver() bool { return e.state == draining && e.peer.state == draining }
 
 // closeAll closes everything, in an order that is drawn.
 func (w *world) closeAll() {

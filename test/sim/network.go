@@ -27,22 +27,21 @@ func NewFlags() *hunt.Flags { return hunt.NewFlags() }
 
 // Over is the simulation over networks that open makes. test and dir name the test that plays it.
 func Over(test, dir string, open func(*NetworkPlan) Network) hunt.Game {
-	return lab.Game(test, dir, newNetworkPlan, func(p *plan, log func(string)) *hunt.Violation {
-		p.newNetwork = open
-		return p.run(log)
-	})
+	return over(test, dir, open, newPlan)
 }
 
 // FailoverOver is [Over] for worlds whose rails die.
 func FailoverOver(test, dir string, open func(*NetworkPlan) Network) hunt.Game {
-	return lab.Game(test, dir, func(seed uint64) *plan { return newFailoverPlan(seed).onNetwork(seed) },
-		func(p *plan, log func(string)) *hunt.Violation {
-			p.newNetwork = open
-			return p.run(log)
-		})
+	return over(test, dir, open, newFailoverPlan)
 }
 
-func newNetworkPlan(seed uint64) *plan { return newPlan(seed).onNetwork(seed) }
+func over(test, dir string, open func(*NetworkPlan) Network, draw func(uint64) *plan) hunt.Game {
+	return lab.Game(test, dir, func(seed uint64) *plan {
+		p := draw(seed).onNetwork(seed)
+		p.newNetwork = open
+		return p
+	}, (*plan).run)
+}
 
 // onNetwork is the same world, but on a network. What NICs of package soft alone have is left out:
 // GIDs of several indexes, completions out of order, and data that is in memory late.

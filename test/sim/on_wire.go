@@ -165,7 +165,8 @@ func (e *end) relaxedOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 		e.w.Broken(ruleOrder, "%v: %v goes out, but %v is the next of the relaxed", e, s, e.relaxed)
 	}
 	e.relaxed = e.relaxed[1:]
-	if e.conn.failover && e.lostRelaxed(s) {
+	relaxed := func(p *part) bool { return p.of.relax }
+	if e.conn.failover && e.lostBefore(s.index, relaxed) != nil {
 		e.w.Broken(ruleOrder, "%v: %v goes out, and a relaxed SEND before it is lost", e, s)
 	}
 	if e.relaxedOn != nil && e.relaxedOn != q.wireLife && !e.relaxedOn.dead() {

@@ -228,30 +228,25 @@ func (p *part) String() string {
 		state, p.on.q, p.place, p.on.arrived(), p.on.settled())
 }
 
-// lostMessage is the first ordinary SEND that is lost, as far as the library can know; nil if none
-// is.
+// lost says whether a part is lost, as far as the library can know.
+func (p *part) lost() bool { return p.state == partLost && !p.covered() }
+
+// lostMessage is the first ordinary SEND that is lost; nil if none is.
 func (e *end) lostMessage() *send {
-	lost := func(p *part) bool {
-		return p.kind == partFinal && p.op.IsSend() && p.state == partLost && !p.covered()
-	}
-	for _, s := range e.sends[e.sendHead:] {
-		if s.session == e.sessionNo && slices.ContainsFunc(s.parts, lost) {
+	return e.lostBefore(len(e.sends), func(p *part) bool { return p.kind == partFinal && p.op.IsSend() })
+}
+
+// lostBefore is the first request before an index of which one of these parts is lost; nil if none
+// is.
+func (e *end) lostBefore(index int, which func(*part) bool) *send {
+	for _, s := range e.sends[e.sendHead:index] {
+		if s.session == e.sessionNo && slices.ContainsFunc(s.parts, func(p *part) bool {
+			return which(p) && p.lost()
+		}) {
 			return s
 		}
 	}
 	return nil
-}
-
-// lostRelaxed says whether a relaxed SEND before s is lost.
-func (e *end) lostRelaxed(s *send) bool {
-	for _, t := range e.sends[e.sendHead:s.index] {
-		if t.relax && t.session == e.sessionNo && slices.ContainsFunc(t.parts, func(p *part) bool {
-			return p.state == partLost && !p.covered()
-		}) {
-			return true
-		}
-	}
-	return false
 }
 
 // mustBeProved checks that a notification of DQPLB proves a write ahead of it: each part was

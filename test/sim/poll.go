@@ -40,45 +40,33 @@ func (c *vcq) poll() int {
 	if c.direct && !c.closed {
 		return c.pollDirectly()
 	}
-	switch n := c.w.Rng.IntN(12); n {
+	rng := c.w.Rng
+	switch n := rng.IntN(12); n {
 	case 0:
-		return c.pollOne()
+		wc, ok, err := c.cq.PollOne()
+		if c.buf[0], n = wc, 0; ok {
+			n = 1
+		}
+		return c.polled(n, err)
 	case 1:
-		return c.pollDevice()
+		c.w.only = c.host.NICs[rng.IntN(len(c.host.NICs))]
+		n, err := c.cq.PollDevice(c.w.only.ID(), c.buf[:1+rng.IntN(5)])
+		c.w.only = nil
+		return c.polled(n, err)
 	case 2:
 		return c.pollRange()
 	case 3:
 		c.wait()
-		return c.pollUpTo(2)
+		return c.polled(c.cq.Poll(c.buf[:2]))
 	case 4, 5, 6:
-		return c.pollUpTo(1 + c.w.Rng.IntN(4))
+		return c.polled(c.cq.Poll(c.buf[:1+rng.IntN(4)]))
 	default:
-		return c.pollUpTo(len(c.buf))
+		return c.polled(c.cq.Poll(c.buf[:]))
 	}
 }
 
-func (c *vcq) pollUpTo(n int) int {
-	n, err := c.cq.Poll(c.buf[:n])
-	c.takeAll(c.buf[:n])
-	c.mayFail(n, err)
-	return n
-}
-
-func (c *vcq) pollOne() int {
-	wc, ok, err := c.cq.PollOne()
-	if !ok {
-		c.mayFail(0, err)
-		return 0
-	}
-	c.take(&wc)
-	c.mayFail(1, err)
-	return 1
-}
-
-func (c *vcq) pollDevice() int {
-	c.w.only = c.host.NICs[c.w.Rng.IntN(len(c.host.NICs))]
-	n, err := c.cq.PollDevice(c.w.only.ID(), c.buf[:1+c.w.Rng.IntN(5)])
-	c.w.only = nil
+// polled handles what a poll has brought.
+func (c *vcq) polled(n int, err error) int {
 	c.takeAll(c.buf[:n])
 	c.mayFail(n, err)
 	return n
@@ -279,15 +267,14 @@ func (e *end) checkReadable(err error) {
 func (c *vcq) pollAll() int {
 	total := 0
 	for {
-		var n int
+		n := 0
 		if c.direct && !c.closed {
 			n = c.pollDirectly()
 		} else {
-			n = c.pollUpTo(len(c.buf))
+			n = c.polled(c.cq.Poll(c.buf[:]))
 		}
-		if n == 0 {
+		if total += n; n == 0 {
 			return total
 		}
-		total += n
 	}
 }

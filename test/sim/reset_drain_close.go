@@ -37,9 +37,14 @@ func (e *end) reset() {
 		w.Broken(ruleFirstError, "%v: after a reset it is in %v, %v", e, e.vq.State(), e.vq.Err())
 	}
 	e.peer.conn.because("its peer was reset")
-	if w.Rng.IntN(2) == 0 {
+	e.perhapsDone("a reset")
+}
+
+// perhapsDone polls, or leaves that to later events.
+func (e *end) perhapsDone(after string) {
+	if e.w.Rng.IntN(2) == 0 {
 		e.cq.pollAll()
-		e.mustBeDone("a reset")
+		e.mustBeDone(after)
 	}
 }
 
@@ -68,9 +73,8 @@ func (e *end) mustBeDone(after string) {
 			return
 		}
 	}
-	if e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) {
-		e.w.Broken(ruleOneForOne, "%v: after %s %d of %d sends and %d of %d receives have completed", e,
-			after, e.sendHead, len(e.sends), e.recvHead, len(e.recvs))
+	if e.unfinished() {
+		e.w.Broken(ruleOneForOne, "%v: after %s %s", e, after, e.howFar())
 	}
 }
 
@@ -96,10 +100,8 @@ func (e *end) drain() {
 		e.conn.because("a rail may die while it drains")
 	}
 	err := w.waiting(func() error { return e.vq.Drain(ended) })
-	for range w.Pick(0, 0, 30) { // sometimes until it is done
-		if !errors.Is(err, context.Canceled) {
-			break
-		}
+	// sometimes until it is done
+	for i := w.Pick(0, 0, 30); i > 0 && errors.Is(err, context.Canceled); i-- {
 		w.Steps(20)
 		for _, c := range w.cqs {
 			c.pollAll()
@@ -107,7 +109,6 @@ func (e *end) drain() {
 		err = w.waiting(func() error { return e.vq.Drain(ended) })
 	}
 	w.Logf("  %v", err)
-	var failed *ibverbx.FailedError
 	switch {
 	case errors.Is(err, context.Canceled):
 		if state := e.vq.State(); e.vq.Err() == nil && e.vq.Stats().SendWindow != 0 &&
@@ -115,7 +116,7 @@ func (e *end) drain() {
 			w.Broken(lab.Refusal, "%v drains in state %v", e, state)
 		}
 		return
-	case err != nil && !errors.As(err, &failed):
+	case err != nil && !errors.As(err, new(*ibverbx.FailedError)):
 		w.Broken(lab.Liveness, "%v: drain: %v", e, err)
 	}
 	e.cq.pollAll()
@@ -148,12 +149,8 @@ func (e *end) close() {
 	var err error
 	if w.Rng.IntN(3) == 0 && !e.cq.direct {
 		err = w.waiting(func() error { return e.vq.Shutdown(ended) })
-		if errors.Is(err, context.Canceled) {
-			err = nil // it was cut short
-		}
-		var failed *ibverbx.FailedError
-		if errors.As(err, &failed) {
-			err = nil
+		if errors.Is(err, context.Canceled) || errors.As(err, new(*ibverbx.FailedError)) {
+			err = nil // it was cut short, or had failed
 		}
 	} else {
 		err = w.waiting(e.vq.Close)
@@ -172,10 +169,7 @@ func (e *end) afterClose(err error) {
 			e.w.Broken(lab.Ownership, "%v is closed, and %v still holds requests", e, q)
 		}
 	}
-	if e.w.Rng.IntN(2) == 0 {
-		e.cq.pollAll()
-		e.mustBeDone("a close")
-	}
+	e.perhapsDone("a close")
 }
 
 // close closes a virtual CQ with all that is on it.

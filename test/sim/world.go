@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -196,42 +195,25 @@ func (e *end) byHand(rails []int, cfg ibverbx.Config) (*ibverbx.VirtualQP, error
 	if cfg.Failover {
 		sends += 2 // for messages of the library's own
 	}
-	create := func(d *lab.NIC) (verbs.QP, error) {
-		cq, err := e.cq.physical(d)
-		if err != nil {
-			return nil, err
-		}
-		return d.PD.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{
+	create := func(d *lab.NIC) verbs.QP {
+		at := slices.IndexFunc(e.cq.taps, func(cq *tappedCQ) bool { return cq.NIC == d })
+		cq := e.cq.taps[at] // the virtual CQ's own
+		qp, err := d.PD.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{
 			MaxSendWR: sends, MaxRecvWR: max(cfg.Credits, cfg.MaxMsgCntPerQP),
 			MaxSendSGE: cfg.MaxSGE, MaxInline: cfg.MaxInline,
 		}})
+		e.w.Must("create qp", err)
+		return qp
 	}
 	var qps []verbs.QP
 	for _, n := range rails {
-		qp, err := create(e.host.NICs[n])
-		if err != nil {
-			return nil, err
-		}
-		qps = append(qps, qp)
+		qps = append(qps, create(e.host.NICs[n]))
 	}
-	if len(qps) == 1 || cfg.NoNotifyQP {
-		return ibverbx.NewVirtualQP(e.cq.cq, qps, nil, cfg)
-	}
-	notify, err := create(e.host.NICs[e.w.Rng.IntN(len(e.host.NICs))])
-	if err != nil {
-		return nil, err
+	var notify verbs.QP
+	if len(qps) != 1 && !cfg.NoNotifyQP {
+		notify = create(e.host.NICs[e.w.Rng.IntN(len(e.host.NICs))])
 	}
 	return ibverbx.NewVirtualQP(e.cq.cq, qps, notify, cfg)
-}
-
-// physical is the virtual CQ's own CQ on a NIC.
-func (c *vcq) physical(d *lab.NIC) (verbs.CQ, error) {
-	for _, cq := range c.taps {
-		if cq.NIC == d {
-			return cq, nil
-		}
-	}
-	return nil, errors.New("no CQ there")
 }
 
 // pump moves the fabric while the library waits. It does many actions at once, because the library
