@@ -166,13 +166,11 @@ func (e *element) allocate(common *rand.Rand) {
 
 // refusedBlock asks for a block that no PE can have.
 func (e *element) refusedBlock(common *rand.Rand) {
-	want, alloc := shmem.ErrNoMemory, shmem.Alloc[uint16]
-	n := []int{heapSize / 2, heapSize, 2 * heapSize, -1}[common.IntN(4)]
+	want, n := shmem.ErrNoMemory, []int{heapSize / 2, heapSize, 2 * heapSize, -1}[common.IntN(4)]
 	if n < 0 {
 		want = verbs.ErrInvalid
 	}
-	_, err := alloc(e.t.ctx, e.pe, n)
-	e.mustFail(sprintf("alloc of %d", n), err, want)
+	e.mustFail(sprintf("alloc of %d", n), errorOf(shmem.Alloc[uint16](e.t.ctx, e.pe, n)), want)
 }
 
 func bytesOf(v byte, n int) []byte { return slices.Repeat([]byte{v}, n) }
@@ -184,7 +182,7 @@ func (e *element) mismatch(common *rand.Rand) {
 	if e.id == odd {
 		n = 100
 	}
-	_, err := shmem.Alloc[byte](e.t.ctx, e.pe, n)
+	err := errorOf(shmem.Alloc[byte](e.t.ctx, e.pe, n))
 	e.mustFail("alloc of different sizes", err, shmem.ErrMismatch)
 }
 

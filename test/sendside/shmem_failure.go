@@ -101,15 +101,7 @@ func (e *element) outlive() {
 		}
 	}
 	// Calls of this shape are made here only.
-	few, many := make([]uint16, 3), make([]uint16, 3*len(t.peers))
-	name, call := drawCall(e.rng, []namedCall{
-		{"broadcast", func() error { return shmem.Broadcast(t.ctx, pe, few, e.rng.IntN(len(t.peers))) }},
-		{"reduce", func() error { return shmem.Reduce(t.ctx, pe, few, few, shmem.OpSum) }},
-		{"all-gather", func() error { return shmem.AllGather(t.ctx, pe, many, few) }},
-		{"all-to-all", func() error { return shmem.AllToAll(t.ctx, pe, many, many) }},
-		{"alloc", func() error { return errorOf(shmem.Alloc[uint16](t.ctx, pe, len(few))) }},
-		{"free", func() error { return shmem.Free(t.ctx, pe, e.words) }},
-	})
+	name, call := drawCall(e.rng, e.collectives(make([]uint16, 3), e.rng.IntN(len(t.peers))))
 	err := call()
 	t.Logf("  PE %d has lost PE %d: %s: %v", e.id, gone.PE, name, err)
 	if t.ctx.Err() != nil {
@@ -117,17 +109,28 @@ func (e *element) outlive() {
 	}
 }
 
+// collectives returns calls that all PEs make together, of few numbers.
+func (e *element) collectives(few []uint16, root int) []namedCall {
+	ctx, pe, many := e.t.ctx, e.pe, make([]uint16, len(few)*len(e.t.peers))
+	return []namedCall{
+		{"broadcast", func() error { return shmem.Broadcast(ctx, pe, few, root) }},
+		{"reduce", func() error { return shmem.Reduce(ctx, pe, few, few, shmem.OpSum) }},
+		{"all-gather", func() error { return shmem.AllGather(ctx, pe, many, few) }},
+		{"all-to-all", func() error { return shmem.AllToAll(ctx, pe, many, many) }},
+		{"alloc", func() error { return errorOf(shmem.Alloc[uint16](ctx, pe, len(few))) }},
+		{"free", func() error { return shmem.Free(ctx, pe, e.words) }},
+	}
+}
+
 // leave makes collective calls on a PE that was closed. They are refused.
 func (e *element) leave() {
-	ctx, pe, b := e.t.ctx, e.pe, make([]byte, len(e.t.peers))
-	for name, err := range map[string]error{
-		"alloc": errorOf(shmem.Alloc[byte](ctx, pe, 1)), "free": shmem.Free(ctx, pe, e.words),
-		"barrier": pe.Barrier(ctx), "sync": pe.Sync(ctx), "close": pe.Close(ctx),
-		"broadcast": shmem.Broadcast(ctx, pe, b, 0), "reduce": shmem.Reduce(ctx, pe, b, b, shmem.OpSum),
-		"all-gather": shmem.AllGather(ctx, pe, b, b[:1]), "all-to-all": shmem.AllToAll(ctx, pe, b, b),
-	} {
-		if !errors.Is(err, shmem.ErrClosed) {
-			e.t.Broken(lab.Refusal, "PE %d was closed, and then %s returns %v", e.id, name, err)
+	ctx, pe := e.t.ctx, e.pe
+	for _, c := range append(e.collectives(make([]uint16, 1), 0),
+		namedCall{"barrier", func() error { return pe.Barrier(ctx) }},
+		namedCall{"sync", func() error { return pe.Sync(ctx) }},
+		namedCall{"close", func() error { return pe.Close(ctx) }}) {
+		if err := c.call(); !errors.Is(err, shmem.ErrClosed) {
+			e.t.Broken(lab.Refusal, "PE %d was closed, and then %s returns %v", e.id, c.name, err)
 		}
 	}
 }

@@ -94,16 +94,14 @@ const (
 // source returns memory with the bytes of a put: a piece of the heap that no NIC may be reading, if
 // there is one, or other memory.
 func (e *element) source(w *write) (src []byte, inHeap bool) {
-	if e.rng.IntN(2) == 0 {
-		return slices.Clone(lab.Noise(w.key, w.n)), false
-	}
+	inHeap = e.rng.IntN(2) != 0
 	used := 0
 	for _, o := range e.out {
 		if o.src != nil {
 			used++
 		}
 	}
-	if used == scratches {
+	if !inHeap || used == scratches {
 		return slices.Clone(lab.Noise(w.key, w.n)), false
 	}
 	// Pieces are used one after the other, and are all free after Quiet.
@@ -117,29 +115,31 @@ func (e *element) get() {
 	t := e.t
 	by, from, slot := e.rng.IntN(len(t.peers)), e.rng.IntN(len(t.peers)), e.rng.IntN(slots)
 	n := 1 + e.rng.IntN(slotSize)
-	r := &read{dst: make([]byte, n)}
-	writer := t.peers[by]
-	r.wants = writer.mayHold(from, slot, n)
-	src := e.slot(by, slot)
+	dst, writer, src := make([]byte, n), t.peers[by], e.slot(by, slot)
+	wants := writer.mayHold(from, slot, n)
 	if e.rng.IntN(3) == 0 {
-		e.reads = append(e.reads, r)
-		e.must("get nbi", shmem.GetNBI(t.ctx, e.pe, r.dst, src, from))
+		e.gets++
+		e.must("get nbi", shmem.GetNBI(t.ctx, e.pe, dst, src, from))
 		return
 	}
 	var err error
 	switch e.rng.IntN(3) {
 	case 0:
-		r.dst = r.dst[:1]
-		r.dst[0], err = shmem.G(t.ctx, e.pe, src, from)
+		dst = dst[:1]
+		dst[0], err = shmem.G(t.ctx, e.pe, src, from)
 	case 1:
-		r.dst = e.scratch.Local(e.pe)[scratches*slotSize:][:n]
+		dst = e.scratch.Local(e.pe)[scratches*slotSize:][:n]
 		fallthrough
 	default:
-		err = shmem.Get(t.ctx, e.pe, r.dst, src, from)
+		err = shmem.Get(t.ctx, e.pe, dst, src, from)
 	}
 	e.must("get", err)
-	r.wants = append(r.wants, writer.mayHold(from, slot, n)...) // what was put during the call
-	e.checkRead("get", r)
+	wants = append(wants, writer.mayHold(from, slot, n)...) // what was put during the call
+	for i, v := range dst {
+		if !mayBe(wants, i, v) {
+			t.Broken(lab.Content, "PE %d: get: byte %d of %d is %#x, which was never there", e.id, i, n, v)
+		}
+	}
 }
 
 // mayHold is what a slot may hold: what is there, and what is on its way.
@@ -154,19 +154,6 @@ func (e *element) mayHold(to, slot, n int) (list [][]byte) {
 		}
 	}
 	return list
-}
-
-// checkRead checks that each byte was in the slot at some time.
-func (e *element) checkRead(what string, r *read) {
-	if what == "get nbi" { // what was put since the call is not recorded
-		return
-	}
-	for i, v := range r.dst {
-		if !mayBe(r.wants, i, v) {
-			e.t.Broken(lab.Content, "PE %d: %s: byte %d of %d is %#x, which was never there", e.id, what, i,
-				len(r.dst), v)
-		}
-	}
 }
 
 // sendSignal sends data and a signal to another PE, or data, a fence and a word, and waits for

@@ -56,11 +56,12 @@ type heap struct {
 	bits    uint64            // the PE's own part of the shared bits
 }
 
-// calls is what a PE has called and not completed.
+// calls is what a PE has called and not completed. Of gets that were begun, what they may bring is
+// not recorded.
 type calls struct {
 	out   []*write // puts, in the order of the calls
 	epoch int      // fences so far
-	reads []*read  // gets
+	gets  int      // gets that were begun
 }
 
 // A slot is a piece of the area on a PE that one other PE writes to.
@@ -78,12 +79,6 @@ type write struct {
 	was      [][]byte // what the slot may have held before
 	epoch    int
 	src      []byte // in the heap: it must not change before Quiet; nil when it was copied
-}
-
-// read is a get that was begun.
-type read struct {
-	dst   []byte
-	wants [][]byte // each byte must be in one of these
 }
 
 func (p *shmemPlan) run(log func(string)) *hunt.Violation {
@@ -163,7 +158,7 @@ func (t *shmemWorld) schedule() {
 // progressOf is a number that changes when a program gets on.
 func (t *shmemWorld) progressOf() (n int) {
 	for _, e := range t.peers {
-		n += e.phase + e.rounds + e.entered + len(e.out) + len(e.reads)
+		n += e.phase + e.rounds + e.entered + len(e.out) + e.gets
 	}
 	return n
 }
@@ -336,10 +331,7 @@ func (e *element) quieted() {
 		}
 		lab.Scribble(w.src)
 	}
-	for _, r := range e.reads {
-		e.checkRead("get nbi", r)
-	}
-	e.out, e.reads = e.out[:0], e.reads[:0]
+	e.out, e.gets = e.out[:0], 0
 }
 
 // newest says whether a put is the last one to its slot.

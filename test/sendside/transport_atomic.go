@@ -5,40 +5,31 @@ import (
 	"slices"
 )
 
-// chain is a word that is compared and swapped. No two operations swap the same value in, so each
-// value is swapped out at most once.
-type chain struct {
-	values []uint64 // the first value, and those that operations want to swap in
-	next   int
-	lost   []uint64 // those of refused operations: they must not appear
-	done   []*op
-}
+// chain is a word that is compared and swapped, and all operations that were drawn to do so. No two
+// swap the same value in, so each value is swapped out at most once.
+type chain []*op
 
-func (c *chain) refused(v uint64) { c.lost = append(c.lost, v) }
-
-// newChains makes the words of a site that are compared and swapped.
-func newChains() (list [swapsSlots]*chain) {
-	for i := range list {
-		list[i] = &chain{values: []uint64{0}}
+// value is what the word holds after so many swaps; at first nothing.
+func (chain) value(swaps int) uint64 {
+	if swaps == 0 {
+		return 0
 	}
-	return list
+	return uint64(swaps)<<8 | 0xee
 }
 
-// chain is the word that an operation compares and swaps.
-func (s *site) chain(o *op) *chain { return s.chains[(o.word-swapsAt)/8] }
+// mayHold says whether the word may hold a value: none of those that were refused appears.
+func (c chain) mayHold(v uint64) bool {
+	return v == 0 || slices.ContainsFunc(c, func(o *op) bool { return o.swap == v && !o.forgotten })
+}
 
 // endAtomic notes an atomic that has ended.
 func (o *op) endAtomic(err error) {
 	if err != nil && !errors.Is(err, errPerhaps) && o.old != nil && *o.old != 1 {
 		o.e.w.Broken(ruleAtomic, "%v has failed, and says that there was %d", o, *o.old)
 	}
-	s := o.e.peer.site
-	if o.kind == fetchAdd {
+	if s := o.e.peer.site; o.kind == fetchAdd {
 		s.adds = append(s.adds, o)
-		return
 	}
-	c := s.chain(o)
-	c.done = append(c.done, o)
 }
 
 // checkAtomics checks that some order of the atomics explains the words of a site. A failed one may
@@ -71,22 +62,22 @@ func (s *site) checkAtomics() {
 			}
 		}
 	}
-	for i, c := range s.chains {
-		s.checkChain(i, c)
+	for i := range s.chains {
+		s.checkChain(i, s.chains[i])
 	}
 }
 
-func (s *site) checkChain(i int, c *chain) {
+func (s *site) checkChain(i int, c chain) {
 	word := s.Memory.Word(swapsAt + 8*i)
-	if !slices.Contains(c.values, word) || slices.Contains(c.lost, word) {
+	if !c.mayHold(word) {
 		s.Broken(ruleAtomic, "word %d of %s holds %#x, which no operation swapped in", i, s.Name, word)
 	}
 	left := map[uint64]*op{} // by value: the operation that has swapped it out
-	for _, o := range c.done {
-		if o.err != nil || o.old == nil {
+	for _, o := range c {
+		if !o.ended || o.err != nil || o.old == nil {
 			continue
 		}
-		if !slices.Contains(c.values, *o.old) || slices.Contains(c.lost, *o.old) {
+		if !c.mayHold(*o.old) {
 			s.Broken(ruleAtomic, "%v found %#x, which no operation swapped in", o, *o.old)
 		}
 		if *o.old != o.compare {

@@ -2,6 +2,7 @@ package sendside
 
 import (
 	"errors"
+	"slices"
 
 	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
@@ -70,12 +71,7 @@ func (g *group) fire(c *transport.Completion) {
 		w.Broken(ruleOnce, "a completion of %v fires twice", g.ops)
 	}
 	g.fired = true
-	for i := range w.groups {
-		if w.groups[i] == g {
-			w.groups = append(w.groups[:i], w.groups[i+1:]...)
-			break
-		}
-	}
+	w.groups = slices.DeleteFunc(w.groups, func(o *group) bool { return o == g })
 	if g.left != 0 {
 		w.Broken(ruleOnce, "a completion of %v fires, and %d are still to come", g.ops, g.left)
 	}

@@ -88,6 +88,7 @@ type atomicOp struct {
 	compare, swap uint64
 	old           *uint64 // where the NIC puts the value that it finds; may be nil
 	word          int     // offset in the peer's memory
+	forgotten     bool    // it was refused
 }
 
 // flushOp is what only remote flushes have.
@@ -206,13 +207,11 @@ func (o *op) atomicAt() {
 		o.word, o.add = 8*w.Rng.IntN(counters), step
 		return
 	}
-	c := e.peer.site.chains
 	i := w.Rng.IntN(swapsSlots)
+	c := &e.peer.site.chains[i]
 	o.word = swapsAt + 8*i
-	o.compare = c[i].values[max(0, len(c[i].values)-1-w.Rng.IntN(2))]
-	c[i].next++
-	o.swap = uint64(c[i].next)<<8 | 0xee
-	c[i].values = append(c[i].values, o.swap)
+	o.compare, o.swap = c.value(max(0, len(*c)-w.Rng.IntN(2))), c.value(len(*c)+1)
+	*c = append(*c, o)
 }
 
 // call makes the call on a view of the endpoint.
@@ -305,9 +304,7 @@ func (o *op) forget() {
 		}
 		m.Settle(o.dst, lab.AsItIs)
 	}
-	if o.kind == compareSwap {
-		e.peer.site.chain(o).refused(o.swap)
-	}
+	o.forgotten = true
 	e.site.Memory.Reuse(o.src)
 }
 

@@ -30,8 +30,8 @@ type site struct {
 	w      *transportWorld
 	worker *transport.Worker
 	cfg    transport.Config
-	adds   []*op              // atomic additions that have ended
-	chains [swapsSlots]*chain // words that are compared and swapped
+	adds   []*op             // atomic additions that have ended
+	chains [swapsSlots]chain // words that are compared and swapped
 }
 
 // pair is a connection.
@@ -61,7 +61,7 @@ func (w *transportWorld) open() {
 		cfg := w.plan.configs[i]
 		w.LogPlan(h.Name, cfg)
 		cfg.Idle = w.idle
-		s := &site{Host: h, w: w, cfg: cfg, chains: newChains()}
+		s := &site{Host: h, w: w, cfg: cfg}
 		var err error
 		s.worker, err = transport.NewWorker(h.Dom, cfg)
 		w.Must("new worker", err)
