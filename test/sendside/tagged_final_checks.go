@@ -23,8 +23,8 @@ func (w *tagWorld) finish() {
 	w.settle(w)
 	for _, o := range w.sites {
 		for _, r := range o.recvs {
-			if !r.done && r.req != nil && !r.cancelled {
-				r.cancelled = r.req.Cancel()
+			if !r.cancelled {
+				r.cancel(w, r)
 			}
 		}
 	}
@@ -120,8 +120,8 @@ func (w *tagWorld) checkAllDone() {
 			w.Broken(ruleBalance, "%s when all is over: %+v", o.Name, t)
 		}
 		clean := true
-		for _, e := range w.ends {
-			clean = clean && (e.site != o || e.mayFail() == "" && e.peer.mayFail() == "")
+		for _, e := range o.ends {
+			clean = clean && e.mayFail() == "" && e.peer.mayFail() == ""
 		}
 		if clean && (s.Violations != 0 || s.Unexpected != 0 || s.UnexpectedBytes != 0) {
 			w.Broken(ruleBalance, "%s keeps messages when all is over: %+v", o.Name, s)

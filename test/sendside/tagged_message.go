@@ -10,19 +10,16 @@ import (
 
 // tagMsg is a message that was sent.
 type tagMsg struct {
-	e         *tagEnd
-	seq       int
-	tag       uint64
-	key, n    int
-	src       lab.Span
-	sync      bool
-	long      bool
-	req       *tagged.Request // nil when it was done at once, or is free again
-	done      bool
-	doneAt    int
-	err       error
-	cancelled bool     // it was cancelled
-	match     *tagRecv // the receive that has taken it
+	e      *tagEnd
+	seq    int
+	tag    uint64
+	key, n int
+	src    lab.Span
+	sync   bool
+	long   bool
+	call
+	doneAt int
+	match  *tagRecv // the receive that has taken it
 }
 
 func (m *tagMsg) String() string {
@@ -154,12 +151,9 @@ func (w *tagWorld) look() {
 	w.clock++
 	for _, o := range w.sites {
 		for _, r := range o.recvs[o.open:] {
-			if !r.done && r.req != nil && r.req.Done() {
+			if r.ready() {
 				r.end(r.req.Info(), r.req.Err())
-				if w.OneIn(2) && !r.awaited {
-					r.req.Free()
-				}
-				r.req = nil
+				r.free(w)
 			}
 		}
 		for o.open < len(o.recvs) && o.recvs[o.open].done {
@@ -168,12 +162,9 @@ func (w *tagWorld) look() {
 	}
 	for _, e := range w.ends {
 		for _, m := range e.msgs[e.open:] {
-			if !m.done && m.req != nil && m.req.Done() {
+			if m.ready() {
 				m.end(m.req.Err())
-				if w.OneIn(2) {
-					m.req.Free()
-				}
-				m.req = nil
+				m.free(w)
 			}
 		}
 		for e.open < len(e.msgs) && e.msgs[e.open].done {
@@ -188,21 +179,9 @@ func (o *tagSite) probe() {
 	if !found {
 		return
 	}
-	for _, e := range o.w.ends {
-		if e.ep == info.Source {
-			for _, m := range e.peer.msgs {
-				if m.tag == info.Tag && m.n == info.Length {
-					if m.match != nil || m.cancelled {
-						o.Broken(ruleMessages, "%s: Probe reports %v, which was cancelled, or taken by %v",
-							o.Name, m, m.match)
-					}
-					return
-				}
-			}
-		}
+	if m := o.sent(info); m.match != nil || m.cancelled {
+		o.Broken(ruleMessages, "%s: Probe reports %v, which was cancelled, or taken by %v", o.Name, m, m.match)
 	}
-	o.Broken(ruleMessages, "%s: Probe reports a message that was never sent: tag %#x, %d bytes", o.Name,
-		info.Tag, info.Length)
 }
 
 // cancel cancels a request.
@@ -210,17 +189,39 @@ func (e *tagEnd) cancel() {
 	w := e.w
 	if w.OneIn(2) {
 		if open := e.site.recvs[e.site.open:]; len(open) != 0 {
-			if r := open[w.Rng.IntN(len(open))]; r.req != nil && !r.done {
-				r.cancelled = r.req.Cancel()
-				w.Logf("  %v: cancelled %v", r, r.cancelled)
-			}
+			r := open[w.Rng.IntN(len(open))]
+			r.cancel(w, r)
 		}
-		return
+	} else if open := e.msgs[e.open:]; len(open) != 0 {
+		m := open[w.Rng.IntN(len(open))]
+		m.cancel(w, m)
 	}
-	if open := e.msgs[e.open:]; len(open) != 0 {
-		if m := open[w.Rng.IntN(len(open))]; m.req != nil && !m.done {
-			m.cancelled = m.req.Cancel()
-			w.Logf("  %v: cancelled %v", m, m.cancelled)
-		}
+}
+
+// call is a request, as long as it is known.
+type call struct {
+	req       *tagged.Request // nil when it was done at once, or is free again
+	done      bool
+	cancelled bool
+	awaited   bool // a program waits for it: it must not be freed
+	err       error
+}
+
+// cancel cancels the request if it is not done.
+func (c *call) cancel(w *tagWorld, what any) {
+	if c.req != nil && !c.done {
+		c.cancelled = c.req.Cancel()
+		w.Logf("  %v: cancelled %v", what, c.cancelled)
 	}
+}
+
+// ready says whether the request is done, and was not before.
+func (c *call) ready() bool { return !c.done && c.req != nil && c.req.Done() }
+
+// free frees the request, or leaves it to the library.
+func (c *call) free(w *tagWorld) {
+	if w.OneIn(2) && !c.awaited {
+		c.req.Free()
+	}
+	c.req = nil
 }

@@ -18,14 +18,10 @@ type tagRecv struct {
 	tag, mask uint64
 	dst       lab.Span
 	at        int // the clock when it was posted
-	req       *tagged.Request
-	done      bool
-	cancelled bool // it was cancelled
-	awaited   bool // a program waits for it: it must not be freed
-	inCall    bool // a program is in RecvWait
-	err       error
-	match     *tagMsg
-	probed    *tagged.Info // the message that it must take, by Probe
+	call
+	inCall bool // a program is in RecvWait
+	match  *tagMsg
+	probed *tagged.Info // the message that it must take, by Probe
 }
 
 func (r *tagRecv) String() string {
@@ -114,7 +110,11 @@ func (r *tagRecv) end(info tagged.Info, err error) {
 		o.Memory.Settle(r.dst, lab.AsItIs)
 		return
 	}
-	m := r.find(info)
+	m := o.sent(info)
+	if m.match != nil || m.cancelled || !r.takes(m) {
+		w.Broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has another tag", r, m,
+			m.cancelled, m.match)
+	}
 	if r.cancelled {
 		w.Broken(ruleOnce, "%v was cancelled and has taken %v", r, m)
 	}
@@ -145,7 +145,7 @@ func (r *tagRecv) checkEnd(err error) {
 			w.Broken(ruleNoticed, "%v ends with %v, and %v with %v", r, err, r.from, r.from.ep.Err())
 		}
 	case !r.inCall || !errors.Is(err, tagged.ErrNoPeer) || r.o.served() ||
-		!slices.ContainsFunc(w.ends, func(e *tagEnd) bool { return e.site == r.o && e.endedBy(err) }):
+		!slices.ContainsFunc(r.o.ends, func(e *tagEnd) bool { return e.endedBy(err) }):
 		w.Broken(ruleNoticed, "%v ends with %v", r, err)
 	}
 }
@@ -161,36 +161,19 @@ func (e *tagEnd) endedBy(err error) bool {
 
 // served reports whether any endpoint of a site serves.
 func (o *tagSite) served() bool {
-	for _, e := range o.w.ends {
-		if e.site == o && e.ep.Err() == nil {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.ends, func(e *tagEnd) bool { return e.ep.Err() == nil })
 }
 
-// find finds the message that a receive has taken.
-func (r *tagRecv) find(info tagged.Info) *tagMsg {
-	w := r.o.w
-	for _, e := range w.ends {
-		if e.ep != info.Source {
-			continue
-		}
-		if e.site != r.o {
-			w.Broken(ruleMessages, "%v takes a message of another worker's endpoint", r)
-		}
+// sent finds the message that a worker reports, in a probe or of a receive.
+func (o *tagSite) sent(info tagged.Info) *tagMsg {
+	for _, e := range o.ends {
 		for _, m := range e.peer.msgs {
-			if m.tag != info.Tag || m.n != info.Length {
-				continue
+			if e.ep == info.Source && m.tag == info.Tag && m.n == info.Length {
+				return m
 			}
-			if m.match != nil || m.cancelled || !r.takes(m) {
-				w.Broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has "+
-					"another tag", r, m, m.cancelled, m.match)
-			}
-			return m
 		}
 	}
-	w.Broken(ruleMessages, "%v takes a message that was never sent: tag %#x, %d bytes", r, info.Tag,
+	o.Broken(ruleMessages, "%s reports a message that no peer has sent: tag %#x, %d bytes", o.Name, info.Tag,
 		info.Length)
 	return nil
 }
@@ -259,15 +242,12 @@ func (r *tagRecv) checkUnmatched() {
 	if r.from != nil && r.from.ep.Err() != nil || r.inCall && r.req == nil && !r.o.served() {
 		r.o.w.Broken(ruleNoticed, "%v waits, and nobody is left that could send", r)
 	}
-	for _, e := range r.o.w.ends {
-		if e.site == r.o && (r.from == nil || r.from == e) && e.mayFail() != "" {
+	for _, e := range r.o.ends {
+		if (r.from == nil || r.from == e) && e.mayFail() != "" {
 			return // it may have matched a message that never arrives whole
 		}
 	}
-	for _, e := range r.o.w.ends {
-		if e.site != r.o {
-			continue
-		}
+	for _, e := range r.o.ends {
 		for _, m := range e.peer.msgs {
 			if m.match == nil && !m.cancelled && r.takes(m) && !m.held() {
 				r.o.w.Broken(lab.Liveness, "%v waits, and so does %v; %+v, %+v", r, m, m.e.ep.Stats(),

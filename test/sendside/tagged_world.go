@@ -2,6 +2,7 @@ package sendside
 
 import (
 	"errors"
+	"slices"
 
 	"ibverbx/tagged"
 	"ibverbx/test/internal/hunt"
@@ -23,9 +24,10 @@ type tagSite struct {
 	*lab.Host
 	w       *tagWorld
 	worker  *tagged.Worker
+	ends    []*tagEnd
 	recvs   []*tagRecv // in the order in which they were posted
 	open    int        // recvs before this one have ended
-	regions []*tagged.Region
+	regions []lab.Span // that are registered for long messages
 }
 
 // tagEnd is an endpoint.
@@ -82,7 +84,7 @@ func (w *tagWorld) newEnd(l *link, o *tagSite, letter rune) *tagEnd {
 	e.ep, err = o.worker.NewEndpoint(tagged.EndpointConfig{Name: e.name, Value: e, OnError: e.onError})
 	w.build = nil
 	w.Must("new endpoint", err)
-	w.ends = append(w.ends, e)
+	w.ends, o.ends = append(w.ends, e), append(o.ends, e)
 	return e
 }
 
@@ -120,8 +122,8 @@ func (e *tagEnd) look() {
 func (o *tagSite) checkKept() {
 	s, cfg := o.worker.Stats(), o.worker.Config()
 	most := cfg.MaxLeftover
-	for _, e := range o.w.ends {
-		if e.site == o && !e.closed {
+	for _, e := range o.ends {
+		if !e.closed {
 			most += cfg.MaxUnexpected
 		}
 	}
@@ -135,22 +137,13 @@ func (o *tagSite) checkKept() {
 
 // register registers a part of the memory that nobody has used yet, for long messages.
 func (o *tagSite) register() {
-	if len(o.regions) >= 3 || o.w.ending {
-		return
-	}
 	part := lab.Span{Off: o.Memory.Used() + 64, N: 2048}
-	if part.Off+part.N > arenaSize {
+	if len(o.regions) >= 3 || o.w.ending || part.Off+part.N > arenaSize ||
+		slices.Contains(o.regions, part) {
 		return
 	}
-	mem := o.Memory.Bytes(part)
-	for _, r := range o.regions {
-		if have := r.Bytes(); &have[0] == &mem[0] {
-			return
-		}
-	}
-	r, err := o.worker.Register(mem)
-	if err == nil {
-		o.regions = append(o.regions, r)
+	if _, err := o.worker.Register(o.Memory.Bytes(part)); err == nil {
+		o.regions = append(o.regions, part)
 	}
 }
 

@@ -90,7 +90,7 @@ func (w *transportWorld) newEnd(c *pair, s *site, letter rune) *end {
 	w.Must("new endpoint "+e.name, err)
 	e.wires = slices.Clone(c.wires[before:])
 	e.notifyReq = &request{e: e, own: true}
-	w.ends = append(w.ends, e)
+	w.ends, s.ends = append(w.ends, e), append(s.ends, e)
 	return e
 }
 

@@ -144,16 +144,13 @@ func (w *transportWorld) checkBalance() {
 	for _, s := range w.sites {
 		st := s.worker.Stats()
 		open, sent, handled, failures := 0, 0, 0, 0
-		for _, e := range w.ends {
-			if e.site == s {
-				sent, handled, failures = sent+len(e.sent), handled+e.handled, failures+e.errors
-				if !e.released {
-					open++
-				}
-				if g := e.ep.Stats(); g.Outstanding == 0 && g.OwnBuffers != 2 {
-					w.Broken(ruleBalance, "%v has %d of its 2 bounce buffers when all is over", e,
-						g.OwnBuffers)
-				}
+		for _, e := range s.ends {
+			sent, handled, failures = sent+len(e.sent), handled+e.handled, failures+e.errors
+			if !e.released {
+				open++
+			}
+			if g := e.ep.Stats(); g.Outstanding == 0 && g.OwnBuffers != 2 {
+				w.Broken(ruleBalance, "%v has %d of its 2 bounce buffers when all is over", e, g.OwnBuffers)
 			}
 		}
 		switch {

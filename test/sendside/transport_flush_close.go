@@ -60,8 +60,8 @@ func (e *end) waitFlush() {
 
 // flushable returns the ends that a flush of the worker includes if it is called now.
 func (s *site) flushable() (ends []*end) {
-	for _, o := range s.w.ends {
-		if o.site == s && o.connected && !o.closed {
+	for _, o := range s.ends {
+		if o.connected && !o.closed {
 			ends = append(ends, o)
 		}
 	}

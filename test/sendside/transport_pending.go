@@ -199,8 +199,8 @@ func (e *end) served(took *op) {
 	if !took.kind.bounces() || took.ownBuffer {
 		return
 	}
-	for _, o := range w.ends {
-		if o == e || o.site != e.site || len(o.queue) == 0 || o.ep.Err() != nil {
+	for _, o := range e.site.ends {
+		if o == e || len(o.queue) == 0 || o.ep.Err() != nil {
 			continue
 		}
 		r, g := o.queue[0], o.ep.Stats()

@@ -29,6 +29,7 @@ type site struct {
 	*lab.Host
 	w      *transportWorld
 	worker *transport.Worker
+	ends   []*end // all that were ever made
 	cfg    transport.Config
 	adds   []*op             // atomic additions that have ended
 	chains [swapsSlots]chain // words that are compared and swapped
@@ -120,8 +121,8 @@ func (w *transportWorld) progress(h *lab.Host) int { return w.sites[h.Index].pro
 func (s *site) progress() int {
 	w := s.w
 	w.inside, w.round, w.delivered = s.Host, true, false
-	for _, e := range w.ends {
-		e.turnedAway = e.turnedAway && e.site != s
+	for _, e := range s.ends {
+		e.turnedAway = false
 	}
 	n := s.worker.Progress()
 	w.inside, w.round = nil, false
