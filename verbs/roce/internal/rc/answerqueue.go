@@ -109,7 +109,7 @@ func (q *QP) transmitAck(b *Batch) {
 		h := q.reply(wire.Acknowledge, r.nakAt)
 		h.Syndrome = r.nak
 		b.add(&h, nil)
-	case r.gapDue:
+	case r.gapDue && r.ahead.n != 0:
 		// Nothing behind the expected packet is acknowledged: what was kept may yet be refused.
 		h := q.reply(wire.ReadResponseOnly, r.expected)
 		h.Syndrome = wire.NakSequence // see wire.Header.TellsGap

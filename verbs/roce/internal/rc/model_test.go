@@ -327,9 +327,9 @@ func (a *actor) justify(r *request, s verbs.Status) string {
 			return ""
 		}
 	case verbs.StatusRemAccessErr, verbs.StatusRemInvReqErr, verbs.StatusRemOpErr:
-		if a.refused == s && (a.culprit == r.wr.ID || // or another read of a region that is gone
-			s == verbs.StatusRemAccessErr && r.wr.Opcode == verbs.OpRDMARead && r.victim &&
-				a.peer.victim == nil) {
+		// With a read of a region that is gone there may be two to refuse.
+		if a.refused == s && (a.culprit == r.wr.ID || s == verbs.StatusRemAccessErr && r.size != 0 &&
+			(r.badKey || r.wr.Opcode == verbs.OpRDMARead && r.victim && a.peer.victim == nil)) {
 			return ""
 		}
 		return fmt.Sprintf("the peer refused %d with %v", a.culprit, a.refused)

@@ -20,7 +20,7 @@ type responder struct {
 
 	ackDue  bool // an acknowledgement of the number ackAt is due
 	ackAt   seq
-	gapDue  bool          // a NAK for expected is due that lists the packets kept
+	gapDue  bool          // a NAK for expected is due that lists the packets kept, if any is
 	nak     wire.Syndrome // a NAK of the number nakAt that is due; 0 is none
 	nakAt   seq
 	answers answerQueue    // they leave before acknowledgements and NAKs
@@ -407,13 +407,9 @@ func (q *QP) denyReceive(why wire.Syndrome, status verbs.Status) {
 }
 
 // gap returns the payload of a NAK between our own ends that lists the packets kept: a bit for each
-// number behind the expected one, from the lowest bit of the first byte on. If none is kept any
-// more, it is empty.
+// number behind the expected one, from the lowest bit of the first byte on.
 func (q *QP) gap(b *Batch) []byte {
 	r := &q.resp
-	if r.ahead.n == 0 {
-		return nil
-	}
 	bits := b.stage(int(r.ahead.highest-r.expected+31) / 32 * 4)
 	clear(bits)
 	for s := r.expected + 1; s <= r.ahead.highest; s++ {

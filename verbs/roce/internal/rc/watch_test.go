@@ -126,11 +126,11 @@ func (a *actor) leaves(h *wire.Header) {
 	}
 }
 
-// asks reports whether a number is that of a read or atomic.
+// asks reports whether a number is that of a read or atomic whose answer is missing.
 func (a *actor) asks(psn uint32) bool {
 	for i := range a.posted {
 		r := &a.posted[i]
-		if s := r.first.near(psn); s >= r.first && s < r.first+seq(r.packets) {
+		if s := r.first.near(psn); s >= max(r.first, a.e.q.req.una) && s < r.first+seq(r.packets) {
 			return r.wr.Opcode == verbs.OpRDMARead || r.wr.Opcode.IsAtomic()
 		}
 	}

@@ -47,6 +47,8 @@ type world struct {
 	outages  int   // one step in so many begins a blackout; 0 is none
 	pauses   int   // one step in so many takes an end to SQD
 	closings int   // one step in so many closes a region
+	forger   int   // one step in so many brings a forged packet
+	forged   int   // packets
 	vanish   int   // the step in which the network goes down for good; 0 is never
 	perfect  bool  // the network harms nothing
 	most     int64 // the longest blackout
@@ -125,6 +127,9 @@ func newWorld(t *testing.T, seed uint64) *world {
 	if w.chance(4) {
 		w.closings = 300
 	}
+	if w.outages == 0 && w.chance(3) {
+		w.forger = 1 + rng.IntN(20)
+	}
 	for i := range w.actors {
 		w.actors[i] = newActor(w, w.ends[i])
 	}
@@ -196,6 +201,10 @@ func (w *world) events() {
 	if w.chance(w.outages) && w.now >= w.dark {
 		w.dark = w.now + w.rng.Int64N(w.most)
 	}
+	atEnd := w.actors[0].left+w.actors[1].left == 0 // what goes wrong then is not repaired by what follows
+	if w.chance(w.forger) || w.forger != 0 && atEnd && w.chance(2) {
+		w.forge()
+	}
 	for _, a := range w.actors {
 		for range 4 {
 			if w.rng.IntN(6) == 0 {
@@ -265,18 +274,24 @@ func (w *world) over() bool {
 
 // finish checks the end of a connection.
 func (w *world) finish() {
-	var resent, rnr uint64
+	var resent, rnr, timers uint64
+	lives := true
 	for _, a := range w.actors {
 		a.finish()
 		s := a.e.q.Stats()
-		resent += s.Resent + s.Timeouts + s.Probes
+		resent += s.Resent
+		timers += s.Timeouts + s.Probes
 		rnr += s.RNRNAKs
-		if a.dead != alive {
-			rnr++
-		}
+		lives = lives && a.dead == alive
 	}
-	if w.perfect && rnr == 0 && resent != 0 && w.shape.rate == 0 {
+	if !w.perfect || w.shape.rate != 0 || !lives {
+		return
+	}
+	if resent != 0 && rnr == 0 && w.forger == 0 { // a peer that misses a forged packet is sent others
 		w.violate("a network without harm", "%d packets were sent again", resent)
+	}
+	if timers != 0 {
+		w.violate("a network without harm", "%d answers were waited for in vain", timers)
 	}
 }
 
