@@ -44,6 +44,7 @@ func (e *Endpoint) Connect(peer Card) error {
 	p.conn.handlers, p.conn.flush = peer.Handlers, peer.Flush
 	p.credits.Connect(peer.AMBuffers)
 	p.ending.move(stageOpen)
+	p.receiving.aliveSinceProbe = true  // it has not been silent yet: the peer may still have to connect
 	if len(p.receiving.toRepost) != 0 { // refused for now
 		w.chores.repost(p)
 	}

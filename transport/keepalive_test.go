@@ -92,6 +92,24 @@ func TestNobodyIsProbedEarly(t *testing.T) {
 	}
 }
 
+// Neither is an endpoint before it has been silent for the interval: the peer may still have to
+// connect.
+func TestANewEndpointIsNotProbedAtOnce(t *testing.T) {
+	w := newWorld(t, soft.Config{Devices: 2})
+	cfg := transport.Config{KeepAlive: 1} // always due
+	a, b := w.worker(cfg, nil, w.fabric.Device(0)), w.worker(cfg, nil, w.fabric.Device(1))
+	rounds(a, 2*128)
+	one, other := newEndpoint(t, a, transport.EndpointConfig{}), newEndpoint(t, b, transport.EndpointConfig{})
+	must(t, one.Connect(card(t, other)))
+	for look, want := range []uint64{0, 1} {
+		if rounds(a, 128); a.Stats().Probes != want {
+			t.Errorf("%d probes after look %d, want %d", a.Stats().Probes, look, want)
+		}
+	}
+	must(t, one.Abort(nil))
+	must(t, other.Abort(nil))
+}
+
 // A goroutine that sleeps wakes when the next probe is due, and sends it then: it does not have to
 // look a hundred times before each. It does so also where it has to look at its condition less
 // often.

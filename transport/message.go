@@ -169,7 +169,7 @@ type receiving struct {
 	// repostListed reports that the endpoint is in chores.reposts.
 	repostListed bool
 	// aliveSinceProbe reports that a completion has come since keepAlive last looked for silent
-	// peers.
+	// peers, or that the endpoint has been connected since.
 	aliveSinceProbe bool
 }
 
