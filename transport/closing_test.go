@@ -301,12 +301,25 @@ func TestAbortEndsOnABusyWorker(t *testing.T) {
 	})
 }
 
+// endedContext is a context that was canceled, and does something when it is asked.
+type endedContext struct {
+	context.Context
+
+	asked func()
+}
+
+func (c *endedContext) Err() error {
+	c.asked()
+	return context.Canceled
+}
+
 // Whatever aborts an endpoint, the peer is told, although the message that says so takes its time:
 // where nobody is probed, it would not find out otherwise. What was sent before arrives first.
 func TestPeersAreToldOfAnAbort(t *testing.T) {
-	ended, cancel := context.WithCancel(context.Background())
-	cancel()
-	shut := func(e *end) {
+	slow := soft.Fault{Kind: soft.Delay, Delay: 5 * time.Millisecond, Count: -1}
+	held := soft.Fault{Kind: soft.StallQP, Count: -1} // until Close has seen that its context has ended
+	shut := func(e *end, held *soft.Injection) {
+		ended := &endedContext{context.Background(), held.Remove}
 		err := e.Close(ended)
 		if !errors.Is(err, context.Canceled) || !errors.Is(e.Err(), transport.ErrCanceled) {
 			t.Errorf("%v; the endpoint says %v", err, e.Err())
@@ -314,14 +327,15 @@ func TestPeersAreToldOfAnAbort(t *testing.T) {
 	}
 	for _, c := range []struct {
 		how   string
-		abort func(e *end)
+		fault soft.Fault
+		abort func(*end, *soft.Injection)
 		busy  bool // a put is outstanding; Close waits for it before it says goodbye
 		told  error
 	}{
-		{"abort", func(e *end) { _ = e.Abort(nil) }, true, transport.ErrPeerAborted},
-		{"worker", func(e *end) { _ = e.w.Close() }, true, transport.ErrPeerAborted},
-		{"close that is cut short", shut, true, transport.ErrPeerAborted},
-		{"close that is cut short behind its goodbye", shut, false, transport.ErrPeerClosed},
+		{"abort", slow, func(e *end, _ *soft.Injection) { _ = e.Abort(nil) }, true, transport.ErrPeerAborted},
+		{"worker", slow, func(e *end, _ *soft.Injection) { _ = e.w.Close() }, true, transport.ErrPeerAborted},
+		{"close that is cut short", held, shut, true, transport.ErrPeerAborted},
+		{"close that is cut short behind its goodbye", held, shut, false, transport.ErrPeerClosed},
 	} {
 		t.Run(c.how, func(t *testing.T) {
 			eachShape(t, func(t *testing.T, s setup) {
@@ -329,13 +343,13 @@ func TestPeersAreToldOfAnAbort(t *testing.T) {
 				s.onError = func(_ *transport.Endpoint, err error) { t.Errorf("this end: %v", err) }
 				l := newLink(t, s)
 				l.a.w.SetAbortPatience(patience) // a busy machine may be late by more than the usual
-				slow := l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 5 * time.Millisecond, Count: -1})
-				defer slow.Remove()
+				fault := l.fabric.Inject(c.fault)
+				defer fault.Remove()
 				if c.busy {
 					must(t, l.a.AMShort(1, nil, []byte("the last")))
 					must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
 				}
-				c.abort(l.a)
+				c.abort(l.a, fault)
 				l.until("the peer is told", func() bool { return l.b.Err() != nil })
 				if err := l.b.Err(); !errors.Is(err, c.told) ||
 					errors.Is(c.told, transport.ErrPeerAborted) != errors.Is(err, transport.ErrPeerFailed) {
