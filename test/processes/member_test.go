@@ -154,6 +154,13 @@ func (m *member) meet(ctx context.Context) error {
 	return err
 }
 
+// allConnected waits until all members have connected. Nobody is probed meanwhile, who may not be
+// there yet.
+func (m *member) allConnected(ctx context.Context) error {
+	_, err := m.gatherIdle(ctx, nil)
+	return err
+}
+
 // exchange returns the values of all members, by rank: the zero value for a dead one.
 func exchange[T any](ctx context.Context, m *member, v T) ([]T, error) {
 	mine, err := json.Marshal(v)

@@ -104,7 +104,7 @@ func (h *mesh) connect(ctx context.Context) error {
 			return err
 		}
 	}
-	return h.m.meet(ctx)
+	return h.m.allConnected(ctx)
 }
 
 func (h *mesh) failed(ep *transport.Endpoint, err error) {

@@ -65,7 +65,7 @@ func (o *tagMesh) connect(ctx context.Context) error {
 			return err
 		}
 	}
-	return o.m.meet(ctx)
+	return o.m.allConnected(ctx)
 }
 
 func (o *tagMesh) failed(ep *tagged.Endpoint, err error) {
