@@ -283,7 +283,6 @@ func (x *recovery) settle(rl *rail) *failedRail {
 	for i := range unknown {
 		x.send.failAtomic(&unknown[i])
 	}
-	x.send.advanceDataDone()
 	return nil
 }
 

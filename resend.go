@@ -86,7 +86,6 @@ func (s *sender) acknowledge(id uint64) {
 	default:
 		r.left--
 	}
-	s.advanceDataDone()
 }
 
 // failAtomic ends an atomic whose answer is lost. Whether it was carried out cannot be known, so

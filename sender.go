@@ -72,9 +72,9 @@ func (s *sender) restart() {
 func (s *sender) waiting() bool { return s.next != s.win.Tail }
 
 // busy reports whether a progress may find something to stage or to post: data that waits, a final
-// message that has come due, or what a queue pair has refused for now.
+// message that may have come due, or what a queue pair has refused for now.
 func (s *sender) busy() bool {
-	return s.next != s.win.Tail || s.finalsPosted != s.dataDone || s.blocked
+	return s.next != s.win.Tail || s.finals != 0 || s.blocked
 }
 
 // resolve finds the live request that a work-request id belongs to.
@@ -151,6 +151,7 @@ func (s *sender) enqueue(wr *SendWR, length uint64) {
 
 // report reports finished requests in posting order, for the virtual queue pair with number num.
 func (s *sender) report(l *line, num uint32, out *sink) {
+	s.advanceDataDone()
 	for s.win.Head != s.finalsPosted {
 		r := s.win.Front()
 		if !r.complete() {
@@ -344,10 +345,6 @@ func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 	if wrid.Kind(wc.ID) == wrid.Numbered {
 		s.numbers.Ack(wrid.Aux(wc.ID))
 	}
-	if n == s.dataDone && r.dataComplete() {
-		s.dataDone++
-		s.advanceDataDone()
-	}
 	return n
 }
 
@@ -385,15 +382,12 @@ func (s *sender) messageCompleted(rl *rail, wc *verbs.WC) uint64 {
 	}
 	r.left = 0
 	s.rails.give(rl, s.waiting())
-	if wc.Status == verbs.StatusSuccess && n == s.dataDone {
-		s.dataDone++
-		s.advanceDataDone()
-	}
 	return n
 }
 
 // awaits reports whether a request waits for room on a rail that carries no data.
 func (s *sender) awaits(rl *rail) bool {
+	s.advanceDataDone()
 	if n := s.finalsPosted; n != s.dataDone {
 		if r := s.win.At(n); r.final == finalDue && s.carrier(r) == rl {
 			return true
@@ -402,7 +396,8 @@ func (s *sender) awaits(rl *rail) bool {
 	return s.next != s.win.Tail && s.win.At(s.next).plan == planMessage && s.rails.sendRail == rl
 }
 
-// advanceDataDone moves the cursor over every request whose data is acknowledged.
+// advanceDataDone moves the cursor over every request whose data is acknowledged. It is called
+// where the cursor is looked at, and not for each completion.
 func (s *sender) advanceDataDone() {
 	for s.dataDone != s.next && s.win.At(s.dataDone).dataComplete() {
 		s.dataDone++
