@@ -26,7 +26,7 @@ func (q *VirtualQP) progress(out *sink) {
 		q.dispatch()
 	}
 	q.send.report(&q.line, q.num, out)
-	if !q.recv.idle() {
+	if q.recv.busy(q.cfg.Scheme) {
 		q.progressRecvs(out, dispatched)
 	}
 	switch {

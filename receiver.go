@@ -265,9 +265,13 @@ func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
 	return r
 }
 
-// idle reports whether there is nothing to do: no live receive, and no credit or watch to be
-// posted.
-func (s *receiver) idle() bool { return s.win.Head == s.win.Tail && s.recvsToPost == 0 }
+// busy reports whether a progress may find something to post, to deliver or to report. A bare
+// receive of DQPLB waits for a notification, so it counts only while one is banked.
+func (s *receiver) busy(scheme Scheme) bool {
+	return s.recvsToPost != 0 || s.nextMessage != s.win.Tail ||
+		s.nextBare != s.win.Tail && (scheme != DQPLB || s.bank.Len() != 0) ||
+		s.win.Head != s.win.Tail && s.win.Front().done
+}
 
 // report reports finished receives in posting order, for the virtual queue pair with number num.
 func (s *receiver) report(l *line, num uint32, out *sink) {
