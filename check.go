@@ -258,7 +258,7 @@ func (s *railSet) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 		return refuseRecv(i, wr, ErrOpcode, "a receive with memory takes a SEND, which in dqplb travels on "+
 			"the notify QP, and there is none: add one")
 	}
-	if limit := s.sendRail.qp.Cap().MaxRecvSGE; len(pieces) > limit {
+	if limit := s.sendRail.maxRecvSGE; len(pieces) > limit {
 		return refuseRecv(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d",
 			len(pieces), limit))
 	}

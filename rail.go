@@ -50,7 +50,8 @@ type rail struct {
 	// offered; otherwise nil.
 	back *comeback
 
-	maxSGE int // pieces of memory that one fragment may have
+	maxSGE     int // pieces of memory that one fragment may have
+	maxRecvSGE int // pieces of memory that one receive may have
 	// maxMessage is how many bytes one message may have: what the port says, at most 2 GiB.
 	maxMessage uint64
 	// slots is how many work requests the send queue holds.
@@ -110,14 +111,15 @@ type railCounters struct {
 func newRail(cfg *Config, qp verbs.QP, index int) *rail {
 	limits := qp.Cap()
 	r := &rail{
-		qp:        qp,
-		num:       qp.Num(),
-		idBits:    wrid.BitsOf(index),
-		device:    uint8(qp.Device().ID()),
-		maxSGE:    max(1, limits.MaxSendSGE),
-		slots:     max(1, min(cfg.MaxMsgCntPerQP, limits.MaxSendWR)),
-		recvLimit: max(1, min(cfg.MaxMsgCntPerQP, limits.MaxRecvWR)),
-		lastPSN:   rand.Uint32(),
+		qp:         qp,
+		num:        qp.Num(),
+		idBits:     wrid.BitsOf(index),
+		device:     uint8(qp.Device().ID()),
+		maxSGE:     max(1, limits.MaxSendSGE),
+		maxRecvSGE: limits.MaxRecvSGE,
+		slots:      max(1, min(cfg.MaxMsgCntPerQP, limits.MaxSendWR)),
+		recvLimit:  max(1, min(cfg.MaxMsgCntPerQP, limits.MaxRecvWR)),
+		lastPSN:    rand.Uint32(),
 	}
 	r.railConn = r.newConn()
 	return r

@@ -104,7 +104,7 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 func (c *VirtualCQ) fit(rails *railSet) {
 	for _, r := range rails.all {
 		c.batches.fit(r.maxSGE)
-		c.recvs.fit(r.qp.Cap().MaxRecvSGE)
+		c.recvs.fit(r.maxRecvSGE)
 	}
 	if c.translated.width < c.batches.width {
 		c.translated = newSendBatch(postBatch, c.batches.width)
