@@ -65,7 +65,7 @@ type recvReq struct {
 	pieces    []Segment // its memory; kept by the slot
 }
 
-// enqueue checks a receive, holds its memory and gives it its slot.
+// enqueue checks a receive, holds its memory and gives it its slot. The window is not full.
 func (s *receiver) enqueue(rails *railSet, held *holder, i int, wr *RecvWR) error {
 	if len(wr.SGL) != 0 && wr.Local != (Segment{}) {
 		return refuseRecv(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
@@ -89,7 +89,7 @@ func (s *receiver) enqueue(rails *railSet, held *holder, i int, wr *RecvWR) erro
 		return err
 	}
 	// Field by field: a composite would copy the struct, with write barriers.
-	r := s.win.Push()
+	r := s.win.Open()
 	r.id, r.bytes, r.status, r.imm, r.vendorErr = wr.ID, 0, verbs.StatusSuccess, 0, 0
 	r.hasImm, r.message, r.done = false, message, false
 	r.opcode = verbs.WCRecvRDMAWithImm

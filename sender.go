@@ -97,9 +97,9 @@ func (s *sender) notified() bool {
 	return s.numbers.Sent() != 0
 }
 
-// enqueue gives a checked request of so many bytes its number and its slot.
+// enqueue gives a checked request of so many bytes its number and its slot. The window is not full.
 func (s *sender) enqueue(wr *SendWR, length uint64) {
-	r := s.win.Push()
+	r := s.win.Open()
 	r.id = wr.ID
 	r.offset = 0
 	r.left = 0

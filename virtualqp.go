@@ -306,10 +306,13 @@ func (q *VirtualQP) PostSend(wrs ...SendWR) (n int, err error) {
 func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 	held := holder{}
 	for n < len(wrs) {
-		if q.send.win.Len() >= wrid.MaxOutstanding {
-			err = refuseSend(n, &wrs[n], verbs.ErrQueueFull,
-				"2^27 requests are outstanding: poll completions")
-			break
+		if q.send.win.Full() {
+			if q.send.win.Len() >= wrid.MaxOutstanding {
+				err = refuseSend(n, &wrs[n], verbs.ErrQueueFull,
+					"2^27 requests are outstanding: poll completions")
+				break
+			}
+			q.send.win.Grow()
 		}
 		wr := &wrs[n]
 		var length uint64
@@ -357,10 +360,13 @@ func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
 func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
 	held := holder{}
 	for n < len(wrs) {
-		if q.recv.win.Len() >= wrid.MaxOutstanding {
-			err = refuseRecv(n, &wrs[n], verbs.ErrQueueFull,
-				"2^27 receives are outstanding: poll completions")
-			break
+		if q.recv.win.Full() {
+			if q.recv.win.Len() >= wrid.MaxOutstanding {
+				err = refuseRecv(n, &wrs[n], verbs.ErrQueueFull,
+					"2^27 receives are outstanding: poll completions")
+				break
+			}
+			q.recv.win.Grow()
 		}
 		if err = q.recv.enqueue(&q.send.rails, &held, n, &wrs[n]); err != nil {
 			break

@@ -216,7 +216,10 @@ func (e *Endpoint) post(name string, wr *[1]ibverbx.SendWR, kind opKind, buf int
 		return nil, e.postRefused(name, err)
 	}
 	s.fence.posted(e.ordinary())
-	o := s.ops.Push()
+	if s.ops.Full() {
+		s.ops.Grow()
+	}
+	o := s.ops.Open()
 	o.kind, o.buf, o.comp = kind, buf, comp
 	p.w.wakeForChores()
 	return o, nil

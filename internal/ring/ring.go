@@ -18,7 +18,7 @@ type Window[T any] struct {
 	// Head is the number of the oldest live value. The owner moves it forward, one by one, as
 	// values end.
 	Head uint64
-	// Tail is the number of the next value. Only Push moves it.
+	// Tail is the number of the next value. Only Push and Open move it.
 	Tail  uint64
 	slots []T
 	mask  uint64
@@ -42,12 +42,20 @@ func (w *Window[T]) Front() *T { return &w.slots[w.Head&w.mask] }
 
 // Push opens the slot of the next value and returns it as its last user left it.
 func (w *Window[T]) Push() *T {
-	if w.Tail-w.Head == uint64(len(w.slots)) {
-		w.grow()
+	if w.Full() {
+		w.Grow()
 	}
-	t := &w.slots[w.Tail&w.mask]
+	return w.Open()
+}
+
+// Full reports whether there is no slot for another value: then Grow comes before Open. Push does
+// all three, but the compiler does not inline it, which costs a hot path 15 instructions.
+func (w *Window[T]) Full() bool { return w.Tail-w.Head > w.mask }
+
+// Open is Push while the window is not full.
+func (w *Window[T]) Open() *T {
 	w.Tail++
-	return t
+	return &w.slots[(w.Tail-1)&w.mask]
 }
 
 // Len returns the number of live values.
@@ -66,9 +74,9 @@ func (w *Window[T]) Resolve(low, mask uint64) (n uint64, ok bool) {
 	return n, n < w.Tail
 }
 
-// grow doubles the ring. Slots keep what they own (such as slices), so that growth is the only
+// Grow doubles the ring. Slots keep what they own (such as slices), so that growth is the only
 // allocation.
-func (w *Window[T]) grow() {
+func (w *Window[T]) Grow() {
 	slots := make([]T, 2*len(w.slots))
 	mask := uint64(len(slots) - 1)
 	for n := w.Head; n != w.Tail; n++ {
