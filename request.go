@@ -104,7 +104,11 @@ func (r *sendReq) enqueueExt(wr *SendWR) {
 	x := r.ext
 	x.compareAdd, x.swap = wr.CompareAdd, wr.Swap
 	if r.inline {
-		x.inline = append(x.inline[:0], wr.Inline...)
+		if cap(x.inline) < len(wr.Inline) {
+			x.inline = make([]byte, len(wr.Inline))
+		}
+		x.inline = x.inline[:len(wr.Inline)]
+		copy(x.inline, wr.Inline)
 		r.localKeys = nil
 	}
 	if r.scattered {

@@ -141,7 +141,9 @@ func (w *Worker) runRound() {
 		}
 	}
 	w.round.next()
-	w.postReceives()
+	if len(w.chores.reposts) != 0 {
+		w.postReceives()
+	}
 	w.mu.Unlock()
 }
 
