@@ -85,6 +85,36 @@ func BenchmarkNullScatter(b *testing.B) {
 	}
 }
 
+// BenchmarkNullPollOne polls 64 writes one by one, with PollOne and with a Poll for one; ns/request
+// is for a write that was posted with the others and polled.
+func BenchmarkNullPollOne(b *testing.B) {
+	for _, rails := range []int{1, 4} {
+		for _, call := range []string{"Poll", "PollOne"} {
+			b.Run(fmt.Sprintf("%dqp/%s", rails, call), func(b *testing.B) {
+				n := newNullPair(b, rails, ibverbx.DQPLB, verbs.OpRDMAWrite, 8, 8)
+				n.round(b)
+				cq := n.qp.CQ()
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := n.qp.PostSend(n.wrs...); err != nil {
+						b.Fatal(err)
+					}
+					for i := range n.wrs {
+						if call == "PollOne" {
+							if wc, ok, err := cq.PollOne(); !ok || wc.ID != n.wrs[i].ID {
+								b.Fatal(wc, err)
+							}
+						} else if k, err := cq.Poll(n.wcs[:1]); k != 1 || n.wcs[0].ID != n.wrs[i].ID {
+							b.Fatal(n.wcs[0], err)
+						}
+					}
+				}
+				perRequest(b, 1)
+			})
+		}
+	}
+}
+
 // crowd is many virtual queue pairs on one virtual CQ of null devices.
 type crowd struct {
 	cq    *ibverbx.VirtualCQ

@@ -149,7 +149,7 @@ func BenchmarkNullDepth1(b *testing.B) {
 
 // BenchmarkNullEmptyPoll polls a virtual CQ over one physical CQ, or several, that hold nothing.
 func BenchmarkNullEmptyPoll(b *testing.B) {
-	for _, cqs := range []int{1, 4} {
+	for _, cqs := range []int{1, 4, 8} {
 		b.Run(fmt.Sprintf("%dcq", cqs), func(b *testing.B) {
 			p := verbstest.NewNull(cqs)
 			var devs []verbs.Device

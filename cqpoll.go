@@ -26,9 +26,18 @@ func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 
 // PollOne returns the oldest completion, if there is one.
 func (c *VirtualCQ) PollOne() (wc WC, ok bool, err error) {
-	var dst [1]WC
-	n, err := c.Poll(dst[:])
-	return dst[0], n != 0, err
+	c.enter()
+	if c.ready.Len() != 0 {
+		wc, ok = *c.ready.Front(), true
+		c.ready.Drop()
+	} else {
+		var n int
+		if n, err = c.poll(c.one[:], -1); n != 0 {
+			wc, ok = c.one[0], true
+		}
+	}
+	c.exit()
+	return wc, ok, err
 }
 
 // Completions ranges over the completions there are, until there are none:

@@ -29,6 +29,7 @@ type VirtualCQ struct {
 	channel *verbs.CompChannel    // nil if the physical CQs do not share one
 
 	scratch []verbs.WC
+	one     [1]WC // where PollOne polls to
 	// What the virtual queue pairs need during a call only, they share: batches for several queue
 	// pairs, one to translate requests of single queue pairs, one for receives.
 	batches    batchPool
