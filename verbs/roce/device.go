@@ -70,6 +70,9 @@ type Counters struct {
 	Ahead      uint64 // packets received before one that is missing
 	Unexpected uint64 // packets dropped: of another connection, or answers to nothing under way
 	Broken     uint64 // packets received against the protocol
+	Marked     uint64 // packets received that the network has marked: they met congestion
+	CNPsSent   uint64 // notices of that, to foreign peers
+	CNPs       uint64 // received
 }
 
 // Repairs returns what the NIC had to repair, by name, in the way in which NICs of hardware
@@ -77,7 +80,8 @@ type Counters struct {
 func (d *Device) Repairs(int) map[string]uint64 {
 	c := d.Counters()
 	return map[string]uint64{"resent_packets": c.Resent, "timeouts": c.Timeouts, "naks": c.NAKs,
-		"rnr_naks": c.RNRNAKs, "dropped_packets": c.Overflowed}
+		"rnr_naks": c.RNRNAKs, "dropped_packets": c.Overflowed, "ecn_marked_packets": c.Marked,
+		"cnps_sent": c.CNPsSent, "cnps": c.CNPs}
 }
 
 // add adds what a queue pair has done.
@@ -93,6 +97,9 @@ func (c *Counters) add(s rc.Stats) {
 	c.Ahead += s.Ahead
 	c.Unexpected += s.Unexpected
 	c.Broken += s.Broken
+	c.Marked += s.Marked
+	c.CNPsSent += s.CNPsSent
+	c.CNPs += s.CNPs
 }
 
 // headerRoom is the most that a RoCEv2 packet adds to its payload: BTH, RETH, immediate and ICRC.

@@ -71,6 +71,13 @@
 // shows each burst as one packet, unless you turn bursts off (ethtool -K DEV tx-udp-segmentation
 // off, or IBVERBX_ROCE_DISABLE_GSO=1).
 //
+// Networks that mark packets instead of dropping them are listened to (ECN). An end of this package
+// tells its peer of marked packets by the bit BECN of its answers, and a foreign one by a CNP, at
+// most one in 50 microseconds. A CNP takes from a queue pair's window, and rounds without one give
+// it back, as DCQCN does; so does BECN. [Device.Counters] counts marked packets and CNPs. A queue
+// pair does not yield in the answers that it sends to a foreign peer's reads: that peer decides how
+// much it asks for. rdma_rxe sends no CNP.
+//
 // A foreign peer sends as much as its own rules allow, whatever room this end has: rdma_rxe up to
 // 128 packets. Under Linux's usual limit the receive buffer of an unprivileged process holds some
 // fifty of 4096 bytes. The others are lost, and cost the peer timeouts: if the counter Overflowed
@@ -137,6 +144,9 @@
 // ends of this package packets are kept that arrive ahead of a lost one. A forged one among them is
 // forgotten when the peer's own packet with its number arrives, or one before it that the peer did
 // not repeat: hence the 4. It costs 4 KiB at most, and no time.
+//
+// With a foreign peer, one who knows the number of the queue pair can forge CNPs, which have no
+// packet number, and so take the window back to two packets for as long as they come.
 //
 // [Config].Strict makes each peer a foreign one: nothing is kept, so 2^24 packets take the place of
 // 2^24 / 4, and other processes of a peer's host stay indistinguishable from it.

@@ -9,14 +9,15 @@ import (
 
 // actor is a program at an end, and the model of what must come of what it asks for.
 type actor struct {
-	w       *world
-	e       *end
-	peer    *actor
-	victim  *nic.MR // the region that may be closed; nil once it is
-	left    int     // requests to post
-	id      uint64
-	at      [4]int // next free byte of the areas that this end fills
-	counter uint64 // value of the peer's counter when all that was posted is carried out
+	notified int64 // when the last CNP left
+	w        *world
+	e        *end
+	peer     *actor
+	victim   *nic.MR // the region that may be closed; nil once it is
+	left     int     // requests to post
+	id       uint64
+	at       [4]int // next free byte of the areas that this end fills
+	counter  uint64 // value of the peer's counter when all that was posted is carried out
 
 	posted  []request // that have not ended, oldest first
 	stream  []request // that the peer has not carried out wholly, oldest first

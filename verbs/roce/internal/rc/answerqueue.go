@@ -130,7 +130,8 @@ func (q *QP) transmitAck(b *Batch) {
 // reply is the header of a packet of the responder.
 func (q *QP) reply(opcode wire.Opcode, s seq) wire.Header {
 	h := wire.Header{Opcode: opcode, PKey: defaultPKey, DestQP: q.Attr.DestQPNum, PSN: s.psn(),
-		Syndrome: wire.Ack, MSN: q.resp.msn}
+		Syndrome: wire.Ack, MSN: q.resp.msn, Backward: q.resp.congested.echoes}
+	q.resp.congested.echoes = false
 	if s < q.resp.announced {
 		h.Reserved = wire.FromResponder
 	}

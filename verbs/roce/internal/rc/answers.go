@@ -15,10 +15,15 @@ import (
 func (q *QP) Receive(now int64, h *wire.Header, payload []byte) {
 	q.now = now
 	switch {
+	case h.Opcode == wire.Congestion:
+		q.noticed()
 	case h.Opcode.IsRequest():
 		q.receiveRequest(h, payload)
 	case q.State == verbs.StateRTS || q.State == verbs.StateSQD:
 		q.receiveAnswer(h, payload)
+	}
+	if h.Marked { // now it may be known whose it is
+		q.marked(h)
 	}
 }
 
@@ -32,6 +37,9 @@ func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 	}
 	if q.announcing {
 		q.answerAnnounces(h, s)
+	}
+	if s >= r.una && (h.Backward && q.ours || h.Marked && h.Opcode.IsReadResponse()) {
+		q.yield()
 	}
 	switch {
 	case h.TellsGap():

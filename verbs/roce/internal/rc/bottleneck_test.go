@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// bottleneck is a path that several flows share, in virtual time: a link with a queue before it that
-// drops what does not fit, in one direction, and nothing but delay in the other.
+// bottleneck is a path that several flows share, in virtual time: a link with a queue before it
+// that drops what does not fit, in one direction, and nothing but delay in the other.
 type bottleneck struct {
 	t     testing.TB
 	rng   *rand.Rand
@@ -245,6 +245,7 @@ func (f *stream) receive(n *bottleneck, p *parcel) {
 	if p.back {
 		e = f.ends[0]
 	}
+	p.header.Marked = p.ce
 	e.q.Receive(n.now, &p.header, p.payload)
 }
 
@@ -273,7 +274,7 @@ func (f *stream) transmit(n *bottleneck) {
 // carry puts a packet on its way. Its payload stays where it is, unless that is the batch.
 func (f *stream) carry(n *bottleneck, back bool, from *Packet) {
 	p := n.parcel()
-	p.flow, p.back = f.id, back
+	p.flow, p.back, p.ect = f.id, back, true
 	if !parse(from, &p.header) {
 		n.t.Fatal("a packet that nobody can read")
 	}

@@ -126,7 +126,10 @@ func TestLongerPath(t *testing.T) {
 func TestForeignWindow(t *testing.T) {
 	for _, c := range []struct {
 		gbits, loss, link float64
-	}{{10, 0, 0.98}, {1, 0, 0.93}, {1, 0.0001, 0.92}, {1, 0.001, 0.89}, {10, 0.0001, 0.92}, {10, 0.001, 0.89}} {
+	}{
+		{1, 0, 0.93}, {1, 0.0001, 0.92}, {1, 0.001, 0.89},
+		{10, 0, 0.98}, {10, 0.0001, 0.92}, {10, 0.001, 0.89},
+	} {
 		t.Run(fmt.Sprintf("%v Gb/s, %v %% lost", c.gbits, 100*c.loss), func(t *testing.T) {
 			if t.Parallel(); testing.Short() && c.gbits > 1 {
 				t.Skip("half a million packets")

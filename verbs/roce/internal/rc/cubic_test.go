@@ -2,8 +2,8 @@ package rc
 
 import "math"
 
-// cubic is a flow of TCP CUBIC (RFC 9438) with selective acknowledgements (RFC 6675), as a model: it
-// counts packets, its receiver acknowledges each, and it has no pacing and no HyStart.
+// cubic is a flow of TCP CUBIC (RFC 9438) with selective acknowledgements (RFC 6675), as a model:
+// it counts packets, its receiver acknowledges each, and it has no pacing and no HyStart.
 //
 // Invariant: una <= next; pipe counts the packets from una to next-1 that are under way.
 type cubic struct {

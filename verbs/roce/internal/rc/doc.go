@@ -36,10 +36,12 @@
 // what arrives ahead of a gap and lists in its NAK what it has, so that only lost packets are sent
 // again, and only once they are too late to be merely reordered; the window is larger and follows
 // the delay, or competes with those that do not (window.go, rival.go). A packet that is sent again
-// says so in the reserved bits of the BTH, so that the responder can tell a gap that a loss has made
-// from one that a forged packet feigns (reorder.go). An acknowledgement is for the last number that
-// was carried out: if the peer believes that the number behind it is kept, the responder has
+// says so in the reserved bits of the BTH, so that the responder can tell a gap that a loss has
+// made from one that a forged packet feigns (reorder.go). An acknowledgement is for the last number
+// that was carried out: if the peer believes that the number behind it is kept, the responder has
 // forgotten it. Each single packet is standard RoCEv2.
+//
+// Both kinds are told of packets that the network has marked, and listen to that (ecn.go).
 //
 // Towards either, a tail that was lost is probed for after some round trips, long before the
 // acknowledgement timeout of the queue pair.

@@ -48,11 +48,12 @@ func (q *QP) arrived(s seq, t *track) {
 	if q.ours {
 		r.window.arrived(q.now, rtt, r.flying)
 	} else {
-		r.foreign.arrived()
+		r.foreign.arrived(s, r.next)
 	}
 }
 
-// reached notes that the packet with a number has reached the peer. It returns how long ago it left.
+// reached notes that the packet with a number has reached the peer. It returns how long ago it
+// left.
 func (q *QP) reached(s seq) int64 {
 	r := &q.req
 	t := r.at(s)
@@ -146,7 +147,8 @@ func (q *QP) suspect(s seq) {
 		if p := r.readOf(s); !r.order.passes(s, t.sentAt) || p != nil && p.kept {
 			return
 		}
-		if lostAt := t.sentAt + r.order.rtt + min(r.window.path.base, r.order.rtt)/reorderShare; q.now < lostAt {
+		patience := r.order.rtt + min(r.window.path.base, r.order.rtt)/reorderShare
+		if lostAt := t.sentAt + patience; q.now < lostAt {
 			r.order.at = min(r.order.at, lostAt)
 			return
 		}
@@ -309,8 +311,8 @@ func (q *QP) timeout() {
 }
 
 // probe sends the oldest number again after some round trips without a word from the peer: the tail
-// may be lost, and the answer shows what else is. A foreign peer that has asked for a packet in vain
-// is silent until that comes, and has dropped everything behind it.
+// may be lost, and the answer shows what else is. A foreign peer that has asked for a packet is
+// silent until that comes, and has dropped everything behind it.
 func (q *QP) probe() {
 	r, t := &q.req, &q.req.timers
 	q.stats.Probes++

@@ -72,8 +72,8 @@ func (s *slowdown) queued() float64 {
 	return max(1-float64(s.shortest)/float64(s.round), 0)
 }
 
-// arrived notes that a packet has arrived. It returns true if the slowdown is over. roundEnd is when
-// its first round trip was to end.
+// arrived notes that a packet has arrived. It returns true if the slowdown is over. roundEnd is
+// when its first round trip was to end.
 func (s *slowdown) arrived(now, rtt, roundEnd int64) bool {
 	if rtt > 0 && now-rtt >= s.began {
 		s.shortest = min(s.shortest, rtt)

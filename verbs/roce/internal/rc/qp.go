@@ -71,6 +71,9 @@ type Stats struct {
 	Ahead      uint64 // packets received ahead of a missing one
 	Unexpected uint64 // packets dropped: of another connection, or answers to nothing under way
 	Broken     uint64 // packets received against the protocol
+	Marked     uint64 // packets received that the network has marked
+	CNPsSent   uint64 // notices of that, to foreign peers
+	CNPs       uint64 // received
 }
 
 // Never is a time that never comes.
@@ -96,6 +99,11 @@ func (q *QP) PeerIsOurs() { q.ours = true }
 // IsOurs reports whether the peer is known to be an end of this package: it has announced that
 // since the last reset, or PeerIsOurs was called.
 func (q *QP) IsOurs() bool { return q.ours }
+
+// WantsECT reports whether packets should leave with the code point ECT(0), so that the network
+// marks them instead of dropping them: the peer says which were marked. A foreign peer may not,
+// and its owner has to ask for it by the traffic class.
+func (q *QP) WantsECT() bool { return q.ours }
 
 // Enter takes the QP to a state after its attributes were applied. The caller has checked that both
 // are legal ([nic.QP.CheckModify]).
@@ -144,6 +152,7 @@ func (q *QP) Fail() {
 	r := &q.resp
 	r.answers.clear()
 	r.nak, r.ackDue, r.gapDue = 0, false, false
+	r.congested.notice = false
 }
 
 // toError takes the QP to ERR; what it owes to the peer still leaves.
@@ -190,6 +199,7 @@ func (q *QP) fail(dir nic.Direction, slot uint64, status verbs.Status) {
 // Transmit has to be called again with an empty one.
 func (q *QP) Transmit(now int64, b *Batch) (more bool) {
 	q.now = now
+	q.transmitNotice(b)
 	// Answers and requests take turns at being first, so that neither starves the other.
 	if q.turn = !q.turn; q.turn {
 		q.transmitRequests(b)
@@ -206,7 +216,7 @@ func (q *QP) Transmit(now int64, b *Batch) (more bool) {
 // for something to leave with.
 func (q *QP) OwesAckAlone() bool {
 	r := &q.resp
-	return r.ackDue && r.nak == 0 && !r.gapDue && r.answers.empty() &&
+	return r.ackDue && r.nak == 0 && !r.gapDue && !r.congested.notice && r.answers.empty() &&
 		q.req.lost == 0 && q.req.next == q.req.end
 }
 

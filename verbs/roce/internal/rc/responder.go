@@ -26,6 +26,8 @@ type responder struct {
 	answers answerQueue    // they leave before acknowledgements and NAKs
 	atomics []atomicResult // the last ones, in case the peer asks again
 	ahead   reorderBuffer
+	// congested is what the peer is to learn of packets that the network has marked.
+	congested echo
 	// announced is the end of the numbers whose answers announce this end to a peer that has
 	// announced itself.
 	announced seq

@@ -93,7 +93,7 @@ func TestSimulation(t *testing.T) {
 	sum := playAll(t, 2000, playWorld)
 	t.Logf("%+v", sum)
 	if *seeds == 0 && (sum.Resent == 0 || sum.Duplicates == 0 || sum.Ahead == 0 || sum.RNRNAKs == 0 ||
-		sum.Timeouts == 0 || sum.Probes == 0 || sum.Unexpected == 0) {
+		sum.Timeouts == 0 || sum.Probes == 0 || sum.Unexpected == 0 || sum.Marked == 0 || sum.CNPs == 0) {
 		t.Error("some of it never happened")
 	}
 }

@@ -51,7 +51,9 @@ func TestTable(t *testing.T) {
 	}
 	loss := func(share float64) func(n *bottleneck) { return func(n *bottleneck) { n.loss = share } }
 	var rows []row
-	add := func(name string, set func(n *bottleneck)) { rows = append(rows, row{name, set, 2 * s1, 4 * s1, nil}) }
+	add := func(name string, set func(n *bottleneck)) {
+		rows = append(rows, row{name, set, 2 * s1, 4 * s1, nil})
+	}
 	for _, k := range []string{own, foreign, tcp} {
 		for _, gbits := range []float64{1, 10} {
 			for _, share := range []float64{0, 0.0001, 0.001, 0.003, 0.01, 0.03} {
@@ -78,9 +80,11 @@ func TestTable(t *testing.T) {
 	}
 	for _, k := range []string{own, foreign, tcp} {
 		for _, delay := range []int64{1, 2, 5, 20} {
-			r := row{fmt.Sprintf("%s, path from 0.1 to %d ms", k, delay), path([]string{k}, 1, 8*ms), 3 * s1, s1,
-				func(n *bottleneck) { n.delay = delay * ms / 2; n.run(2 * s1) }}
-			rows = append(rows, r)
+			name := fmt.Sprintf("%s, path from 0.1 to %d ms", k, delay)
+			rows = append(rows, row{name, path([]string{k}, 1, 8*ms), 3 * s1, s1, func(n *bottleneck) {
+				n.delay = delay * ms / 2
+				n.run(2 * s1)
+			}})
 		}
 	}
 	var out strings.Builder

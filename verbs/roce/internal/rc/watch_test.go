@@ -10,6 +10,7 @@ import (
 // packetArrives watches what arrives at an end.
 func (w *world) packetArrives(to int, h *wire.Header, payload []byte) {
 	a := w.actors[to]
+	h.Marked = (uint64(h.PSN)+w.seed)%8 == 0
 	if h.Opcode == wire.Acknowledge || h.TellsGap() {
 		a.negative(h)
 	}
@@ -90,9 +91,17 @@ func (a *actor) leaves(h *wire.Header) {
 		switch {
 		case a.e.q.ours:
 			a.w.violate("foreign ends", "the peer, which says nothing, is taken for an end of ours")
-		case h.Reserved != 0 && h.Opcode.IsResponse(), h.TellsGap():
+		case h.Reserved != 0 && h.Opcode.IsResponse(), h.TellsGap(), h.Backward && h.Opcode.IsResponse():
 			a.w.violate("foreign ends", "%+v is no answer for a foreign end", h)
 		}
+	}
+	if h.Opcode == wire.Congestion {
+		if a.e.q.ours || a.notified != 0 && a.w.now-a.notified < cnpEvery {
+			a.w.violate("congestion", "a CNP leaves %d ns after another, or to an end of ours",
+				a.w.now-a.notified)
+		}
+		a.notified = a.w.now
+		return
 	}
 	if !h.Opcode.IsRequest() {
 		if h.Opcode == wire.Acknowledge && h.Syndrome.IsAck() && !a.e.q.ours && a.peer.asks(h.PSN) {

@@ -54,6 +54,7 @@ type window struct {
 
 	slowdown slowdown
 	rival    rival
+	marks    marks
 }
 
 const (
@@ -75,6 +76,7 @@ func (w *window) start(mtu, limit int) {
 	}
 	w.packets, w.threshold = math.Min(startWindow, w.limit), math.Inf(1)
 	w.path.start()
+	w.marks.start()
 }
 
 // arrived notes that a packet has arrived; rtt is its round trip, or 0 if that is not known. flying
@@ -125,6 +127,28 @@ func (w *window) missed(now int64, s, next seq) {
 		w.packets = math.Max(w.packets*shrink, minWindow)
 		return
 	}
+	w.yield()
+}
+
+// marked notes that the network has marked packets; all before una have arrived, and next is the
+// first that was never sent.
+func (w *window) marked(una, next seq) {
+	if una < w.recovery {
+		return // they were sent before the window was cut
+	}
+	w.recovery, w.slowStart = next, false
+	switch {
+	case w.rival.competes:
+		w.yield()
+	case w.slowdown.began != 0:
+		w.slowdown.before = w.marks.cut(w.slowdown.before)
+	default:
+		w.packets = w.marks.cut(w.packets)
+	}
+}
+
+// yield takes from a window that competes, and has it slow down afterwards.
+func (w *window) yield() {
 	w.rival.waits = true
 	if w.slowdown.began != 0 {
 		w.slowdown.before = w.rival.cut(w.slowdown.before)
@@ -134,8 +158,8 @@ func (w *window) missed(now int64, s, next seq) {
 	}
 }
 
-// inShortQueue reports whether a packet was lost where a queue shorter than the target was full: the
-// last round trip was nearly the longest.
+// inShortQueue reports whether a packet was lost where a queue shorter than the target was full:
+// the last round trip was nearly the longest.
 func (w *window) inShortQueue() bool {
 	base := w.path.base
 	return w.longest < w.path.target() && w.longest > base+base/8 && w.last > base+(w.longest-base)/2
@@ -183,7 +207,7 @@ func (w *window) follow(now int64) bool {
 		excess := float64(w.roundMin-w.path.target()) / float64(w.roundMin)
 		w.packets *= 1 - math.Min(excess, maxShrink)
 	default:
-		w.packets += growPerRound
+		w.packets = w.marks.grow(w.packets)
 	}
 	return w.isHelpless(now)
 }
@@ -227,8 +251,8 @@ func (w *window) beginSlowdown(now int64) {
 	w.rival.round = math.MaxInt64
 }
 
-// endSlowdown goes on with the window of before, by the rule that follows from what the slowdown has
-// found.
+// endSlowdown goes on with the window of before, by the rule that follows from what the slowdown
+// has found.
 func (w *window) endSlowdown(now int64) {
 	found, before := w.slowdown.shortest, w.slowdown.before
 	w.slowdown.began, w.longest = 0, 0

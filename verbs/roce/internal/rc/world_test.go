@@ -336,4 +336,7 @@ func (s *Stats) add(o Stats) {
 	s.Ahead += o.Ahead
 	s.Unexpected += o.Unexpected
 	s.Broken += o.Broken
+	s.Marked += o.Marked
+	s.CNPsSent += o.CNPsSent
+	s.CNPs += o.CNPs
 }

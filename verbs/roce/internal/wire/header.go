@@ -29,6 +29,13 @@ type Header struct {
 	DestQP    uint32 // 24 bits
 	PSN       uint32 // 24 bits
 
+	// Backward is the bit BECN: the network has marked packets that the receiver of this one sent.
+	// The ICRC does not cover it.
+	Backward bool
+	// Marked is set by who has received the packet: the network has marked it as one that met
+	// congestion (the code point CE of the IP header). It is not encoded.
+	Marked bool
+
 	// Reserved is the seven bits beside AckReq. RoCE sends them as zero, and receivers ignore them
 	// (IBTA volume 1, 9.2.3): ends of this provider announce themselves there. The ICRC covers
 	// them.
@@ -81,6 +88,7 @@ const (
 	bthMigReq      = 1 << 6
 	bthPadShift    = 4
 	bthVersionMask = 0x0f
+	bthBackward    = 1 << 6 // byte 4
 	bthAckReq      = 1 << 7 // byte 8
 )
 
@@ -100,11 +108,15 @@ func (h *Header) Put(b []byte) int {
 	b[0] = byte(h.Opcode)
 	b[1] = flags
 	binary.BigEndian.PutUint16(b[2:], h.PKey)
-	binary.BigEndian.PutUint32(b[4:], h.DestQP&PSNMask)
+	dest := h.DestQP & PSNMask
+	if h.Backward {
+		dest |= bthBackward << 24
+	}
+	binary.BigEndian.PutUint32(b[4:], dest)
 	binary.BigEndian.PutUint32(b[8:], psn)
 
 	traits := opcodeTable[h.Opcode].traits
-	if traits&(reth|aeth|imm|atomic) != 0 {
+	if traits&(reth|aeth|imm|atomic|notifies) != 0 {
 		h.putExtended(b, traits)
 	}
 	return h.Len()
@@ -129,6 +141,9 @@ func (h *Header) putExtended(b []byte, traits trait) {
 		if h.Opcode == AtomicAcknowledge {
 			binary.BigEndian.PutUint64(b[16:], h.Original)
 		}
+	case traits&notifies != 0:
+		b[1] &^= bthMigReq // as NICs send it
+		clear(b[12 : 12+cnpSize])
 	}
 	if traits&imm != 0 {
 		binary.BigEndian.PutUint32(b[at:], h.Imm)
@@ -166,7 +181,10 @@ func Parse(b []byte, h *Header) (payload []byte, err error) {
 	h.Solicited = flags&bthSolicited != 0
 	h.Pad = uint8(pad)
 	h.PKey = binary.BigEndian.Uint16(b[2:])
-	h.DestQP = binary.BigEndian.Uint32(b[4:]) & PSNMask
+	dest := binary.BigEndian.Uint32(b[4:])
+	h.DestQP = dest & PSNMask
+	h.Backward = dest>>24&bthBackward != 0
+	h.Marked = false
 	psn := binary.BigEndian.Uint32(b[8:])
 	h.AckReq = psn>>24&bthAckReq != 0
 	h.Reserved = uint8(psn>>24) &^ bthAckReq

@@ -169,6 +169,25 @@ func TestWideNumbers(t *testing.T) {
 	}
 }
 
+// A CNP is what NICs send: this one is of a ConnectX, in Mellanox's "RoCEv2 CNP Packet Format
+// Example".
+func TestCNP(t *testing.T) {
+	h := Header{Opcode: Congestion, PKey: 0xffff, DestQP: 0xd2, Backward: true}
+	buf := bytes.Repeat([]byte{0x5a}, MaxHeader)
+	want := unhex(t, "81 00 ffff 400000d2 00000000 00000000000000000000000000000000")
+	if packet := buf[:h.Put(buf)]; !bytes.Equal(packet, want) {
+		t.Errorf("encoded as %x, want %x", packet, want)
+	}
+	var got Header
+	payload, err := Parse(append(want, 0xe4, 0x2d, 0xad, 0x81), &got)
+	if err != nil || got != h || len(payload) != 0 {
+		t.Errorf("%+v, %d bytes of payload, %v", got, len(payload), err)
+	}
+	if _, err := Parse(append(want, 0, 0, 0, 0, 1, 2, 3, 4), &got); err != ErrPayload {
+		t.Errorf("with a payload: %v", err)
+	}
+}
+
 // What a network may change, and the migration state, are not looked at. The bits beside AckReq are
 // told; they are for callers to ignore.
 func TestReservedBits(t *testing.T) {
@@ -176,7 +195,7 @@ func TestReservedBits(t *testing.T) {
 	var h Header
 	payload, err := Parse(packet, &h)
 	if want := (Header{Opcode: SendOnly, PKey: 0xffff, DestQP: 0x123456, PSN: 0xabcdef,
-		Reserved: 0x7f}); err != nil || h != want {
+		Backward: true, Reserved: 0x7f}); err != nil || h != want {
 		t.Errorf("%+v, %v; want %+v", h, err, want)
 	}
 	if len(payload) != 0 {

@@ -3,7 +3,7 @@ package wire
 import "strconv"
 
 // Opcode is the operation of a packet, the first byte of its BTH (IBTA volume 1, table 35).
-// Those of the reliable connection are known.
+// Those of the reliable connection are known, and the one that reports congestion.
 type Opcode uint8
 
 // The operations of the reliable connection.
@@ -31,6 +31,11 @@ const (
 	FetchAdd           Opcode = 0x14
 )
 
+// Congestion is the operation of the congestion notification packet, CNP (IBTA annex A17, 17.9.3):
+// the network has marked a packet that its receiver sent to this queue pair. Its PSN is 0, it has
+// the mark Backward, and it is neither a request nor a response.
+const Congestion Opcode = 0x81
+
 // Sizes of the headers, in bytes.
 const (
 	bthSize          = 12
@@ -39,6 +44,7 @@ const (
 	aethSize         = 4
 	atomicAckETHSize = 8
 	immSize          = 4
+	cnpSize          = 16 // reserved, zero
 )
 
 // MaxHeader is the length of the longest BTH with its extended headers, that of an atomic request.
@@ -63,6 +69,7 @@ const (
 	imm
 	aeth
 	carries // a payload
+	notifies
 )
 
 // The traits that the packets of one kind of message share.
@@ -102,6 +109,7 @@ var opcodeTable = [256]struct {
 	AtomicAcknowledge:  {known | response | only | aeth, bthSize + aethSize + atomicAckETHSize, "atomic ACK"},
 	CompareSwap:        {ofAtomic, bthSize + atomicETHSize, "CMP_SWAP"},
 	FetchAdd:           {ofAtomic, bthSize + atomicETHSize, "FETCH_ADD"},
+	Congestion:         {known | notifies, bthSize + cnpSize, "CNP"},
 }
 
 // String is the name of the operation, as the specification has it.
@@ -115,7 +123,7 @@ func (o Opcode) String() string {
 // is reports whether any trait of t is true of o.
 func (o Opcode) is(t trait) bool { return opcodeTable[o].traits&t != 0 }
 
-// Known reports whether o is an operation of the reliable connection.
+// Known reports whether o is an operation of the reliable connection, or Congestion.
 func (o Opcode) Known() bool { return o.is(known) }
 
 // HeaderLen is the length in bytes of the BTH and the extended headers of o, 0 when o is not known.

@@ -15,6 +15,9 @@ func TestPredicates(t *testing.T) {
 	for b := range 256 {
 		o := Opcode(b)
 		fields, ok := known[o]
+		if o == Congestion {
+			continue // neither a request nor a response: TestCNP
+		}
 		name := ""
 		if ok {
 			name = o.String()

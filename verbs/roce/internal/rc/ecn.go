@@ -1,0 +1,113 @@
+package rc
+
+import (
+	"time"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// Networks mark packets that meet congestion (CE, RFC 3168) if these say that their sender listens
+// (WantsECT). The end that receives a marked request tells its sender: one of ours by the bit BECN
+// of the next answer, which InfiniBand has for that, and a foreign one by a CNP, as NICs do (IBTA
+// annex A17). A marked answer to a read is the fault of who asked for too much at a time: that end
+// yields itself, and tells a foreign peer all the same.
+
+// echo is what a responder owes to the network.
+type echo struct {
+	echoes bool  // the next answer tells an end of ours
+	notice bool  // a CNP is due
+	next   int64 // no CNP leaves before
+}
+
+// cnpEvery is the shortest time between two CNPs of a queue pair, that of DCQCN.
+const cnpEvery = 50 * int64(time.Microsecond)
+
+// marked notes that the network has marked a packet of the peer.
+func (q *QP) marked(h *wire.Header) {
+	switch q.State {
+	case verbs.StateRTR, verbs.StateRTS, verbs.StateSQD:
+	default:
+		return
+	}
+	q.stats.Marked++
+	e := &q.resp.congested
+	switch {
+	case !q.ours && q.now >= e.next:
+		e.notice, e.next = true, q.now+cnpEvery
+	case q.ours && h.Opcode.IsRequest():
+		e.echoes = true
+	}
+}
+
+// noticed handles a CNP, which only foreign peers send. It has no number: whoever forges one slows
+// the queue pair down, as on every NIC.
+func (q *QP) noticed() {
+	if q.ours {
+		q.stats.Unexpected++
+		return
+	}
+	q.stats.CNPs++
+	q.yield()
+}
+
+// transmitNotice adds the CNP that is due.
+func (q *QP) transmitNotice(b *Batch) {
+	if !q.resp.congested.notice || b.full() {
+		return
+	}
+	if q.resp.congested.notice = false; q.ours { // that was not known
+		return
+	}
+	h := wire.Header{Opcode: wire.Congestion, PKey: defaultPKey, DestQP: q.Attr.DestQPNum, Backward: true}
+	b.add(&h, nil)
+	q.stats.CNPsSent++
+}
+
+// yield takes from the window because the network has marked packets.
+func (q *QP) yield() {
+	r := &q.req
+	switch {
+	case q.State != verbs.StateRTS && q.State != verbs.StateSQD:
+	case q.ours:
+		r.window.marked(r.una, r.next)
+	default:
+		r.foreign.marked(r.una, r.next)
+	}
+}
+
+// marks is the part of DCQCN (Zhu et al., SIGCOMM 2015) that fits a window: how much a mark takes
+// follows how many rounds were marked lately, five rounds halve the distance to the window of
+// before, and then it grows by a packet a round. The clock is the round trip in place of 55
+// microseconds, and there is no hyper increase.
+type marks struct {
+	alpha  float64 // the share of rounds with marks, averaged
+	target float64 // the window before the last cut
+	left   int     // rounds that still halve the distance to it
+}
+
+const (
+	markWeight     = 1. / 16 // g of DCTCP (RFC 8257), whose clock is the round trip too
+	recoveryRounds = 5
+)
+
+// start begins with the greatest care: the first mark halves the window.
+func (m *marks) start() { *m = marks{alpha: 1} }
+
+// cut returns the window after a round with marks.
+func (m *marks) cut(packets float64) float64 {
+	m.target, m.left = packets, recoveryRounds
+	packets *= 1 - m.alpha/2
+	m.alpha += (1 - m.alpha) * markWeight
+	return max(packets, minWindow)
+}
+
+// grow returns the window after a round without marks.
+func (m *marks) grow(packets float64) float64 {
+	m.alpha -= m.alpha * markWeight
+	if m.left == 0 {
+		return packets + growPerRound
+	}
+	m.left--
+	return max(packets, (packets+m.target)/2)
+}
