@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -81,13 +82,12 @@ type side struct {
 
 // readSide reads a file of one or several documents, whose samples of a cell are taken together.
 func readSide(path string) (*side, error) {
-	file, err := os.Open(path)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = file.Close() }() // it was only read
 	s := &side{samples: map[cellKey][]float64{}}
-	for d := json.NewDecoder(file); ; {
+	for d := json.NewDecoder(strings.NewReader(string(text))); ; {
 		var doc bench.Report
 		switch err := d.Decode(&doc); {
 		case errors.Is(err, io.EOF) && len(s.cells) > 0:
@@ -128,9 +128,6 @@ func (s *side) add(r *bench.Result, bidirectional bool) {
 	}
 }
 
-// confidence is that of the intervals, as of those of perf.
-const confidence = 0.95
-
 // compared is a cell of both sides.
 type compared struct {
 	cellKey
@@ -149,8 +146,8 @@ func compareCell(k cellKey, before, after []float64) compared {
 	a := benchmath.NewSample(before, &benchmath.DefaultThresholds)
 	b := benchmath.NewSample(after, &benchmath.DefaultThresholds)
 	c := compared{cellKey: k, Figure: k.figure().name, comparison: benchmath.AssumeNothing.Compare(a, b),
-		old: benchmath.AssumeNothing.Summary(a, confidence),
-		new: benchmath.AssumeNothing.Summary(b, confidence)}
+		old: benchmath.AssumeNothing.Summary(a, bench.Confidence),
+		new: benchmath.AssumeNothing.Summary(b, bench.Confidence)}
 	c.Old, c.New = c.old.Center, c.new.Center
 	c.Delta, c.P = 100*(c.New/c.Old-1), c.comparison.P
 	c.Significant = c.P < c.comparison.Alpha && c.New != c.Old
@@ -202,11 +199,8 @@ func compareSides(before, after *side) *comparisons {
 // Run compares, and prints what it finds.
 func (f *compareCmd) Run(c *console) error {
 	before, err := readSide(f.Old)
-	if err != nil {
-		return err
-	}
-	after, err := readSide(f.New)
-	if err != nil {
+	after, wrong := readSide(f.New)
+	if err = cmp.Or(err, wrong); err != nil {
 		return err
 	}
 	all := compareSides(before, after)

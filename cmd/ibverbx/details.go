@@ -61,17 +61,14 @@ func (t *perfTable) failedOver(r *bench.Result) {
 				down = append(down, rail.Device+": "+nameOf(k, rail))
 			}
 		}
-		lost, back, where := int(of.RailsLost), int(of.RailsBack), strings.Join(down, "; ")
+		lost, back := int(of.RailsLost), int(of.RailsBack)
 		if len(down)+lost+back == 0 {
 			continue
 		}
 		text := fmt.Sprintf("end %c lost %s, %d came back, and %s posted again on others", 'a'+i,
 			count(lost, "queue pair"), back, count(int(of.Reposted), "work request"))
-		switch {
-		case lost+back == 0:
-			text = fmt.Sprintf("end %c still misses queue pairs that it lost before: %s", 'a'+i, where)
-		case len(down) > 0:
-			text += "; out of service: " + where
+		if len(down) > 0 {
+			text += "; out of service: " + strings.Join(down, "; ")
 		}
 		t.say(label, text)
 		label = ""

@@ -98,7 +98,7 @@ func (f *devicesCmd) Run(c *console, k *kong.Context) error {
 		return errors.Join(err, writeJSON(c.out, doc))
 	case len(list) == 0:
 	default:
-		out.template(deviceTable, list)
+		out.columns(0, func(cells *printer) { cells.err = deviceTable.Execute(cells.w, list) })
 	}
 	return errors.Join(err, out.err)
 }

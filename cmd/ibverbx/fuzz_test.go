@@ -250,14 +250,14 @@ func FuzzTable(f *testing.F) {
 		if json.Unmarshal([]byte(text), &row) != nil || len(row) == 0 || len(row) > 3 {
 			return
 		}
-		p := &bench.Params{Op: bench.Write, NICs: 2, QPs: 2, TxDepth: 4, Depth: 4, Memory: 1 << 20}
+		p := &bench.Params{Op: layers.Write, NICs: 2, QPs: 2, TxDepth: 4, Depth: 4, Memory: 1 << 20}
 		if how&1 != 0 {
 			p.Mode = bench.Latency
 		} else {
 			p.Mode = bench.Bandwidth
 		}
 		if how&2 != 0 {
-			p.Op = bench.FetchAdd
+			p.Op = layers.FetchAdd
 		}
 		if how&8 != 0 {
 			p.Layer, p.Op = layers.Transport, layers.AM

@@ -218,7 +218,7 @@ func standstills(line *bench.Timeline) (lost, longest time.Duration) {
 		}
 		still += line.Took(i)
 		during = during || slices.ContainsFunc(line.Marks, func(m bench.Mark) bool {
-			at := line.At(m.At)
+			at := min(int(m.At/line.Interval), len(line.Total)-1)
 			return m.Kind == bench.RailsLost && at >= i-1 && at <= i+1
 		})
 		longest = max(longest, still)

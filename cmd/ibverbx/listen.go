@@ -17,8 +17,6 @@ import (
 const (
 	// greeting is how long a connection may take to begin the conversation.
 	greeting = 5 * time.Second
-	// maxGreeted bounds the connections that have not begun it yet.
-	maxGreeted = 128
 	// maxLines is how many connections that bring no client are described one by one.
 	maxLines = 10
 )
@@ -30,7 +28,7 @@ var errBusy = errors.New("the listening end is busy with another client: try aga
 // then their number whenever it has doubled.
 func (f *perfCmd) listen(c *console) (*rendezvous.Listener, error) {
 	cfg := f.conversation()
-	cfg.Greeting, cfg.MaxGreetings = min(greeting, cfg.Timeout), maxGreeted
+	cfg.Greeting = min(greeting, cfg.Timeout)
 	var strange atomic.Int64
 	cfg.Refused = func(remote net.Addr, why error) {
 		switch n := strange.Add(1); {

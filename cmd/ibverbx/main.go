@@ -32,9 +32,9 @@ import (
 
 	"github.com/alecthomas/kong"
 	kongcompletion "github.com/jotaen/kong-completion"
-	"golang.org/x/term"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/perftest"
 	"ibverbx/internal/peertext"
 )
@@ -57,7 +57,7 @@ type cli struct {
 	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
 	Version    versionCmd                `cmd:"" help:"Print the version."`
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
-	Completion kongcompletion.Completion `cmd:"" help:"Print what makes a shell complete commands, flags and values."`
+	Completion kongcompletion.Completion `cmd:"" help:"Print what makes a shell complete flags and values."`
 
 	ShowVersion kong.VersionFlag `name:"version" short:"V" help:"Print the version."`
 }
@@ -69,8 +69,7 @@ type helpCmd struct {
 
 // Run shows it.
 func (f *helpCmd) Run(k *kong.Context) error {
-	_, err := k.Parse(append(f.Command, "--help"))
-	if err != nil {
+	if _, err := k.Parse(append(f.Command, "--help")); err != nil {
 		return usage("%v", err)
 	}
 	return nil
@@ -78,10 +77,9 @@ func (f *helpCmd) Run(k *kong.Context) error {
 
 // console is where a command writes to, and what ends it.
 type console struct {
-	ctx    context.Context // ends with Ctrl-C
-	out    io.Writer
-	err    io.Writer
-	errTTY bool // err is a terminal
+	ctx context.Context // ends with Ctrl-C
+	out io.Writer
+	err io.Writer
 
 	mu sync.Mutex // one line after another
 }
@@ -118,7 +116,7 @@ func reason(err error) string {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process
-	c := &console{ctx: ctx, out: os.Stdout, err: os.Stderr, errTTY: term.IsTerminal(int(os.Stderr.Fd()))}
+	c := &console{ctx: ctx, out: os.Stdout, err: os.Stderr}
 	os.Exit(run(c, os.Args[1:]))
 }
 
@@ -203,14 +201,14 @@ func instead(first, why string) string {
 	at := slices.Index(perftest.Kinds(), perftest.Kind(first))
 	op, mode, _ := strings.Cut(strings.TrimPrefix(first, "ib_"), "_")
 	if op == "atomic" {
-		op = string(bench.FetchAdd)
+		op = string(layers.FetchAdd)
 	}
 	perf := fmt.Sprintf("\"ibverbx perf --op %s --mode %s\"", op, mode)
 	switch {
 	case at >= 0:
 		return fmt.Sprintf("%s is a test: type \"ibverbx perftest %s\" to meet perftest's tool, or %s to "+
 			"meet ibverbx", first, first, perf)
-	case op == string(bench.FetchAdd) && slices.Contains(bench.Modes(), bench.Mode(mode)):
+	case op == string(layers.FetchAdd) && slices.Contains(bench.Modes(), bench.Mode(mode)):
 		return first + " cannot be met: type " + perf + ", which meets ibverbx"
 	}
 	return why

@@ -103,10 +103,9 @@ func (f *nicFlags) check(provider string) error {
 	switch {
 	case f.Library != "" && (provider == softNICs || provider == roceNICs):
 		return usage("--library is where real NICs are found: use --provider %s", realNICs)
-	case f.Rate != 0 && provider == softNICs:
-		return usage("--rate-limit is of NICs made of UDP sockets: software NICs have --nic-speed")
 	case f.Rate != 0 && provider != roceNICs:
-		return usage("--rate-limit is of NICs made of UDP sockets: add --provider roce")
+		return usage("--rate-limit is of NICs made of UDP sockets: add --provider roce; software NICs have " +
+			"--nic-speed")
 	case f.UDPPort != 0 && provider != roceNICs:
 		return usage("--udp-port is of NICs made of UDP sockets: add --provider roce")
 	}

@@ -154,14 +154,10 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	table := newPerfTable(c.out, f.Verbose)
 	table.unit = unitOf(f.ReportGbits)
 	table.again, f.outcome.table = f.outcome.table, true
-	switch {
-	case f.JSON || f.CSV:
+	if f.JSON || f.CSV {
 		table.w = io.Discard
-	case c.errTTY:
-		table.progress = c.err
 	}
 	report, err := measure(table)
-	table.clear()
 	if report == nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/layers"
 )
 
 const quick = " -n 20 --memory 256K --sizes 64,20000"
@@ -163,7 +164,7 @@ func failedDocument(t *testing.T, text string) (doc failed) {
 // TestTableOfOther shows whose machine and clock stand above figures
 // that another process has taken.
 func TestTableOfOther(t *testing.T) {
-	p := &bench.Params{Op: bench.Send, Mode: bench.Latency, NICs: 1, QPs: 1,
+	p := &bench.Params{Op: layers.Send, Mode: bench.Latency, NICs: 1, QPs: 1,
 		Schemes: []bench.Scheme{bench.Single}, Verify: true}
 	var out bytes.Buffer
 	table := newPerfTable(&out, false)
@@ -183,7 +184,7 @@ func TestTableOfOther(t *testing.T) {
 
 // TestRepaired shows what NICs had to repair below the table, and with -v in each cell.
 func TestRepaired(t *testing.T) {
-	p := &bench.Params{Op: bench.Write, Mode: bench.Bandwidth, NICs: 1, QPs: 1,
+	p := &bench.Params{Op: layers.Write, Mode: bench.Bandwidth, NICs: 1, QPs: 1,
 		Schemes: []bench.Scheme{bench.Single}}
 	row := []bench.Result{{Scheme: bench.Single, Messages: 1,
 		Repairs: bench.EndRepairs{A: bench.Repairs{"resent_packets": 20, "timeouts": 1},

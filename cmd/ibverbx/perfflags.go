@@ -12,9 +12,6 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
-// allSizes are those of --all, as in perftest.
-const allSizes = "2..8M"
-
 // choiceFlags choose among values of a parameter; see [bench.Params] for all others.
 type choiceFlags struct {
 	All      bool `group:"what" short:"a" xor:"sizes"`
@@ -48,13 +45,19 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	case !given(k, "interval") && (f.Plot != ""):
 		p.Interval = bench.AutoInterval
 	}
-	p.Conn, p.Wait = f.conn(k), f.wait()
+	switch {
+	case f.Events:
+		p.Wait = bench.Events
+	case f.BusyPoll:
+		p.Wait = bench.Poll
+	}
+	p.Conn = f.conn(k)
 	if len(p.Faults) > 0 {
 		p.Conn.Patience = ibverbx.PatienceShort // the faults are there to be noticed
 	}
 	var err error
 	if f.All {
-		p.Sizes, err = units.ParseRange(allSizes)
+		p.Sizes, err = units.ParseRange("2..8M") // as in perftest
 	}
 	return &p, cmp.Or(err, f.checkLimits(&p))
 }
@@ -71,17 +74,6 @@ func checkGiven(k *kong.Context) error {
 		}
 	}
 	return nil
-}
-
-// wait is how the ends wait; empty is the default.
-func (f *choiceFlags) wait() bench.Wait {
-	switch {
-	case f.Events:
-		return bench.Events
-	case f.BusyPoll:
-		return bench.Poll
-	}
-	return ""
 }
 
 // limits are what figures have to keep, or the exit code is 1.

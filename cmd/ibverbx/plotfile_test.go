@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
@@ -56,7 +57,7 @@ func TestPlotLines(t *testing.T) {
 		true:  "total -1 2, 0 soft0 0 0.5, 1 soft1 1 0.5, 2 soft0 0 0.5, 3 soft1 1 0.5",
 	} {
 		var list []string
-		chart := plotChart(r, gigabytes, rails)
+		chart := plotChart(r, unitOf(false), rails)
 		for _, l := range chart.Lines {
 			list = append(list, fmt.Sprint(l.Name, " ", l.Group, " ", l.Values[0]))
 		}
@@ -151,7 +152,7 @@ func TestPlotFile(t *testing.T) {
 		t.Errorf("exit %d, stderr %q, file %v", code, errs, err)
 	}
 	f, err := createPlot("")
-	if f != nil || err != nil || closePlot(f) != nil || writePlot(f, nil, gigabytes, false) != nil {
+	if f != nil || err != nil || closePlot(f) != nil || writePlot(f, nil, unitOf(false), false) != nil {
 		t.Errorf("no file: %v, %v", f, err)
 	}
 	if f, err = createPlot(os.DevNull); err != nil || closePlot(f) != nil {
@@ -164,8 +165,8 @@ func TestPlotFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	report := &bench.Report{Params: &bench.Params{Op: bench.Write}, Results: []bench.Result{{}}}
-	if err := writePlot(f, report, gigabytes, false); err != nil {
+	report := &bench.Report{Params: &bench.Params{Op: layers.Write}, Results: []bench.Result{{}}}
+	if err := writePlot(f, report, unitOf(false), false); err != nil {
 		t.Error(err)
 	}
 	if err := closePlot(f); err != nil {
@@ -179,7 +180,7 @@ func TestPlotFile(t *testing.T) {
 	}
 	report.Results[0] = bench.Result{Size: units.Size(4096), Scheme: bench.Spray,
 		Timeline: lineOf(2, 2, 2, 2)}
-	if err := writePlot(f, report, gigabits, false); err != nil {
+	if err := writePlot(f, report, unitOf(true), false); err != nil {
 		t.Error(err)
 	}
 	if err := closePlot(f); err != nil {

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
-	"text/template"
 	"time"
 	"unicode/utf8"
 
@@ -27,43 +26,19 @@ type perfTable struct {
 	noisy   bool // a figure was marked as noise
 	again   bool // another table stands above
 	unit    unit // of bandwidths
-
-	progress io.Writer // a terminal; nil for none
-	start    time.Time
-	shown    bool // progress is
 }
 
 func newPerfTable(w io.Writer, verbose bool) *perfTable {
-	return &perfTable{printer: printer{w: w}, verbose: verbose, unit: gigabytes}
+	return &perfTable{printer: printer{w: w}, verbose: verbose, unit: unitOf(false)}
 }
 
 // Start writes what comes above the rows.
 func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
 	t.p, t.peer = p, peer
-	t.start = time.Now()
 	if t.again {
 		t.printf("\n")
 	}
 	t.header()
-}
-
-// progressAfter is how long a run goes on before progress is shown.
-const progressAfter = 2 * time.Second
-
-// Cell shows on a terminal how far a longer run is, below the rows.
-func (t *perfTable) Cell(done, all int) {
-	if t.progress != nil && time.Since(t.start) > progressAfter {
-		_, _ = fmt.Fprintf(t.progress, "\r\x1b[Kmeasuring, %d %%", 100*done/max(all, 1)) // a courtesy
-		t.shown = true
-	}
-}
-
-// clear removes the progress that is shown.
-func (t *perfTable) clear() {
-	if t.shown {
-		_, _ = io.WriteString(t.progress, "\r\x1b[K")
-		t.shown = false
-	}
 }
 
 // opName is what is measured.
@@ -191,48 +166,34 @@ func count(n int, noun string) string {
 
 // how says what the figures depend on.
 func (t *perfTable) how(m bench.Machine) string {
-	p := t.p
-	var s []string
-	if p.Mode.Series() {
-		what := "one message at a time, from its post to its completion"
-		if p.Answered() {
-			what = "half of a ping-pong, one message at a time"
+	p, series := t.p, t.p.Mode.Series()
+	var said []string
+	for _, of := range []struct {
+		holds bool
+		words string
+	}{
+		{p.Answered(), "half of a ping-pong, one message at a time"},
+		{series && !p.Answered(), "one message at a time, from its post to its completion"},
+		{series, fmt.Sprintf("a reading of the clock (%v) included", time.Duration(m.Clock))},
+		{!series, fmt.Sprintf("up to %s outstanding", count(p.TxDepth, "message"))},
+		{t.peer != nil && p.Bidirectional, "timed by the end that takes longer"},
+		{!series && !p.Op.Atomic(), fmt.Sprintf("fragments of %v, %v buffer, reused", p.Fragment, p.Memory)},
+		{p.Balance != ibverbx.RoundRobin, fmt.Sprintf("fragments by %v", p.Balance)},
+		{p.Failover, "failover"},
+		{p.Failback > 0, fmt.Sprintf("back after %v", p.Failback)},
+		{p.Inline > 0, fmt.Sprintf("inline up to %v", units.Size(p.Inline))},
+		{p.Wait == bench.Events, "sleeping until events"},
+		{p.Wait == bench.Poll || series && p.Wait != bench.Events, "polling"},
+	} {
+		if of.holds {
+			said = append(said, of.words)
 		}
-		s = append(s, what, fmt.Sprintf("a reading of the clock (%v) included", time.Duration(m.Clock)))
-	} else {
-		s = append(s, fmt.Sprintf("up to %s outstanding", count(p.TxDepth, "message")))
-		if t.peer != nil && p.Bidirectional {
-			s = append(s, "timed by the end that takes longer")
-		}
-		if !p.Op.Atomic() {
-			s = append(s, fmt.Sprintf("fragments of %v", p.Fragment),
-				fmt.Sprintf("%v buffer, reused", p.Memory))
-		}
 	}
-	if p.Balance != ibverbx.RoundRobin {
-		s = append(s, fmt.Sprintf("fragments by %v", p.Balance))
-	}
-	switch {
-	case p.Failover && p.Failback != 0:
-		s = append(s, fmt.Sprintf("failover, and back after %v", time.Duration(p.Failback)))
-	case p.Failover:
-		s = append(s, "failover")
-	}
-	if p.Inline > 0 {
-		s = append(s, fmt.Sprintf("inline up to %v", units.Size(p.Inline)))
-	}
-	switch {
-	case p.Wait == bench.Events:
-		s = append(s, "sleeping until events")
-	case p.Wait == bench.Poll || p.Mode.Series():
-		s = append(s, "polling")
-	}
-	return strings.Join(s, ", ")
+	return strings.Join(said, ", ")
 }
 
 // Row writes the row of a size.
 func (t *perfTable) Row(row []bench.Result) {
-	t.clear()
 	if t.gap {
 		t.printf("\n")
 		t.gap = false
@@ -269,7 +230,7 @@ func (t *perfTable) figures(r *bench.Result) []any {
 	case t.p.Op.Atomic():
 		return []any{digits(r.MsgPerSecond / 1e6), t.spread(r.Spread)}
 	}
-	return []any{digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread), rate(r.MsgPerSecond)}
+	return []any{digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread), fmt.Sprintf("%.3f", r.MsgPerSecond/1e6)}
 }
 
 // digits writes a figure with three significant digits: the figures of NICs differ by a factor of
@@ -299,17 +260,6 @@ func find(row []bench.Result, s bench.Scheme) *bench.Result {
 		}
 	}
 	return nil
-}
-
-// rate is millions of messages a second, where that is meaningful.
-func rate(perSecond float64) string {
-	switch {
-	case perSecond < 10e3:
-		return ""
-	case perSecond < 1e6:
-		return fmt.Sprintf("%.3f", perSecond/1e6)
-	}
-	return fmt.Sprintf("%.2f", perSecond/1e6)
 }
 
 func (t *perfTable) latencies(row []bench.Result) {
@@ -358,12 +308,7 @@ func (t *perfTable) footer(r *bench.Report) {
 }
 
 // micros writes a time in µs.
-func micros(ns int64) string {
-	if ns >= 1e8 {
-		return strconv.FormatInt(ns/1e3, 10)
-	}
-	return strconv.FormatFloat(float64(ns)/1e3, 'f', 2, 64)
-}
+func micros(ns int64) string { return fmt.Sprintf("%.2f", float64(ns)/1e3) }
 
 // bytesOf is a number of bytes for people.
 func bytesOf(n uint64) string {
@@ -411,31 +356,18 @@ func (p *printer) columns(flags uint, fill func(*printer)) {
 	p.err = errors.Join(p.err, cells.err, w.Flush())
 }
 
-// template lays out data by a template, whose cells end in tabs.
-func (p *printer) template(t *template.Template, data any) {
-	p.columns(0, func(cells *printer) { cells.err = t.Execute(cells.w, data) })
-}
-
 // unit is what bandwidths are shown in.
 type unit struct {
 	name  string  // as it stands above a column
 	scale float64 // of bytes a second
 }
 
-// The units of bandwidths; the second is that of --report-gbits.
-//
-//nolint:gochecknoglobals // constants
-var (
-	gigabytes = unit{"GB/s", 1e-9}
-	gigabits  = unit{"Gbit/s", 8e-9}
-)
-
 // unitOf is the one that --report-gbits asks for.
 func unitOf(gbits bool) unit {
 	if gbits {
-		return gigabits
+		return unit{"Gbit/s", 8e-9}
 	}
-	return gigabytes
+	return unit{"GB/s", 1e-9}
 }
 
 // of is a bandwidth in GB/s in this unit.

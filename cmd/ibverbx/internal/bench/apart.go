@@ -1,17 +1,13 @@
 package bench
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/internal/nicoffer"
-	"ibverbx/internal/peertext"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
@@ -107,24 +103,13 @@ func (p *peer) agree(params Params, h *Half) (*Params, *selfBody, error) {
 	return &params, &theirs, p.conn.Receive(p.steps, kindAccept, nil)
 }
 
-// taskPatience is how long a process that leads may take to say what it wants to have measured.
-const taskPatience = 5 * time.Second
-
 // receiveTask receives what is measured.
 func (p *peer) receiveTask(h *Half) (*taskBody, error) {
 	if err := p.conn.Send(p.steps, kindOffer, h.self()); err != nil {
 		return nil, err
 	}
-	patience := min(taskPatience, p.conn.Timeout())
-	soon, cancel := context.WithTimeoutCause(p.steps, patience, fmt.Errorf("%w: waited %v for message %q",
-		rendezvous.ErrTimeout, patience, kindTask))
-	defer cancel()
-	m, err := p.conn.ReceiveAny(soon, kindTask)
-	if err != nil {
-		return nil, err
-	}
-	task, err := decodeTask(m.Body)
-	if err != nil {
+	task := &taskBody{}
+	if err := p.conn.Receive(p.steps, kindTask, task); err != nil {
 		return nil, err
 	}
 	if params := task.Params; params != nil {
@@ -142,19 +127,6 @@ func (p *peer) receiveTask(h *Half) (*taskBody, error) {
 			n, len(task.Self.NICs), len(h.Devices))}
 	}
 	return task, nil
-}
-
-// decodeTask reads a task, all of which this end must know.
-func decodeTask(text []byte) (*taskBody, error) {
-	const maxReason = 400 // the decoder's reason repeats what the peer has sent
-	var task taskBody
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&task); err != nil {
-		return nil, fmt.Errorf("%w: message %q: %s", rendezvous.ErrProtocol, kindTask,
-			peertext.Excerpt(err.Error(), maxReason))
-	}
-	return &task, nil
 }
 
 // measure drives this process's end of what both have agreed on, and ends the conversation. Both
@@ -258,11 +230,11 @@ func (e *taskError) Error() string { return "the connecting end " + e.reason }
 func BrokeOff(err error) bool {
 	var said *rendezvous.PeerError
 	var task *taskError
-	if errors.Is(err, ErrVerify) || errors.Is(err, layers.ErrMessages) {
+	if errors.Is(err, layers.ErrVerify) || errors.Is(err, layers.ErrMessages) {
 		return false
 	}
-	for _, why := range []error{rendezvous.ErrGone, rendezvous.ErrTimeout, rendezvous.ErrProtocol, ErrStalled,
-		errPeerInterrupted} {
+	for _, why := range []error{rendezvous.ErrGone, rendezvous.ErrTimeout, rendezvous.ErrProtocol,
+		layers.ErrStalled, errPeerInterrupted} {
 		if errors.Is(err, why) {
 			return true
 		}

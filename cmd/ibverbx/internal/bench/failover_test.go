@@ -94,7 +94,7 @@ func checkLost(t *testing.T, r *Result) {
 		return
 	}
 	for _, of := range line.Rails {
-		after := of.Total[line.At(last)+1:]
+		after := of.Total[intervalOf(line, last)+1:]
 		if rest := slices.Max(append(after, 0)); rest > 0 && r.Stats.A.Rails[of.Rail].Down {
 			t.Errorf("%s: rail %d carries %.3f GB/s after it was lost at %v", r.Scheme, of.Rail, rest,
 				time.Duration(last))
@@ -162,7 +162,7 @@ func TestFailback(t *testing.T) {
 	if at < 0 {
 		t.Fatalf("marks %+v", r.Timeline.Marks)
 	}
-	rail, back := r.Timeline.Rails[1].Total, r.Timeline.At(r.Timeline.Marks[at].At)
+	rail, back := r.Timeline.Rails[1].Total, intervalOf(r.Timeline, r.Timeline.Marks[at].At)
 	if back+2 >= len(rail) || slices.Max(rail[back+1:]) == 0 {
 		t.Errorf("it carries nothing after interval %d: %v", back, rail)
 	}

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// confidence is the probability that the median lies within a spread.
-	confidence = 0.95
+	// Confidence is the probability that the median lies within a spread.
+	Confidence = 0.95
 	// leastSamples is how many samples that takes at least.
 	leastSamples = 6
 	// noisy is the spread, in percent, beyond which a figure is taken for noise.
@@ -34,7 +34,7 @@ func spreadOf(samples []float64) *Spread {
 		return nil
 	}
 	sorted := benchmath.NewSample(slices.Clone(samples), &benchmath.DefaultThresholds)
-	sum := benchmath.AssumeNothing.Summary(sorted, confidence)
+	sum := benchmath.AssumeNothing.Summary(sorted, Confidence)
 	s := &Spread{Samples: slices.Clone(samples), Low: sum.Lo, High: sum.Hi, Confidence: sum.Confidence}
 	if sum.Center > 0 {
 		s.Percent = 100 * max(sum.Hi/sum.Center-1, 1-sum.Lo/sum.Center)

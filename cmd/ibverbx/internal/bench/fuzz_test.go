@@ -317,3 +317,8 @@ func FuzzLayerColumn(f *testing.F) {
 		}
 	})
 }
+
+func decodeTask(text []byte) (*taskBody, error) {
+	task, m := &taskBody{}, rendezvous.Message{Kind: kindTask, Body: text}
+	return task, m.Decode(task)
+}

@@ -102,9 +102,6 @@ func (m *memory) round(number uint64, size int) layers.Round {
 	return layers.Round{Number: number, Seed: m.seed, Size: size, Slots: m.slots(size)}
 }
 
-// source is where in the source the message of a slot starts.
-func (m *memory) source(round uint64, slot, size int) int { return m.round(round, size).Source(slot) }
-
 // verify compares the slots of a round with what was sent into them.
 func (m *memory) verify(dst, src []byte, round uint64, slots, size int) error {
 	for slot := range slots {
@@ -116,7 +113,7 @@ func (m *memory) verify(dst, src []byte, round uint64, slots, size int) error {
 }
 
 func (m *memory) verifySlot(dst, src []byte, round uint64, slot, size int) error {
-	from := m.source(round, slot, size)
+	from := m.round(round, size).Source(slot)
 	want, got := src[from:from+size], dst[slot*size:(slot+1)*size]
 	if bytes.Equal(want, got) {
 		return nil
@@ -137,9 +134,9 @@ func wrongBytes(got, want []byte, round uint64, slot int) error {
 	}
 	if first < 0 { // they arrived between the two comparisons
 		return fmt.Errorf("%w: message %d of round %d (%v): wrong when it was announced, right a moment "+
-			"later", ErrVerify, slot, round, units.Size(len(want)))
+			"later", layers.ErrVerify, slot, round, units.Size(len(want)))
 	}
 	return fmt.Errorf("%w: message %d of round %d (%v): %d bytes differ, the first at offset %d: %#02x, "+
 		"sent was %#02x",
-		ErrVerify, slot, round, units.Size(len(want)), count, first, got[first], want[first])
+		layers.ErrVerify, slot, round, units.Size(len(want)), count, first, got[first], want[first])
 }

@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -83,6 +85,14 @@ func oneLine(s string) string { return peertext.Line(s, 100) }
 type taskBody struct {
 	Self   selfBody `json:"self"`
 	Params *Params  `json:"parameters"`
+}
+
+// UnmarshalJSON reads a task, all of which this end must know.
+func (b *taskBody) UnmarshalJSON(text []byte) error {
+	type plain taskBody // without this method
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	return d.Decode((*plain)(b))
 }
 
 // Limits of what a process measures for another one, which it does not trust. All else is bounded

@@ -20,16 +20,6 @@ const QP = layers.QP
 // Op is the operation measured.
 type Op = layers.Op
 
-// The operations of virtual queue pairs.
-const (
-	Write    = layers.Write
-	WriteImm = layers.WriteImm
-	Read     = layers.Read
-	Send     = layers.Send
-	FetchAdd = layers.FetchAdd
-	CmpSwap  = layers.CmpSwap
-)
-
 // Wait is how an end waits for completions.
 type Wait string
 
@@ -120,14 +110,13 @@ const (
 
 // Defaults of the parameters.
 const (
-	defaultSamples  = leastSamples
-	defaultFault    = 1 << 20                   // message size of a run with faults
-	defaultOne      = Seconds(time.Second)      // a cell of a run of one size
-	defaultSeveral  = Seconds(time.Second / 10) // of several
-	defaultLong     = "4K..4M/4"                // sizes of --mode bw: what every NIC carries in one message
-	defaultSeries   = "8,64,512,4K,32K,256K"    // of --mode lat
-	defaultShort    = "8,64,512,4K"             // of operations that carry no long messages
-	defaultFragment = 512 << 10
+	defaultSamples = leastSamples
+	defaultFault   = 1 << 20                   // message size of a run with faults
+	defaultOne     = Seconds(time.Second)      // a cell of a run of one size
+	defaultSeveral = Seconds(time.Second / 10) // of several
+	defaultLong    = "4K..4M/4"                // sizes of --mode bw: what every NIC carries in one message
+	defaultSeries  = "8,64,512,4K,32K,256K"    // of --mode lat
+	defaultShort   = "8,64,512,4K"             // of operations that carry no long messages
 )
 
 // Complete fills in the defaults and says, as a [*UsageError], what is not possible.
@@ -178,9 +167,6 @@ func (p *Params) fillDefaults() {
 	}
 	if p.Wait == "" {
 		p.Wait = Adaptive
-	}
-	if p.Fragment == 0 {
-		p.Fragment = defaultFragment
 	}
 	if len(p.Schemes) == 0 {
 		p.Schemes = Schemes()
@@ -365,22 +351,13 @@ func (p *Params) checkSizes() error {
 }
 
 func (p *Params) checkNICs() error {
-	perNIC := func(flag string, n int) error {
+	for flag, n := range map[string]int{"--nic-speed": len(p.Speeds), "--nic-latency": len(p.Latencies)} {
 		if n > 1 && n != p.NICs {
 			return usage("%s lists %d values for %d NICs an end: give one for all, or %d", flag, n, p.NICs,
 				p.NICs)
 		}
-		return nil
 	}
-	if err := perNIC("--nic-speed", len(p.Speeds)); err != nil {
-		return err
-	}
-	for _, l := range p.Latencies {
-		if l < 0 {
-			return usage("--nic-latency %v: must not be negative", l)
-		}
-	}
-	return perNIC("--nic-latency", len(p.Latencies))
+	return nil
 }
 
 func (p *Params) checkFaults() error {

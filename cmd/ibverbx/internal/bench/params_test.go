@@ -10,6 +10,18 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
+// Short names of package layers'.
+const (
+	Write    = layers.Write
+	WriteImm = layers.WriteImm
+	Read     = layers.Read
+	Send     = layers.Send
+	FetchAdd = layers.FetchAdd
+	CmpSwap  = layers.CmpSwap
+)
+
+var ErrVerify, ErrStalled, errFailed = layers.ErrVerify, layers.ErrStalled, layers.ErrRequests
+
 // params are valid ones that run in no time.
 func params(change ...func(*Params)) *Params {
 	p := &Params{
@@ -57,7 +69,6 @@ func TestValidate(t *testing.T) {
 		{"speeds", func(p *Params) { p.Speeds = make([]units.Rate, 3) },
 			"--nic-speed lists 3 values for 2 NICs"},
 		{"latencies", func(p *Params) { p.Latencies = make([]Seconds, 3) }, "--nic-latency lists 3 values"},
-		{"negative latency", func(p *Params) { p.Latencies = []Seconds{-1} }, "must not be negative"},
 		{"fault on a NIC that is not there", func(p *Params) { p.Faults = faults(t, "nic-down@nic=2,msg=1") },
 			"an end has 2 NICs"},
 		{"fault on a rail that is not there",

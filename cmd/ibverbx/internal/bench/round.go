@@ -239,7 +239,7 @@ func (c *cell) verify() (verified int, err error) {
 		}
 		if target := c.pair.ends[1-end]; target != nil && c.p.Op.Atomic() {
 			if got, want := target.Counter(), c.tasks[end].Round.Counter(c.posted[end]); got != want {
-				return 0, fmt.Errorf("%w: after round %d the target's counter holds %#x, want %#x", ErrVerify,
+				return 0, fmt.Errorf("%w: after round %d the target's counter holds %#x, want %#x", layers.ErrVerify,
 					c.number, got, want)
 			}
 		}
@@ -262,7 +262,7 @@ func (c *cell) compare(end, n int) error {
 	case c.p.Op.Atomic():
 		for i := range n {
 			if got, want := at.Old(i), c.tasks[end].Round.Counter(i); got != want {
-				return fmt.Errorf("%w: %s %d of round %d brought %#x, the counter held %#x", ErrVerify,
+				return fmt.Errorf("%w: %s %d of round %d brought %#x, the counter held %#x", layers.ErrVerify,
 					c.p.Op, i, c.number, got, want)
 			}
 		}

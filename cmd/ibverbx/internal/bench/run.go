@@ -12,8 +12,6 @@ type Observer interface {
 	// Start comes first, once it is settled what is measured. peer is nil when both ends are in
 	// this process.
 	Start(p *Params, peer *Peer)
-	// Cell comes before each cell, with how many cells of all are done.
-	Cell(done, all int)
 	// Row brings the cells of a size, in the order of the schemes.
 	Row(row []Result)
 }
@@ -49,7 +47,6 @@ type runner struct {
 	mem      *memory
 	columns  []*pair
 	observer Observer
-	done     int
 	report   *Report
 	stopped  bool // the run ends before everything is measured: the end that decides was interrupted
 	// complete says that everything was measured: what ends the run from then on takes nothing from
@@ -164,9 +161,6 @@ func (r *runner) row(size int) (row []Result, err error) {
 func (r *runner) takeTurn(cells []*cell, size, turn int) error {
 	for i := range r.columns {
 		at := (i + turn) % len(r.columns)
-		all := len(r.p.Sizes) * len(r.columns) * r.p.Samples
-		r.observer.Cell(r.done, all)
-		r.done++
 		if r.columns[at].failed {
 			continue // its failure is in a row already, or in this one
 		}

@@ -24,7 +24,6 @@ func openSoft(nics int) (verbs.Provider, error) { return soft.New(soft.Config{De
 type observer struct{ row func([]Result) }
 
 func (observer) Start(*Params, *Peer) {}
-func (observer) Cell(int, int)        {}
 func (o observer) Row(r []Result) {
 	if o.row != nil {
 		o.row(r)
@@ -176,7 +175,7 @@ func TestVerifyFinds(t *testing.T) {
 	src, dst := m.ends[0].src, m.ends[1].dst
 	fill := func(round uint64) {
 		for slot := range m.slots(size) {
-			from := m.source(round, slot, size)
+			from := m.round(round, size).Source(slot)
 			copy(dst[slot*size:(slot+1)*size], src[from:from+size])
 		}
 	}

@@ -46,13 +46,12 @@ func TestSamples(t *testing.T) {
 		if err := p.Complete(); err != nil {
 			t.Fatal(err)
 		}
-		o := &cellObserver{}
-		report, err := Run(t.Context(), p, openSoft, o)
+		report, err := Run(t.Context(), p, openSoft, observer{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := 3 * defaultSamples; o.cells != want || o.all != want {
-			t.Errorf("%s: %d visits of cells of %d, want %d", mode, o.cells, o.all, want)
+		if len(report.Results) != 3 {
+			t.Errorf("%s: %d results", mode, len(report.Results))
 		}
 		for i := range report.Results {
 			checkSpread(t, p, &report.Results[i])
@@ -112,11 +111,3 @@ func checkSpread(t *testing.T, p *Params, r *Result) {
 		t.Errorf("%s %v: %g messages a second, %g GB/s of %+v", r.Scheme, r.Size, figure, r.GBPerSecond, s)
 	}
 }
-
-// cellObserver counts how often a cell is visited.
-type cellObserver struct {
-	observer
-	cells, all int
-}
-
-func (o *cellObserver) Cell(_, all int) { o.cells, o.all = o.cells+1, all }

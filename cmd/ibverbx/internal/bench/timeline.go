@@ -188,9 +188,6 @@ func (t *Timeline) Took(i int) time.Duration {
 	return time.Duration(t.Interval)
 }
 
-// At is the interval in which something happened.
-func (t *Timeline) At(at Seconds) int { return min(int(at/t.Interval), len(t.Total)-1) }
-
 // bandwidths are the GB/s of a line of bytes in each interval.
 func (t *Timeline) bandwidths(line []float64) []float64 {
 	list := make([]float64, len(t.Total))

@@ -7,7 +7,4 @@
 // one end, or of both ends, in one goroutine. A [Round] says what the messages carry. What a layer
 // does for an end is the interface traffic: qp.go implements it for virtual queue pairs, layers.go
 // for everything above them.
-//
-// To add an operation, add a row to [Shapes] and the case that posts it: in [QueuePair]'s fill, or
-// in start of a layer. Help, completion and the checks of flags follow from the row.
 package layers

@@ -5,7 +5,7 @@
 package plot
 
 import (
-	"embed"
+	_ "embed"
 	"html/template"
 	"io"
 )
@@ -49,24 +49,21 @@ type Mark struct {
 	Until float64 `json:"until,omitempty"`
 }
 
-//go:embed page.html third_party/uplot
-var files embed.FS
+//nolint:gochecknoglobals // what is embedded
+var (
+	//go:embed page.html
+	pageText string
+	//go:embed third_party/uplot/uPlot.iife.min.js
+	library template.JS
+	//go:embed third_party/uplot/uPlot.min.css
+	style template.CSS
+	//go:embed third_party/uplot/LICENSE
+	licence string
+)
 
 // Write writes the file.
-func Write(w io.Writer, page *Page) error {
-	library, err := files.ReadFile("third_party/uplot/uPlot.iife.min.js")
-	if err != nil {
-		return err
-	}
-	style, err := files.ReadFile("third_party/uplot/uPlot.min.css")
-	if err != nil {
-		return err
-	}
-	licence, err := files.ReadFile("third_party/uplot/LICENSE")
-	if err != nil {
-		return err
-	}
-	t, err := template.ParseFS(files, "page.html")
+func Write(w io.Writer, p *Page) error {
+	t, err := template.New("page").Parse(pageText)
 	if err != nil {
 		return err
 	}
@@ -76,5 +73,5 @@ func Write(w io.Writer, page *Page) error {
 		Library template.JS
 		Style   template.CSS
 		Licence string
-	}{page, Library, template.JS(library), template.CSS(style), string(licence)})
+	}{p, Library, library, style, licence})
 }

@@ -99,10 +99,6 @@ func TestNothingIsLoaded(t *testing.T) {
 func TestWhatIsInTheFile(t *testing.T) {
 	p := page()
 	d := parse(t, p)
-	library, err := files.ReadFile("third_party/uplot/uPlot.iife.min.js")
-	if err != nil {
-		t.Fatal(err)
-	}
 	if len(d.scripts) != 2 || d.scripts[0] != string(library) {
 		t.Fatalf("%d scripts", len(d.scripts))
 	}
