@@ -250,7 +250,8 @@ func FuzzTable(f *testing.F) {
 		if json.Unmarshal([]byte(text), &row) != nil || len(row) == 0 || len(row) > 3 {
 			return
 		}
-		p := &bench.Params{Op: layers.Write, NICs: 2, QPs: 2, TxDepth: 4, Depth: 4, Memory: 1 << 20}
+		p := &bench.Params{Op: layers.Write, NICs: 2, QPs: 2, TxDepth: 4, Depth: 4, Memory: 1 << 20,
+			Fragment: 1 << 16}
 		if how&1 != 0 {
 			p.Mode = bench.Latency
 		} else {
