@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"cmp"
+	"fmt"
 	"time"
 
 	"ibverbx/verbs"
@@ -157,6 +158,19 @@ const (
 	// because 7 never end on rdma_rxe.
 	PatienceFabric
 )
+
+// String returns the name of the constant.
+func (p Patience) String() string {
+	switch p {
+	case PatienceAuto:
+		return "PatienceAuto"
+	case PatienceShort:
+		return "PatienceShort"
+	case PatienceFabric:
+		return "PatienceFabric"
+	}
+	return fmt.Sprintf("unknown patience %d", uint8(p))
+}
 
 // codes returns the timeout and the number of retries over these devices, as attributes of a queue
 // pair.

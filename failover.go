@@ -140,7 +140,7 @@ func (x *recovery) loseRail(rl *rail, cause error) {
 }
 
 // errIdleErr is the cause of the loss of a rail that had no completion to show it.
-var errIdleErr = errors.New("its queue pair is in ERR, and had nothing outstanding to say so")
+var errIdleErr = errors.New("its queue pair is in ERR; with nothing outstanding, no completion reported it")
 
 // suspectIdle makes loseIdle ask the queue pairs that hold nothing whether they have failed.
 func (x *recovery) suspectIdle() {

@@ -51,6 +51,9 @@ type PE struct {
 // Rank returns this PE's number, counted from 0.
 func (p *PE) Rank() int { return p.id }
 
+// String returns the PE's name in errors: "PE 3".
+func (p *PE) String() string { return fmt.Sprintf("PE %d", p.id) }
+
 // Size returns the number of PEs.
 func (p *PE) Size() int { return len(p.peers) }
 

@@ -1,6 +1,9 @@
 package shmem
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // SignalOp is the operation of PutSignal on the signal.
 type SignalOp uint8
@@ -10,6 +13,17 @@ const (
 	SignalSet SignalOp = iota // store the value
 	SignalAdd                 // add the value atomically
 )
+
+// String returns the name of the constant.
+func (o SignalOp) String() string {
+	switch o {
+	case SignalSet:
+		return "SignalSet"
+	case SignalAdd:
+		return "SignalAdd"
+	}
+	return fmt.Sprintf("unknown signal op %d", uint8(o))
+}
 
 // PutSignal is Put followed by an update of the first number of sig on the same PE: when the target
 // sees the signal, all of the data is in its memory. It returns when you may write to src again.

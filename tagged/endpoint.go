@@ -93,6 +93,9 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 // Name returns EndpointConfig.Name, or its default.
 func (e *Endpoint) Name() string { return e.name }
 
+// String returns the endpoint's name.
+func (e *Endpoint) String() string { return e.name }
+
 // Value returns EndpointConfig.Value.
 func (e *Endpoint) Value() any { return e.value }
 

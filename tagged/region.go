@@ -2,6 +2,7 @@ package tagged
 
 import (
 	"errors"
+	"fmt"
 	"math/bits"
 	"reflect"
 	"slices"
@@ -23,6 +24,19 @@ const (
 	// ForReceives: the NICs of this end write to the memory, and no peer has any access.
 	ForReceives
 )
+
+// String returns the names of the uses: "ForSends|ForReceives".
+func (u Use) String() string {
+	switch u {
+	case ForSends:
+		return "ForSends"
+	case ForReceives:
+		return "ForReceives"
+	case ForSends | ForReceives:
+		return "ForSends|ForReceives"
+	}
+	return fmt.Sprintf("unknown use %#x", uint8(u))
+}
 
 func (u Use) validate() error {
 	if u == 0 || u&^(ForSends|ForReceives) != 0 {

@@ -18,6 +18,15 @@ type Info struct {
 	Source *Endpoint // the sender; nil for sends, and for receives that nothing has matched
 }
 
+// String returns a line for a log: "tag 0x7, 5 bytes from bob".
+func (i Info) String() string {
+	s := fmt.Sprintf("tag %#x, %d bytes", i.Tag, i.Length)
+	if i.Source != nil {
+		s += " from " + i.Source.name
+	}
+	return s
+}
+
 // Request is a send or a receive in progress. It is safe for concurrent use, except Free. It must
 // not be copied.
 type Request struct {

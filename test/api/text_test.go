@@ -12,6 +12,8 @@ import (
 
 	"ibverbx"
 	"ibverbx/internal/vqptest"
+	"ibverbx/shmem"
+	"ibverbx/tagged"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -371,7 +373,7 @@ func TestRefusalAfterAFailureNamesTheCause(t *testing.T) {
 	})
 }
 
-// Completions and events of rails print as sentences.
+// Completions and events of rails print as sentences, values of configurations by their names.
 func TestPrinted(t *testing.T) {
 	for _, c := range []struct {
 		value interface{ String() string }
@@ -394,6 +396,13 @@ func TestPrinted(t *testing.T) {
 			"virtual qp 3: rail 1 (mlx5_0 qp 17) is out of service: " + verbs.StatusRetryExcErr.Error()},
 		{ibverbx.RailEvent{VirtualQP: 3, Rail: 1, Device: "mlx5_0", QPNum: 17},
 			"virtual qp 3: rail 1 (mlx5_0 qp 17) is back in service"},
+		{ibverbx.PatienceFabric, "PatienceFabric"},
+		{ibverbx.PatienceFabric + 1, "unknown patience 3"},
+		{tagged.ForSends | tagged.ForReceives, "ForSends|ForReceives"},
+		{tagged.Use(8), "unknown use 0x8"},
+		{tagged.Info{Tag: 7, Length: 5}, "tag 0x7, 5 bytes"},
+		{shmem.SignalAdd, "SignalAdd"},
+		{shmem.SignalAdd + 1, "unknown signal op 2"},
 	} {
 		if got := c.value.String(); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
