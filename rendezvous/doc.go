@@ -38,8 +38,8 @@
 //     contain no control characters and are bounded in length.
 //   - A [Listener] greets all peers at the same time. Strangers, silence, noise and slow clients
 //     cost it no more than Config.MaxGreetings connections at a time, and keep no client out:
-//     further ones wait until a greeting ends, or until the oldest is a second old and is dropped. A
-//     slow client that is dropped gets [ErrGone], and may dial again. Accept returns only
+//     further ones wait until a greeting ends, or until the oldest is a second old and is dropped.
+//     A client that is dropped gets [ErrGone], and may dial again. Accept returns only
 //     conversations that have begun.
 //   - An error that one end finds is sent to the other, which returns it as a [*PeerError].
 //
