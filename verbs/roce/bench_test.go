@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
 )
 
 // BenchmarkWrite posts writes, a few at a time, and polls for their completions, between two NICs
@@ -86,5 +87,62 @@ func BenchmarkTurns(b *testing.B) {
 			_, err = pair[to].qp.PostRecv(recvs[to])
 			must(b, err)
 		}
+	}
+}
+
+// BenchmarkQueuePairs has many queue pairs write 64 KiB, two at a time each, to one NIC.
+func BenchmarkQueuePairs(b *testing.B) {
+	for _, count := range []int{1, 16, 1000} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			p := openNICs(b, Config{}, "127.0.0.1", "127.0.0.2")
+			const size = 1 << 16
+			from, to := newNode(b, p.Device(0), size), newNode(b, p.Device(1), size)
+			cq, err := from.dev.CreateCQ(verbs.CQConfig{Depth: 1 << 16})
+			must(b, err)
+			qps := make([]verbs.QP, count)
+			for i := range qps {
+				qps[i], err = from.pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+				must(b, err)
+				peer := to.newQP(b)
+				must(b, verbstest.Connect(qps[i], peer, verbstest.ConnectConfig{Port: 1}))
+				b.Cleanup(func() { must(b, peer.Close()) })
+			}
+			defer cq.Close()
+			b.SetBytes(size)
+			b.ResetTimer()
+			depth := max(2, 64/count)
+			var wcs [64]verbs.WC
+			wr := []verbs.SendWR{from.write(to, 0, size)}
+			posted, done := 0, 0
+			post := func(i int) {
+				if posted < b.N {
+					wr[0].ID = uint64(i)
+					_, err := qps[i].PostSend(wr)
+					must(b, err)
+					posted++
+				}
+			}
+			for range depth {
+				for i := range qps {
+					post(i)
+				}
+			}
+			for done < b.N {
+				n, err := cq.Poll(wcs[:])
+				must(b, err)
+				for _, wc := range wcs[:n] {
+					must(b, wc.Status.Err())
+					post(int(wc.ID))
+				}
+				done += n
+			}
+			b.StopTimer()
+			c, theirs := from.dev.Counters(), to.dev.Counters()
+			b.ReportMetric(float64(c.Resent)*100/float64(max(c.Sent, 1)), "%resent")
+			b.ReportMetric(float64(theirs.Overflowed), "overflowed")
+			for _, qp := range qps {
+				must(b, qp.Close())
+			}
+		})
 	}
 }

@@ -43,7 +43,8 @@ type Device struct {
 	sender sender
 	recv   receiver
 	timers timers
-	early  rc.Pool // the memory for packets that have arrived ahead of a gap
+	early  rc.Pool                   // the memory for packets that have arrived ahead of a gap
+	shares map[netip.AddrPort]*share // by the peer's address
 	counts Counters
 }
 

@@ -151,6 +151,13 @@
 // [Config].Strict makes each peer a foreign one: nothing is kept, so 2^24 packets take the place of
 // 2^24 / 4, and other processes of a peer's host stay indistinguishable from it.
 //
+// # Many queue pairs
+//
+// The queue pairs of a NIC that write to the same NIC share the receive buffer of its socket. When
+// they have more to send than it holds, they take turns. The buffer of a peer is taken to be as
+// large as this NIC's own: give both hosts the same net.core.rmem_max. Several NICs that write to
+// one do not share: what finds its buffer full is lost and sent again ([Counters].Overflowed).
+//
 // # What you must do
 //
 // The duties of package verbs apply. Close objects before their parents, and everything before the

@@ -31,6 +31,7 @@ type network struct {
 	coming   happenings
 	number   uint64 // of the next happening
 	describe bool
+	blind    bool // nobody looks at the NICs from within, which takes long for many queue pairs
 	provider Provider
 	broken   error // the first thing that was wrong with a NIC
 	scratch  rc.Batch
@@ -62,12 +63,17 @@ type networkNIC struct {
 	source netip.AddrPort // where its packets seem to come from
 	inbox  []udp.Datagram // what has arrived and was not received
 	taken  []udp.Datagram // by the last Recv
-	awake  bool           // the receiving goroutine will run
-	ringAt int64          // when the alarm goes off; rc.Never if it is not set
-	clogs  int            // how many times the send buffer is full
-	held   int64          // until when what goes out is held
-	losses []*loss
-	done   uint64 // what its queue pairs have done when somebody last looked
+	buffer int            // bytes that its queue pairs believe that an inbox holds
+	room   int            // bytes that the inbox holds; 0 is no bound
+	filled int            // bytes in the inbox
+	// dropped counts what found the inbox full.
+	dropped int
+	awake   bool  // the receiving goroutine will run
+	ringAt  int64 // when the alarm goes off; rc.Never if it is not set
+	clogs   int   // how many times the send buffer is full
+	held    int64 // until when what goes out is held
+	losses  []*loss
+	done    uint64 // what its queue pairs have done when somebody last looked
 }
 
 // loss is a time in which packets are lost.
@@ -98,7 +104,7 @@ func (n *network) newNIC(i int) *networkNIC {
 	if n.plan.OddPorts && n.rng.IntN(2) == 0 {
 		port = uint16(40000 + i)
 	}
-	x := &networkNIC{net: n, ringAt: rc.Never}
+	x := &networkNIC{net: n, ringAt: rc.Never, buffer: 1 << (16 + n.rng.IntN(5))}
 	x.Device = &Device{id: verbs.DeviceID(i), link: x, local: netip.AddrPortFrom(addr, port), netDev: "sim",
 		clock: func() int64 { return n.now }, cfg: Config{Window: 1 << (12 + n.rng.IntN(9))}}
 	x.source = x.local
@@ -155,6 +161,9 @@ func (n *network) Run(limit int) (moves int) {
 
 // look notes whether the queue pairs of a NIC have got on.
 func (n *network) look(x *networkNIC) {
+	if n.blind {
+		return
+	}
 	done := uint64(0)
 	for _, q := range x.qps.All {
 		c := &q.core
@@ -213,8 +222,12 @@ func (x *networkNIC) arrive(g udp.Datagram) {
 	if x.loses(func(l *loss) bool { return l.in }) {
 		return
 	}
-	x.inbox = append(x.inbox, g)
 	x.wake()
+	if x.room != 0 && x.filled+len(g.Data) > x.room {
+		x.dropped++
+		return
+	}
+	x.inbox, x.filled = append(x.inbox, g), x.filled+len(g.Data)
 }
 
 // wake has the receiving goroutine run soon.
@@ -292,6 +305,9 @@ func (x *networkNIC) Recv() (int, error) {
 	n := min(1+x.net.rng.IntN(16), len(x.inbox))
 	x.taken = append(x.taken[:0], x.inbox[:n]...)
 	x.inbox = x.inbox[:copy(x.inbox, x.inbox[n:])]
+	for i := range x.taken {
+		x.filled -= len(x.taken[i].Data)
+	}
 	return n, nil
 }
 
@@ -313,7 +329,7 @@ func (x *networkNIC) WaitWritable(time.Time) error { return errNoGoroutine }
 func (x *networkNIC) Yield() {}
 
 // Stats is a socket's.
-func (x *networkNIC) Stats() udp.Stats { return udp.Stats{RecvBuffer: 1 << 20, SendBuffer: 1 << 20} }
+func (x *networkNIC) Stats() udp.Stats { return udp.Stats{RecvBuffer: x.buffer, SendBuffer: 1 << 20} }
 
 // Close does nothing.
 func (x *networkNIC) Close() error { return nil }

@@ -26,15 +26,20 @@ type QP struct {
 	// peerPort is the port that the peer sends from, once it is known to be an end of this package;
 	// 0 before.
 	peerPort uint16
+	// underWay is what the queue pair has under way, bytes, of which each packet counts cost.
+	underWay, cost int
+	// waits is set while the queue pair waits in its share.
+	waits bool
 	// blocked is set while the queue pair waits for room in the socket's send buffer.
 	blocked bool
 }
 
 // path is the way to the peer.
 type path struct {
-	to   destination // nil until the address handle is set
-	peer netip.AddrPort
-	out  wire.Flow
+	to    destination // nil until the address handle is set
+	peer  netip.AddrPort
+	share *share
+	out   wire.Flow
 	// in is the flow of arriving packets, from the port that the last one came from.
 	in     wire.Flow
 	inPort uint16
@@ -110,6 +115,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 		if err != nil {
 			return err
 		}
+		q.leaveShare()
 		found.to, q.path = q.path.to, way // the one before is closed
 	}
 	if next != verbs.StateReset && next != verbs.StateErr {
@@ -140,12 +146,23 @@ func (q *QP) pathOf(found route, attr *verbs.QPAttr, mask verbs.QPAttrMask) (pat
 		return path{}, q.core.Err(op, verbs.ErrInvalid, fmt.Sprintf("path MTU %v, the way from %v to %v "+
 			"carries %v", mtu, d.local.Addr(), to.Addr().Addr(), found.mtu))
 	}
-	return path{to: to, peer: to.Addr(), out: wire.NewFlow(to.Source(), to.Addr())}, nil
+	q.cost = max(mtu.Bytes(), leastCost)
+	return path{to: to, peer: to.Addr(), share: d.takeShare(to.Addr()),
+		out: wire.NewFlow(to.Source(), to.Addr())}, nil
+}
+
+// leaveShare ends what the queue pair shares with others.
+func (q *QP) leaveShare() {
+	if share := q.path.share; share != nil {
+		q.path.share = nil
+		share.leave(q)
+	}
 }
 
 // forget forgets the peer, and what waits to be sent to it.
 func (q *QP) forget() {
 	q.dev.sender.forget(q)
+	q.leaveShare()
 	if q.path.to != nil {
 		q.path.to.Close()
 	}
@@ -242,6 +259,9 @@ func (d *Device) overrun(c *nic.CQ) {
 		if q.core.Uses(c) && q.core.State != verbs.StateErr && q.core.State != verbs.StateReset {
 			q.engine.Fail()
 			(*sink)(q).Raise(verbs.EventQPFatal)
+			if share := q.path.share; share != nil {
+				share.note(q)
+			}
 		}
 	}
 }

@@ -44,9 +44,15 @@ func deafNIC(t testing.TB, wrap func(*Device, link) link) *Device {
 // openVirtual makes two NICs on a network in virtual time that does no harm.
 func openVirtual(t testing.TB, cfg Config) *network {
 	t.Helper()
-	n := newNetwork(&sim.NetworkPlan{NICs: 2, Latency: 5 * time.Microsecond, Bursts: true}).(*network)
+	return openVirtualNICs(t, cfg, 2)
+}
+
+// openVirtualNICs makes so many.
+func openVirtualNICs(t testing.TB, cfg Config, nics int) *network {
+	t.Helper()
+	n := newNetwork(&sim.NetworkPlan{NICs: nics, Latency: 5 * time.Microsecond, Bursts: true}).(*network)
 	for _, x := range n.nics {
-		x.cfg = cfg
+		x.cfg, x.buffer = cfg, 1<<20
 	}
 	t.Cleanup(func() { must(t, n.Close()) })
 	return n

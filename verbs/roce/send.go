@@ -51,13 +51,32 @@ func (s *sender) init(d *Device) {
 	}
 }
 
-// transmit sends what a queue pair has to send, and sets its timer.
+// transmit sends what a queue pair has to send and may, and sets its timer; then those send that
+// wait for the room of what it has under way no more.
 func (q *QP) transmit() {
+	share := q.path.share
+	if share == nil {
+		q.transmitUpTo(0)
+		return
+	}
+	share.note(q)
+	most := 0
+	if share.head == len(share.waiting) {
+		most = share.room(q)
+	}
+	q.transmitUpTo(most)
+	share.serve()
+}
+
+// transmitUpTo sends what a queue pair has to send, puts so many packets under way at most, and
+// sets its timer.
+func (q *QP) transmitUpTo(most int) {
 	d := q.dev
 	s := &d.sender
 	q.ackDelayed = false
 	if q.path.to != nil && !q.blocked {
 		now := d.now()
+		q.engine.Allow(most)
 		for more := true; more; {
 			if len(s.backlog) != 0 {
 				q.blocked = true
@@ -67,6 +86,10 @@ func (q *QP) transmit() {
 			more = q.engine.Transmit(now, &s.batch)
 			s.send(q)
 		}
+		q.path.share.note(q)
+		if q.engine.HeldBack() {
+			q.path.share.wait(q)
+		}
 	}
 	d.timers.arm(&q.timer, q.engine.Deadline())
 }
@@ -75,6 +98,8 @@ func (q *QP) transmit() {
 func (s *sender) delayAck(q *QP) {
 	q.ackDelayed = true
 	s.delayed = append(s.delayed, q)
+	q.path.share.note(q)
+	q.path.share.serve()
 	s.dev.timers.arm(&q.timer, q.engine.Deadline())
 }
 

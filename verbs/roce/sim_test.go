@@ -51,7 +51,7 @@ func (n *network) Check() error { return n.broken }
 
 // inspect checks a NIC after something has happened to it.
 func (n *network) inspect(x *networkNIC) {
-	if n.broken == nil {
+	if n.broken == nil && !n.blind {
 		n.broken = x.wrong()
 	}
 }
@@ -77,9 +77,35 @@ func (x *networkNIC) wrong() error {
 		return fmt.Errorf("%s: the first of %d timers is due at %d, the alarm goes off at %d, now is %d",
 			x.Name(), len(x.timers.heap), first, x.ringAt, n.now)
 	}
+	used := map[*share]int{}
 	for _, q := range x.qps.All {
 		if err := q.wrong(n); err != nil {
 			return fmt.Errorf("%s qp %d: %w", x.Name(), q.Num(), err)
+		}
+		used[q.path.share] += q.engine.UnderWay() * q.cost
+	}
+	for _, s := range x.shares {
+		if err := s.wrong(used[s]); err != nil {
+			return fmt.Errorf("%s: %w", x.Name(), err)
+		}
+	}
+	return nil
+}
+
+// wrong says what is wrong with a share, whose queue pairs have so many bytes under way.
+func (s *share) wrong(used int) error {
+	switch {
+	case s.used != used:
+		return fmt.Errorf("%d bytes are under way to %v, and %d are counted", used, s.peer, s.used)
+	case s.head == len(s.waiting):
+		return nil
+	case s.room(s.waiting[s.head]) >= turn:
+		return fmt.Errorf("%d queue pairs wait for room towards %v, and there is some", len(s.waiting)-s.head,
+			s.peer)
+	}
+	for _, q := range s.waiting[s.head:] {
+		if !q.waits || q.path.share != s {
+			return errors.New("a queue pair waits that does not")
 		}
 	}
 	return nil
@@ -108,6 +134,9 @@ func (q *QP) wrong(n *network) error {
 		return nil
 	case q.ackDelayed:
 		return q.wrongToDelay()
+	}
+	if q.engine.HeldBack() && !q.waits {
+		return errors.New("it is held back, and does not wait")
 	}
 	for range 2 { // requests and answers take turns at being first, which two calls leave as it was
 		q.engine.Transmit(n.now, &n.scratch)

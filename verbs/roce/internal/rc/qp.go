@@ -50,6 +50,10 @@ type QP struct {
 	turn  bool  // requests come before answers in the next batch
 	// announcing is set while requests that are sent for the first time announce this end.
 	announcing bool
+	// allowed is how many more numbers may be put under way, and heldBack set if that kept one from
+	// being sent: see Allow.
+	allowed  int
+	heldBack bool
 
 	req     requester
 	resp    responder
@@ -87,8 +91,28 @@ func New(cfg Config) *QP {
 	if cfg.Pool == nil {
 		cfg.Pool = new(Pool)
 	}
-	return &QP{QP: cfg.QP, cfg: cfg}
+	return &QP{QP: cfg.QP, cfg: cfg, allowed: math.MaxInt}
 }
+
+// Allow bounds how many numbers the calls of Transmit put under way from now on, beside what the
+// window allows. The oldest number that is lost may always be sent again. Without Allow there is no
+// bound.
+func (q *QP) Allow(numbers int) { q.allowed, q.heldBack = numbers, false }
+
+// HeldBack reports whether more would have left since Allow was called if that had allowed more.
+func (q *QP) HeldBack() bool { return q.heldBack }
+
+// UnderWay returns how many numbers are under way, as far as the peer is known to run: a peer that
+// was silent for silentProbes probes is given up for those who share its room with this QP.
+func (q *QP) UnderWay() int {
+	if q.req.timers.probes >= silentProbes {
+		return 0
+	}
+	return q.req.flying
+}
+
+// silentProbes is some hundred milliseconds.
+const silentProbes = 4
 
 // Stats returns the counters.
 func (q *QP) Stats() Stats { return q.stats }
@@ -119,7 +143,7 @@ func (q *QP) Enter(now int64, state verbs.QPState) {
 	case verbs.StateReset:
 		q.Reset()
 		q.resp.stop()
-		*q = QP{QP: q.QP, cfg: q.cfg, stats: q.stats}
+		*q = QP{QP: q.QP, cfg: q.cfg, stats: q.stats, allowed: q.allowed}
 		return
 	case verbs.StateErr:
 		q.Fail()

@@ -171,6 +171,10 @@ func (q *QP) resendNext(b *Batch) bool {
 	if r.resend != r.una && r.flying >= q.windowFor(s) {
 		return false
 	}
+	if r.resend != r.una && q.allowed <= 0 {
+		q.heldBack = true
+		return false
+	}
 	n := 1
 	if s.Opcode == verbs.OpRDMARead {
 		part := r.readOf(r.resend)
@@ -188,6 +192,7 @@ func (q *QP) resendNext(b *Batch) bool {
 	}
 	r.lost -= n
 	r.flying += n
+	q.allowed -= n
 	q.stats.Resent += uint64(n)
 	return true
 }
@@ -219,6 +224,11 @@ func (q *QP) sendNext(b *Batch) bool {
 			return false
 		}
 	}
+	if q.allowed <= 0 {
+		q.heldBack = true
+		return false
+	}
+	n = min(n, q.allowed)
 	if !q.send(b, slot, s, sp, r.next, n) {
 		return false
 	}
@@ -235,6 +245,7 @@ func (q *QP) sendNext(b *Batch) bool {
 		r.next++
 	}
 	r.flying += n
+	q.allowed -= n
 	if r.next == sp.end {
 		r.sending++ // before the next send, when its slot may be in use again
 	}
@@ -366,7 +377,7 @@ func (q *QP) wantsAck(s *nic.SendSlot, n seq, isLast bool) bool {
 	}
 	r.quiet++
 	if isLast && (n+1 == r.end || q.Signaled(s)) ||
-		n < r.next || r.quiet >= every || r.flying+1 >= min(q.window(), q.trackLimit()) ||
+		n < r.next || r.quiet >= every || q.allowed <= 1 || r.flying+1 >= min(q.window(), q.trackLimit()) ||
 		int(n+1-r.una) >= q.trackLimit() {
 		r.quiet = 0
 		return true
