@@ -11,10 +11,10 @@
 //
 // # The model
 //
-// A [Device] is one local address and the sockets on it. Its GID is that address; queue pairs of any two
-// devices connect by GID and number, as on every NIC. Several addresses are several NICs. Queue
-// pairs are state machines without a socket (internal/rc). Packets and their checksum have a
-// separate package (internal/wire), and so has the socket (internal/udp).
+// A [Device] is one local address and the sockets on it. Its GID is that address; queue pairs of
+// any two devices connect by GID and number, as on every NIC. Several addresses are several NICs.
+// Queue pairs are state machines without a socket (internal/rc). Packets and their checksum have a
+// separate package (internal/wire), and so have the sockets (internal/udp).
 //
 // # Ports
 //
@@ -122,12 +122,13 @@
 // trust.
 //
 // Someone who can only send, with the address of a peer, has to guess: the number of the queue pair
-// and the peer's present packet number, which have 24 bits each, and a key of 32 bits to write where
-// the peer does not. Packets from other addresses are dropped without an answer, and nothing is ever
-// sent to an address that is not a peer's. Once a peer is known to be an end of this package, it keeps
-// to the port that it sends from, and other processes of its host are strangers too; until then,
-// and if the peer is foreign, they cannot be distinguished from it. If the peer's GID names a port,
-// they are strangers from the start. One who knows the number of the queue pair needs, on average:
+// and the peer's present packet number, which have 24 bits each, and a key of 32 bits to write
+// where the peer does not. Packets from other addresses are dropped without an answer, and nothing
+// is ever sent to an address that is not a peer's. Once a peer is known to be an end of this
+// package, it keeps to the port that it sends from, and other processes of its host are strangers
+// too; until then, and if the peer is foreign, they cannot be distinguished from it. If the peer's
+// GID names a port, they are strangers from the start. One who knows the number of the queue pair
+// needs, on average:
 //
 //	to have                              between ends of this package    with a foreign peer
 //	other data arrive in the peer's      2^24 / 4: 4 million packets     2^24: 17 million

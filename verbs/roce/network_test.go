@@ -428,8 +428,8 @@ func (p *networkPath) disguise(packet []byte) {
 	binary.LittleEndian.PutUint32(packet[end:], p.seeming.Sum(id, packet[:12], packet[12:end], 0))
 }
 
-// forge has another NIC send what this one sends, from the same port, but with other bytes, a little
-// earlier.
+// forge has another NIC send what this one sends, from the same port, but with other bytes, a
+// little earlier.
 func (p *networkPath) forge(to *networkNIC, packet []byte) {
 	n := p.from.net
 	forger := n.nics[n.rng.IntN(len(n.nics))]

@@ -94,7 +94,8 @@ func TestManyQueuePairs(t *testing.T) {
 	s := c.from[0].dev.Counters()
 	speed := float64(c.total) / float64(took) / (2000 / float64(one))
 	t.Logf("%d queue pairs: %d to %d writes each, %.2f of what one reaches; %d of %d packets resent, "+
-		"%d dropped, %d timeouts", count, least, most, speed, s.Resent, s.Sent, c.net.nics[1].dropped, s.Timeouts)
+		"%d dropped, %d timeouts", count, least, most, speed, s.Resent, s.Sent, c.net.nics[1].dropped,
+		s.Timeouts)
 	if s.Resent*100 > s.Sent || least*2 < most || speed < 0.7 {
 		t.Error("too many lost, or unfair, or slow")
 	}

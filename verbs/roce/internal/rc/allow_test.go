@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// A queue pair puts no more under way than its owner allows, asks for an acknowledgement of the last
-// of that, and says that more would leave. Reads are asked for in shorter parts.
+// A queue pair puts no more under way than its owner allows, asks for an acknowledgement of the
+// last of that, and says that more would leave. Reads are asked for in shorter parts.
 func TestAllow(t *testing.T) {
 	bothKinds(t, func(t *testing.T, ours bool) {
 		for name, ask := range map[string]func(e, peer *end) verbs.SendWR{
@@ -40,7 +40,8 @@ func TestAllow(t *testing.T) {
 				n.run()
 				a.wantStatuses(success(1)...)
 				if a.q.HeldBack() || a.q.UnderWay() != 0 {
-					t.Errorf("in the end %d numbers are under way; held back: %v", a.q.UnderWay(), a.q.HeldBack())
+					t.Errorf("in the end %d numbers are under way; held back: %v", a.q.UnderWay(),
+						a.q.HeldBack())
 				}
 			})
 		}

@@ -47,9 +47,10 @@
 //
 // # What a caller must do
 //
-// Any number of goroutines may use a Conn. Close every Destination. A Destination, and a Batch, belong to one goroutine at a
-// time; different ones of the same Conn work at once. One goroutine at a time waits in
-// WaitReadable, and one in WaitWritable. Close may be called at any time and ends them all.
+// Any number of goroutines may use a Conn. Close every Destination. A Destination, and a Batch,
+// belong to one goroutine at a time; different ones of the same Conn work at once. One goroutine at
+// a time waits in WaitReadable, and one in WaitWritable. Close may be called at any time and ends
+// them all.
 //
 // When Send returns, it no longer needs the packets' memory. Recv's datagrams are memory of the
 // Batch, valid until its next Recv.

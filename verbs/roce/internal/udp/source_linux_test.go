@@ -148,7 +148,8 @@ func TestFlowLabelTaken(t *testing.T) {
 	lease[20], lease[21] = 0, 1                    // IPV6_FL_A_GET, IPV6_FL_S_EXCL
 	binary.NativeEndian.PutUint16(lease[22:], 1|2) // IPV6_FL_F_CREATE, IPV6_FL_F_EXCL
 	const manager = 32                             // IPV6_FLOWLABEL_MGR
-	if err := unix.SetsockoptString(int(owner.file.Fd()), unix.IPPROTO_IPV6, manager, string(lease)); err != nil {
+	err := unix.SetsockoptString(int(owner.file.Fd()), unix.IPPROTO_IPV6, manager, string(lease))
+	if err != nil {
 		t.Skipf("the kernel leases no flow label: %v", err)
 	}
 	d, err := c.NewDestination(peer.at, Way{FlowLabel: label})
