@@ -5,7 +5,7 @@
 //
 // A seed decides everything: the NICs and hosts; the virtual CQs, some of them shared, some polled
 // directly; one to three connections of one to six rails, each with scheme, fragment size, limits,
-// credits, first number and cards; and a list of events (event.go). An event posts, polls, lets the
+// credits, first number and cards; and a list of events (plan.go). An event posts, polls, lets the
 // fabric move, puts a fault in force (package lab), breaks the rules as a peer (hostile_peer.go),
 // makes wrong calls (refusals.go), or resets, connects, drains and closes
 // (connect.go, reset_drain_close.go). The fabric is stepped: the landing of data, its
@@ -20,7 +20,7 @@
 // physical request and completion, so the model knows which requests the NICs hold (on_wire.go,
 // dqplb_number.go). Every request has its own memory (request_memory.go), so the model knows what
 // each byte must be. The promises (world.go) are checked when a request goes out, when a completion
-// is polled (completion.go, poll.go), and when nothing moves any more (settle.go, final_checks.go).
+// is polled (completion.go, poll.go), and when nothing moves any more (finish.go).
 //
 // A connection may fail only because of a fault that concerns it: every fault records which
 // connections it may fail, and any other failure is a broken promise. So a fault on one connection

@@ -155,3 +155,119 @@ func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 var Game = lab.Game("TestSimulation", "./test/sim", newPlan, (*plan).run)
 
 func sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
+
+// Columns of events beside those of the moods: worlds whose rails die, and those in which a peer
+// breaks the rules, too.
+const (
+	railsDie = 3 + iota
+	railsDieHostile
+)
+
+// events are what happens, and how often in each mood: calm, faulty, hostile, and where rails die.
+var events = []lab.Kind[*end]{
+	{Name: "step", Often: []int{400, 400, 400, 420, 420},
+		Do: func(e *end) { e.w.Steps(1 + e.w.Rng.IntN(8)) }},
+	{Name: "post send", Often: []int{160, 160, 160, 170, 170},
+		Do: func(e *end) { e.postSends(1 + e.w.Rng.IntN(4)) }},
+	{Name: "post recv", Often: []int{130, 130, 130, 140, 140},
+		Do: func(e *end) { e.postRecvs(1 + e.w.Rng.IntN(3)) }},
+	{Name: "burst", Often: []int{3, 3, 3, 3, 3}, Do: (*end).burst},
+	{Name: "poll", Often: []int{180, 180, 180, 230, 230}, Do: func(e *end) { e.cq.poll() }},
+	{Name: "look", Often: []int{8, 8, 8, 8, 8}, Do: (*end).look},
+	{Name: "slow", Often: []int{12, 8, 5, 8, 8}, Do: func(e *end) { e.w.slow(e) }},
+	{Name: "strike", Often: []int{0, 14, 4, 36, 36}, Do: func(e *end) { e.w.strike(e) }},
+	{Name: "heal", Often: []int{12, 14, 10, 12, 12}, Do: func(e *end) { e.w.Heal() }},
+	{Name: "reset", Often: []int{5, 10, 10, 2, 2}, Do: (*end).reset},
+	{Name: "connect", Often: []int{40, 40, 40, 40, 40}, Do: func(e *end) { e.w.reconnect(e.conn) }},
+	{Name: "renew", Often: []int{3, 8, 8, 8, 8}, Do: func(e *end) { e.w.renew(e.conn) }},
+	{Name: "drain", Often: []int{3, 5, 3, 2, 2}, Do: (*end).drain},
+	{Name: "close", Often: []int{1, 3, 2, 1, 1}, Do: (*end).close},
+	{Name: "break rules", Often: []int{0, 0, 14, 0, 12}, Do: func(e *end) { e.w.breakRules(e) }},
+	{Name: "replay", Often: []int{3, 4, 10, 3, 3}, Do: func(e *end) { e.w.replay(e) }},
+}
+
+// renew resets both ends and connects them again. What was closed is made anew.
+func (w *world) renew(c *conn) {
+	for _, e := range c.ends {
+		if e.state != closed {
+			e.reset()
+		}
+	}
+	w.reconnect(c)
+	w.replace(c)
+}
+
+// FailoverGame is the simulation of connections that go on when a rail dies.
+var FailoverGame = lab.Game("TestFailover", "./test/sim", newFailoverPlan, (*plan).run)
+
+// newFailoverPlan is a world whose rails die. Most of its connections have failover at both ends.
+func newFailoverPlan(seed uint64) *plan {
+	p := newPlan(seed)
+	rng := rand.New(rand.NewPCG(seed, 0x6661696c6f766572))
+	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
+	p.Mood = lab.Faulty
+	hosts := [][]int{{1, 1}, {2, 2}, {2, 2}, {3, 3}, {1, 2}}
+	p.Hosts = hosts[rng.IntN(len(hosts))]
+	p.cqs, p.direct, p.conns = nil, nil, nil
+	for h := range p.Hosts {
+		for range pick(1, 1, 2) {
+			p.cqs = append(p.cqs, h)
+			p.direct = append(p.direct, rng.IntN(10) == 0)
+		}
+	}
+	for range pick(1, 1, 1, 2) {
+		p.conns = append(p.conns, p.makeFailoverConn(rng))
+	}
+	column := railsDie
+	if rng.IntN(10) == 0 {
+		p.Mood, column = lab.Hostile, railsDieHostile
+	}
+	p.Events = lab.DrawEvents(rng, events, column, 80, 160, 320)
+	p.balance()
+	return p
+}
+
+func (p *plan) makeFailoverConn(rng *rand.Rand) connPlan {
+	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
+	c := p.makeConn(rng)
+	c.strip = rng.IntN(16) == 0
+	for p.cqs[c.cqs[0]] == p.cqs[c.cqs[1]] && rng.IntN(4) != 0 {
+		c.cqs[1] = rng.IntN(len(p.cqs)) // mostly between hosts
+	}
+	c.rails = pick(2, 2, 3, 4, 4, 6)
+	for i := range c.cfg {
+		cfg := &c.cfg[i]
+		cfg.QPsPerDevice = 0
+		cfg.NoNotifyQP = c.cfg[0].NoNotifyQP && rng.IntN(2) == 0
+		cfg.Conn.RNRRetry = 0
+		cfg.Failback = time.Duration(pick(-1, 0, int(300*time.Microsecond), int(time.Millisecond)))
+		if i == 1 && rng.IntN(4) != 0 {
+			cfg.Failback = c.cfg[0].Failback
+		}
+		if c.strip {
+			cfg.Testing.FirstNumber, cfg.Credits = 0, max(cfg.Credits, 2)
+		}
+		c.failover[i] = rng.IntN(12) != 0
+	}
+	c.cfg[1].NoNotifyQP = c.cfg[0].NoNotifyQP
+	c.byHand = [2][]int{}
+	p.makeRails(rng, &c)
+	for range 3 { // mostly by Domain.NewQP, which makes more of them
+		if c.byHand[0] == nil || rng.IntN(3) == 0 {
+			break
+		}
+		c.byHand = [2][]int{}
+		p.makeRails(rng, &c)
+	}
+	if c.byHand[0] != nil {
+		c.cfg[0].Scheme, c.cfg[1].Scheme = ibverbx.DQPLB, ibverbx.DQPLB
+	}
+	ports := rand.New(rand.NewPCG(p.Seed, uint64(len(p.conns))))
+	for i := range c.cfg {
+		of := []time.Duration{-1, 0, 1, 100 * time.Microsecond, time.Millisecond}
+		c.cfg[i].PortTimeout = of[ports.IntN(len(of))]
+	}
+	c.short = rng.IntN(3) == 0
+	c.late = c.cfg[0].Scheme == ibverbx.DQPLB && rng.IntN(3) == 0
+	return c
+}

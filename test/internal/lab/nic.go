@@ -2,6 +2,7 @@ package lab
 
 import (
 	"fmt"
+	"slices"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
@@ -89,3 +90,109 @@ func (q *QP) Device() verbs.Device { return q.NIC }
 
 // String names the queue pair.
 func (q *QP) String() string { return fmt.Sprintf("%s qp %d", q.NIC.Name(), q.Num()) }
+
+func refuse(with []error, times ...int) func(*Testbed, *QP) func() {
+	return func(t *Testbed, q *QP) func() { return q.QP.(*frailQP).sends.begin(t, with, times) }
+}
+
+func refuseRecv(with []error, times ...int) func(*Testbed, *QP) func() {
+	return func(t *Testbed, q *QP) func() { return q.QP.(*frailQP).recvs.begin(t, with, times) }
+}
+
+// frailQP is a queue pair of a NIC that refuses posts and alters requests as faults say. On a
+// network it also translates packet sequence numbers: the library draws them, and they decide there
+// which late packets are taken for what, so they must follow from the seed.
+type frailQP struct {
+	verbs.QP
+	psns         *psns // nil on NICs of package soft
+	sends, recvs refusals
+
+	// Of the requests that match, skip pass, and altered have flip turned round in the immediate.
+	match         func(*verbs.SendWR) bool
+	skip, altered int
+	flip          uint32
+}
+
+// refusals are posts to be refused.
+type refusals struct {
+	skip, left int
+	err        error
+}
+
+func (r *refusals) begin(t *Testbed, with []error, times []int) (undo func()) {
+	*r = refusals{skip: t.Rng.IntN(4), left: t.Pick(times...), err: with[t.Rng.IntN(len(with))]}
+	return func() { r.left = 0 }
+}
+
+// among counts requests that are posted, and returns which is refused; n if none is.
+func (r *refusals) among(n int) (int, error) {
+	if r.left == 0 || r.skip >= n {
+		r.skip -= min(n, r.skip)
+		return n, nil
+	}
+	at := r.skip
+	r.skip = 0
+	r.left--
+	return at, fmt.Errorf("injected: %w", r.err)
+}
+
+// PostSend posts what no fault refuses.
+func (q *frailQP) PostSend(wrs []verbs.SendWR) (int, error) {
+	ok, refusal := q.sends.among(len(wrs))
+	wrs = wrs[:ok]
+	if q.altered != 0 {
+		wrs = slices.Clone(wrs)
+		for i := range wrs {
+			q.change(&wrs[i])
+		}
+	}
+	if n, err := q.QP.PostSend(wrs); err != nil {
+		return n, err
+	}
+	return ok, refusal
+}
+
+// change alters a request if its turn has come.
+func (q *frailQP) change(wr *verbs.SendWR) {
+	switch {
+	case q.altered == 0 || !q.match(wr):
+	case q.skip > 0:
+		q.skip--
+	default:
+		q.altered--
+		wr.Imm ^= q.flip
+	}
+}
+
+// PostRecv posts what no fault refuses.
+func (q *frailQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
+	ok, refusal := q.recvs.among(len(wrs))
+	if n, err := q.QP.PostRecv(wrs[:ok]); err != nil {
+		return n, err
+	}
+	return ok, refusal
+}
+
+// Modify translates the first packet sequence numbers.
+func (q *frailQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	if q.psns == nil {
+		return q.QP.Modify(attr, mask)
+	}
+	a := *attr
+	if mask&verbs.QPAttrRQPSN != 0 {
+		a.RQPSN = q.psns.translate(a.DestQPNum, a.RQPSN)
+	}
+	if mask&verbs.QPAttrSQPSN != 0 {
+		a.SQPSN = q.psns.translate(q.Num(), a.SQPSN)
+	}
+	return q.QP.Modify(&a, mask)
+}
+
+// Alter has flip turned round in the immediates of some requests that a queue pair posts: of those
+// that match, a few after the next few.
+func (t *Testbed) Alter(c *Conn, q *QP, match func(*verbs.SendWR) bool, flip uint32) {
+	f := q.QP.(*frailQP)
+	f.match, f.skip, f.altered, f.flip = match, t.Rng.IntN(3), t.Pick(1, 3), flip
+	t.Strikes = append(t.Strikes, &Strike{Fault: &Fault{Name: "alter"}, Conn: c, nic: q.NIC,
+		undo: func() { f.altered = 0 }})
+}
