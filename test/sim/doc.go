@@ -8,7 +8,7 @@
 // credits, first number and cards; and a list of events (plan.go). An event posts, polls, lets the
 // fabric move, puts a fault in force (package lab), breaks the rules as a peer (hostile_peer.go),
 // makes wrong calls (refusals.go), or resets, connects, drains and closes
-// (connect.go, reset_drain_close.go). The fabric is stepped: the landing of data, its
+// (session.go). The fabric is stepped: the landing of data, its
 // acknowledgement, and the visibility of a completion are separate actions, in random order.
 //
 // Package verbs/roce plays the same worlds over its own NICs ([Over]), on a network in virtual time

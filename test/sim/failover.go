@@ -31,16 +31,12 @@ func (c *conn) touch(q *wire, why string) {
 
 // spared says whether a rail of each kind is untouched.
 func (c *conn) spared() bool {
-	var have [wireKinds]bool
+	var needed, spared [wireKinds]bool
 	for _, q := range c.ends[0].wires {
-		have[q.kind()] = have[q.kind()] || !q.touched
+		k := q.kind()
+		needed[k], spared[k] = true, spared[k] || !q.touched
 	}
-	for k := range have {
-		if c.ends[0].needs(wireKind(k)) && !have[k] {
-			return false
-		}
-	}
-	return true
+	return needed == spared
 }
 
 // wireKind is what a queue pair carries.
@@ -60,26 +56,11 @@ func (q *wire) kind() wireKind {
 	switch {
 	case i < 0:
 		return wireData
-	case e.vq.Scheme() == ibverbx.DQPLB:
-		return wireSends
-	case e.conn.plan.cfg[0].NoNotifyQP:
-		return wireSends
-	case i == 0:
-		return wireNotify
-	case i <= (len(e.wires)-e.conn.plan.rails)/2:
+	case e.vq.Scheme() == ibverbx.DQPLB, e.conn.plan.cfg[0].NoNotifyQP,
+		i != 0 && i <= (len(e.wires)-e.conn.plan.rails)/2:
 		return wireSends
 	}
 	return wireNotify
-}
-
-// needs says whether an end works only with a queue pair of a kind.
-func (e *end) needs(k wireKind) bool {
-	for _, q := range e.wires {
-		if q.kind() == k {
-			return true
-		}
-	}
-	return false
 }
 
 // onRail checks what the program is told of a rail: it is lost and comes back in turns.
@@ -250,34 +231,26 @@ func (w *world) drawRailFault(e *end) (*wire, *lab.Fault) {
 // wouldSpare says whether a fault leaves a rail of each kind to every connection with failover that
 // has one now.
 func (w *world) wouldSpare(q *wire, f *lab.Fault) bool {
-	touched := map[*wire]bool{}
-	add := func(q *wire) {
-		if !q.touched {
-			touched[q] = true
-		}
-		if q.pair != nil && !q.pair.touched {
-			touched[q.pair] = true
-		}
-	}
-	add(q)
-	w.eachUnder(q, f, add)
-	mark := func(to bool) {
-		for q := range touched {
-			q.touched = to
-		}
-	}
 	var before []*conn
 	for _, c := range w.conns {
 		if c.failover && c.spared() {
 			before = append(before, c)
 		}
 	}
-	mark(true)
-	ok := true
-	for _, c := range before {
-		ok = ok && c.spared()
+	var touched []*wire
+	touch := func(q *wire) {
+		for _, q := range []*wire{q, q.pair} {
+			if q != nil && !q.touched {
+				q.touched, touched = true, append(touched, q)
+			}
+		}
 	}
-	mark(false)
+	touch(q)
+	w.eachUnder(q, f, touch)
+	ok := !slices.ContainsFunc(before, func(c *conn) bool { return !c.spared() })
+	for _, q := range touched {
+		q.touched = false
+	}
 	return ok
 }
 

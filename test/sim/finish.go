@@ -107,8 +107,8 @@ func (e *end) sendMissing(message bool) int {
 	if e.state != connected || e.vq.Err() != nil {
 		return 0
 	}
-	s := &send{index: len(e.sends), session: e.sessionNo, op: verbs.OpRDMAWriteWithImm,
-		flags: verbs.SendSignaled, length: 1, imm: 5}
+	s := e.newSend(verbs.OpRDMAWriteWithImm, 5)
+	s.length = 1
 	if message {
 		s.op = verbs.OpSend
 	}
@@ -285,12 +285,9 @@ func (e *end) checkPlaced() {
 
 // onlyUnsignaled says whether all outstanding requests are unsignaled.
 func (e *end) onlyUnsignaled() bool {
-	for _, s := range e.sends[e.sendHead:] {
-		if s.flags&verbs.SendSignaled != 0 {
-			return false
-		}
-	}
-	return e.sendHead != len(e.sends)
+	open := e.sends[e.sendHead:]
+	signaled := func(s *send) bool { return s.flags&verbs.SendSignaled != 0 }
+	return len(open) != 0 && !slices.ContainsFunc(open, signaled)
 }
 
 // closeAll closes everything, in an order that is drawn.

@@ -113,20 +113,17 @@ func (l *wireLife) dead() bool {
 	return true
 }
 
-// sendsHeld and recvsHeld are how many requests have not come back.
-func (l *wireLife) sendsHeld() int {
+// held is how many of the queue pair's requests have not come back in this life.
+func (l *wireLife) held(of []posted) int {
 	if l.over {
 		return 0
 	}
-	return len(l.q.sends)
+	return len(of)
 }
 
-func (l *wireLife) recvsHeld() int {
-	if l.over {
-		return 0
-	}
-	return len(l.q.recvs)
-}
+func (l *wireLife) sendsHeld() int { return l.held(l.q.sends) }
+
+func (l *wireLife) recvsHeld() int { return l.held(l.q.recvs) }
 
 // settled says whether everything is known of what went out: the queue pair is dead and all that it
 // held has come back, at both ends.

@@ -107,11 +107,14 @@ func keep(list []*send, n int) []*send {
 	return list
 }
 
+func (e *end) newSend(op verbs.Opcode, imm uint32) *send {
+	return &send{index: len(e.sends), session: e.sessionNo, op: op, flags: verbs.SendSignaled, imm: imm}
+}
+
 // makeSend draws a request and records it.
 func (e *end) makeSend() (ibverbx.SendWR, bool) {
 	op := e.drawOpcode()
-	s := &send{index: len(e.sends), session: e.sessionNo, op: op, flags: verbs.SendSignaled,
-		imm: uint32(e.w.Rng.IntN(3)) * e.w.Rng.Uint32()}
+	s := e.newSend(op, uint32(e.w.Rng.IntN(3))*e.w.Rng.Uint32())
 	if e.w.Rng.IntN(8) == 0 {
 		s.flags |= verbs.SendFence
 	}
@@ -252,8 +255,8 @@ func (e *end) enter(s *send) {
 func (e *end) burst() {
 	var wrs []ibverbx.SendWR
 	for range 60 + e.w.Rng.IntN(80) {
-		s := &send{index: len(e.sends), session: e.sessionNo, op: verbs.OpRDMAWrite,
-			flags: verbs.SendSignaled, length: 1 + e.w.Rng.IntN(8), imm: 1}
+		s := e.newSend(verbs.OpRDMAWrite, 1)
+		s.length = 1 + e.w.Rng.IntN(8)
 		if e.w.Rng.IntN(8) == 0 && e.notifies() {
 			s.op = verbs.OpRDMAWriteWithImm
 		}
@@ -264,8 +267,7 @@ func (e *end) burst() {
 			break
 		}
 		s.local, s.remote, s.key = []lab.Span{local}, remote, e.host.Memory.FillDrawn(local, e.w.Rng)
-		wr.Local, wr.Remote = e.host.Segment(local),
-			e.peer.host.RemoteSegment(remote)
+		wr.Local, wr.Remote = e.host.Segment(local), e.peer.host.RemoteSegment(remote)
 		e.enter(s)
 		wrs = append(wrs, wr)
 	}

@@ -15,11 +15,7 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 	if !ok {
 		return false
 	}
-	if !own.Untouched(all) {
-		e.w.Broken(lab.Ownership,
-			"%v: memory was written to before it was given to a request: bytes %d to %d",
-			e, all.Off, all.Off+all.N)
-	}
+	e.mustBeUntouched(own, all)
 	s.local = []lab.Span{all}
 	switch {
 	case s.op.IsAtomic():
@@ -35,11 +31,7 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 			if s.remote, ok = peers.Alloc(s.length, s); !ok {
 				return false
 			}
-			if !peers.Untouched(s.remote) {
-				e.w.Broken(lab.Ownership, "%v: memory was written to before it was given to a request: "+
-					"bytes "+
-					"%d to %d", e, s.remote.Off, s.remote.Off+s.remote.N)
-			}
+			e.mustBeUntouched(peers, s.remote)
 		}
 		s.key = own.FillDrawn(all, e.w.Rng)
 	}
@@ -51,6 +43,13 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 	}
 	e.cut(s, wr)
 	return true
+}
+
+func (e *end) mustBeUntouched(m *lab.Memory, s lab.Span) {
+	if !m.Untouched(s) {
+		e.w.Broken(lab.Ownership, "%v: memory was written to before it was given to a request: bytes %d to %d",
+			e, s.Off, s.Off+s.N)
+	}
 }
 
 // giveNothing gives a request of no bytes an address at the peer that no other request has, by

@@ -103,9 +103,7 @@ func (w *world) build() {
 		w.LogPlan(sprintf("connection %d", i), *c)
 		w.LogPlan("  its first end", c.cfg[0])
 		w.LogPlan("  its second end", c.cfg[1])
-	}
-	for i := range p.conns {
-		w.buildConn(i, &p.conns[i])
+		w.buildConn(i, c)
 	}
 	for _, c := range w.conns {
 		w.connect(c)
