@@ -128,8 +128,7 @@ func (e *element) allocate(common *rand.Rand) {
 		e.refusedBlock(common)
 		return
 	}
-	s, err := shmem.Alloc[byte](t.ctx, e.pe, n)
-	e.must("alloc", err)
+	s := alloc[byte](e, n)
 	for i, v := range s.Local(e.pe) {
 		if v != 0 {
 			t.Broken(lab.Content, "PE %d: byte %d of a new block is %#x", e.id, i, v)
@@ -137,8 +136,7 @@ func (e *element) allocate(common *rand.Rand) {
 	}
 	first := s
 	if two {
-		s, err = shmem.Alloc[byte](t.ctx, e.pe, 2*n)
-		e.must("alloc", err)
+		s = alloc[byte](e, 2*n)
 	}
 	to := (e.id + 1) % len(t.peers)
 	e.must("barrier", e.pe.Barrier(t.ctx))

@@ -262,17 +262,11 @@ func (e *element) playAll() {
 func (e *element) begin() {
 	t := e.t
 	n := len(t.Hosts)
-	var err error
-	e.area, err = shmem.Alloc[byte](t.ctx, e.pe, n*slots*slotSize)
-	e.must("alloc", err)
-	e.scratch, err = shmem.Alloc[byte](t.ctx, e.pe, (scratches+2)*slotSize)
-	e.must("alloc", err)
-	e.words, err = shmem.Alloc[uint64](t.ctx, e.pe, 8)
-	e.must("alloc", err)
-	e.halves, err = shmem.Alloc[uint32](t.ctx, e.pe, 4)
-	e.must("alloc", err)
-	e.signals, err = shmem.Alloc[uint64](t.ctx, e.pe, n)
-	e.must("alloc", err)
+	e.area = alloc[byte](e, n*slots*slotSize)
+	e.scratch = alloc[byte](e, (scratches+2)*slotSize)
+	e.words = alloc[uint64](e, 8)
+	e.halves = alloc[uint32](e, 4)
+	e.signals = alloc[uint64](e, n)
 	for _, o := range t.peers { // those that have come as far have the same blocks
 		if o.signals.Len() == n && o.signals.Offset() != e.signals.Offset() {
 			t.Broken(lab.Content, "PE %d has a block at %d, PE %d at %d", e.id, e.signals.Offset(), o.id,
@@ -285,6 +279,12 @@ func (e *element) begin() {
 	if e.pe.Rank() != e.id || e.pe.Size() != n {
 		t.Broken(lab.Content, "PE %d of %d says that it is %d of %d", e.id, n, e.pe.Rank(), e.pe.Size())
 	}
+}
+
+func alloc[T byte | uint32 | uint64](e *element, n int) shmem.Sym[T] {
+	s, err := shmem.Alloc[T](e.t.ctx, e.pe, n)
+	e.must("alloc", err)
+	return s
 }
 
 // barrier calls Barrier, and checks that all PEs have entered it and their puts have landed.

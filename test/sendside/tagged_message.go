@@ -1,6 +1,7 @@
 package sendside
 
 import (
+	"context"
 	"errors"
 	"slices"
 
@@ -79,6 +80,30 @@ func (e *tagEnd) send() {
 	if err == nil && m.req == nil {
 		m.end(nil)
 	}
+}
+
+// sendWait is a program in SendWait.
+func (e *tagEnd) sendWait(ctx context.Context, m *tagMsg) {
+	m.seq = len(e.msgs)
+	e.msgs = append(e.msgs, m) // it may arrive before the call returns
+	ended := e.ends()
+	var err error
+	if m.sync {
+		err = e.ep.SendSyncWait(ctx, m.tag, e.site.pieces(m.src)...)
+	} else {
+		err = e.ep.SendWait(ctx, m.tag, e.site.pieces(m.src)...)
+	}
+	e.w.Logf("  %v: waited: %v", m, err)
+	switch {
+	case m.interrupted(err):
+		return
+	case ended && err == nil && m.match == nil:
+		e.w.Broken(lab.Refusal, "%v was accepted, and the endpoint has ended", m)
+	case err != nil && errors.Is(err, context.Canceled):
+		m.cancelled = true
+		err = tagged.ErrCanceled
+	}
+	m.end(err)
 }
 
 // took handles the result of sending a message.
@@ -205,6 +230,15 @@ type call struct {
 	cancelled bool
 	awaited   bool // a program waits for it: it must not be freed
 	err       error
+}
+
+// interrupted says whether a call that waits has left the request to the program.
+func (c *call) interrupted(err error) bool {
+	var left *tagged.InterruptedError
+	if errors.As(err, &left) {
+		c.req = left.Req
+	}
+	return left != nil
 }
 
 // cancel cancels the request if it is not done.

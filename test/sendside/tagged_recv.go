@@ -1,6 +1,7 @@
 package sendside
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -86,6 +87,31 @@ func (o *tagSite) post(from *tagEnd) *tagRecv {
 		r.refused(err)
 	}
 	return r
+}
+
+// recvWait is a program in RecvWait.
+func (e *tagEnd) recvWait(ctx context.Context) {
+	o := e.site
+	from, wait := e, e.ep.RecvWait
+	if o.OneIn(2) {
+		from, wait = nil, o.worker.RecvWait
+	}
+	r, ok := o.newRecv(from)
+	if !ok {
+		return
+	}
+	r.inCall = true
+	o.recvs = append(o.recvs, r)
+	info, err := wait(ctx, r.tag, r.mask, o.pieces(r.dst)...)
+	o.w.Logf("  %v: waited: %v", r, err)
+	switch {
+	case r.interrupted(err):
+		return
+	case info.Source == nil && errors.Is(err, context.Canceled):
+		r.cancelled = true
+		err = tagged.ErrCanceled
+	}
+	r.end(info, err)
 }
 
 // refused handles a receive that was refused: its endpoint serves no more.

@@ -1,6 +1,7 @@
 package sendside
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -236,4 +237,45 @@ func (e *tagEnd) close() {
 		e.site.checkKept()
 		e.because("it was closed")
 	})
+}
+
+// wait starts a program that waits: in a send, in a receive, or for a request.
+func (e *tagEnd) wait() {
+	w := e.w
+	if len(w.waiting()) >= 5 {
+		return
+	}
+	ctx := w.context()
+	var body func()
+	var name string
+	switch w.Rng.IntN(3) {
+	case 0:
+		m, ok := e.newMsg()
+		if !ok {
+			return
+		}
+		name, body = sprintf("%v waits in send", e), func() { e.sendWait(ctx, m) }
+	case 1:
+		name, body = sprintf("%v waits in recv", e), func() { e.recvWait(ctx) }
+	default:
+		open := e.site.recvs[e.site.open:]
+		if len(open) == 0 || open[0].req == nil {
+			return
+		}
+		r := open[0]
+		r.awaited = true
+		name, body = sprintf("%v waits for %v", e, r), func() {
+			if r.req == nil {
+				return
+			}
+			err := r.req.Wait(ctx)
+			var interrupted *tagged.InterruptedError
+			if errors.As(err, &interrupted) {
+				if interrupted.Req != r.req || !errors.Is(err, context.Canceled) {
+					w.Broken(lab.Refusal, "%v: %v", r, err)
+				}
+			}
+		}
+	}
+	w.start(name, e.site.Host, body)
 }
