@@ -32,22 +32,9 @@
 //
 // # Running it
 //
-//	go test ./test/sendside                  4,400 worlds, and some of them twice
-//	go test ./test/sendside -run 'TestTransport$' -args -seeds 100000 -progress
-//	                                         more of them, with progress
-//	go test ./test/sendside -v -run 'TestTagged$' -args -seed 4711
-//	                                         one world, event by event
-//	go test ./test/sendside -run Mutations -v -timeout 30m -args -mutate
-//	                                         plants bugs: some minutes
+//	go test ./test/sendside                  4,400 worlds
 //
-// A world that fails is shrunk: events are left out for as long as the same promise is broken. What
-// is left is printed event by event, with the command that plays it again. A seed means something
-// only together with the revision that it was found on.
-//
-// # Planted bugs
-//
-// testdata has a file of deliberate bugs for each of the three packages. Each bug names a function
-// and the code in it that it replaces; package hunt describes the format (bugs.go there). The tests
-// named Mutations check that each still applies. With -args -mutate they plant them one at a time,
-// through the go command's overlay, and require that the package's game finds each.
+// The flags, the shrinking of worlds that fail, and the planting of bugs are as in package sim.
+// testdata has a file of deliberate bugs for each of the three packages. The tests named Mutations
+// require that the package's game finds each.
 package sendside

@@ -235,17 +235,17 @@ func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 	case amBcopy:
 		n, err = face.AMBcopy(o.id, header, pack)
 	case amZcopy:
-		err = face.AMZcopy(comp, o.id, header, e.site.segments(o.pieces)...)
+		err = face.AMZcopy(comp, o.id, header, e.site.Segments(o.pieces)...)
 	case putShort:
 		err = face.PutShort(data, e.remote(o.dst))
 	case putBcopy:
 		n, err = face.PutBcopy(pack, e.remote(o.dst))
 	case putZcopy:
-		done, err = face.PutZcopy(comp, e.remote(o.dst), e.site.segments(o.pieces)...)
+		done, err = face.PutZcopy(comp, e.remote(o.dst), e.site.Segments(o.pieces)...)
 	case getBcopy:
 		done, err = face.GetBcopy(comp, own.Bytes(o.dst), e.remote(o.from))
 	case getZcopy:
-		done, err = face.GetZcopy(comp, e.remote(o.from), e.site.segments(o.pieces)...)
+		done, err = face.GetZcopy(comp, e.remote(o.from), e.site.Segments(o.pieces)...)
 	case fetchAdd:
 		err = face.FetchAdd(comp, o.old, e.remoteAt(o.word, 8), o.add)
 	case compareSwap:
@@ -265,14 +265,6 @@ func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 		done = true
 	}
 	return done, err
-}
-
-// segments names pieces of the host's memory.
-func (s *site) segments(list []lab.Span) (segs []ibverbx.Segment) {
-	for _, p := range list {
-		segs = append(segs, s.Segment(p))
-	}
-	return segs
 }
 
 // remote names memory of the peer.
@@ -363,4 +355,49 @@ func (q *wire) readsOf(at uint64) (n uint64) {
 		}
 	}
 	return n
+}
+
+// mistakes are calls with wrong arguments. The tests by hand show how each is refused; here they
+// show that a refusal has no effect, whatever is under way.
+var mistakes = []func(e *end) error{
+	func(e *end) error { return e.ep.AMShort(0, nil, make([]byte, e.ep.Limits().AMShort+1)) },
+	func(e *end) error { return e.ep.AMShort(amIDs, nil, nil) },
+	func(e *end) error { return errorOf(e.ep.AMBcopy(0, nil, func(dst []byte) int { return len(dst) + 1 })) },
+	func(e *end) error { return e.ep.AMZcopy(nil, 0, nil, ibverbx.Segment{Addr: 4096, Length: 8}) },
+	func(e *end) error { return e.ep.PutShort(make([]byte, 8), e.remoteAt(arenaSize-7, 7)) },
+	func(e *end) error {
+		return errorOf(e.ep.PutBcopy(func([]byte) int { return -1 }, e.remoteAt(library, 8)))
+	},
+	func(e *end) error {
+		return errorOf(e.ep.PutBcopy(func([]byte) int { return 9 }, e.remoteAt(library, 8)))
+	},
+	func(e *end) error {
+		return errorOf(e.ep.PutZcopy(nil, e.remoteAt(library, 64), e.site.MR.Slice(arenaSize-8, 9)))
+	},
+	func(e *end) error { return errorOf(e.ep.GetBcopy(nil, make([]byte, 9), e.remoteAt(arenaSize-8, 8))) },
+	func(e *end) error {
+		return errorOf(e.ep.GetZcopy(nil, e.remoteAt(0, 64), ibverbx.Segment{Addr: 4096, Length: 8}))
+	},
+	func(e *end) error { return e.ep.FetchAdd(nil, nil, e.remoteAt(4, 8), 1) },
+	func(e *end) error { return e.ep.CompareSwap(nil, nil, e.remoteAt(0, 4), 0, 1) },
+	func(e *end) error { return e.ep.Connect(e.card) },
+	func(e *end) error { return e.ep.Pending(&transport.Pending{}) },
+	func(e *end) error { return e.site.worker.Handle(0, e.site.handle) },
+}
+
+// misuse makes one of the mistakes.
+func (e *end) misuse() {
+	w := e.w
+	if !e.connected || e.ends() {
+		return
+	}
+	i := w.Rng.IntN(len(mistakes))
+	before := e.gauge()
+	w.calling++
+	err := mistakes[i](e)
+	w.calling--
+	w.Logf("  mistake %d: %v", i, err)
+	if after := e.gauge(); err == nil || after != before {
+		w.Broken(ruleNoEffect, "%v: mistake %d: %v; %+v before, %+v after", e, i, err, before, after)
+	}
 }

@@ -306,9 +306,8 @@ func (e *end) makeRecv(message bool) (ibverbx.RecvWR, bool) {
 		wr.Local = e.host.Segment(r.buffer)
 		if cut := e.w.Rng.IntN(r.buffer.N); e.w.Rng.IntN(4) == 0 && cut != 0 &&
 			e.conn.plan.cfg[e.index%2].MaxSGE > 1 {
-			wr.SGL = []ibverbx.Segment{e.host.MR.Slice(uint64(r.buffer.Off), uint64(cut)),
-				e.host.MR.Slice(uint64(r.buffer.Off+cut), uint64(r.buffer.N-cut))}
-			wr.Local = ibverbx.Segment{}
+			head, tail := r.buffer.Split(cut)
+			wr.Local, wr.SGL = ibverbx.Segment{}, e.host.Segments([]lab.Span{head, tail})
 		}
 	}
 	e.recvs = append(e.recvs, r)

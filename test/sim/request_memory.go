@@ -103,9 +103,7 @@ func (e *end) cut(s *send, wr *ibverbx.SendWR) {
 			s.local = append(s.local, all.Part(at, size))
 			at += size
 		}
-		for _, piece := range s.local {
-			wr.SGL = append(wr.SGL, e.host.Segment(piece))
-		}
+		wr.SGL = e.host.Segments(s.local)
 		if len(wr.SGL) < most && rng.IntN(3) == 0 {
 			wr.SGL = append(wr.SGL, ibverbx.Segment{}) // no bytes need no keys
 		}

@@ -52,6 +52,14 @@ type Host struct {
 // Segment names a part of the host's memory.
 func (h *Host) Segment(s Span) ibverbx.Segment { return h.MR.Slice(uint64(s.Off), uint64(s.N)) }
 
+// Segments names several parts of the host's memory.
+func (h *Host) Segments(list []Span) (segs []ibverbx.Segment) {
+	for _, s := range list {
+		segs = append(segs, h.Segment(s))
+	}
+	return segs
+}
+
 // RemoteSegment names a part of the host's memory to a peer.
 func (h *Host) RemoteSegment(s Span) ibverbx.RemoteSegment {
 	return h.Remote.Slice(uint64(s.Off), uint64(s.N))
