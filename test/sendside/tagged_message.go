@@ -205,7 +205,7 @@ func (o *tagSite) probe() {
 		return
 	}
 	if m := o.sent(info); m.match != nil || m.cancelled {
-		o.Broken(ruleMessages, "%s: Probe reports %v, which was cancelled, or taken by %v", o.Name, m, m.match)
+		o.Broken(ruleMessages, "Probe of %s reports %v, cancelled, or taken by %v", o.Name, m, m.match)
 	}
 }
 

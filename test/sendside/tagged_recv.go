@@ -138,8 +138,8 @@ func (r *tagRecv) end(info tagged.Info, err error) {
 	}
 	m := o.sent(info)
 	if m.match != nil || m.cancelled || !r.takes(m) {
-		w.Broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has another tag", r, m,
-			m.cancelled, m.match)
+		w.Broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has another tag",
+			r, m, m.cancelled, m.match)
 	}
 	if r.cancelled {
 		w.Broken(ruleOnce, "%v was cancelled and has taken %v", r, m)

@@ -104,8 +104,8 @@ func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
 	return cfg
 }
 
-// play builds and runs a world, and returns the promise that it breaks. moved, which may be nil, runs after
-// each action of the fabric.
+// play builds and runs a world, and returns the promise that it breaks. moved, which may be nil,
+// runs after each action of the fabric.
 func (b *testbed) play(p *bedPlan, log func(string), moved func(soft.Action), run func()) *hunt.Violation {
 	b.plan, b.ending = p, map[*lab.NIC]int{}
 	b.Testbed = lab.Testbed{Plan: &p.Plan, Log: log, Hooks: lab.Hooks{CQ: b.tapCQ, QP: b.tapQP, Moved: moved},

@@ -166,7 +166,7 @@ func (e *end) post(b *batch) {
 	case want == nil && e.single && (!spoilt || n < b.good) &&
 		(errors.Is(err, verbs.ErrQueueFull) && b.full() || lab.Injected(err) || e.conn.Blame != ""):
 	default:
-		e.w.Broken(lab.Refusal, "%v: of %d %ss, %d of them good, in state %v %d are accepted and %d counted, "+
+		e.w.Broken(lab.Refusal, "%v: of %d %ss, %d of them good, in state %v %d are accepted, %d counted, "+
 			"error %v, want %v", e, b.all, b.what, b.good, e.state, n, b.counted()-before, err, want)
 	}
 }

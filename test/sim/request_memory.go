@@ -47,8 +47,8 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 
 func (e *end) mustBeUntouched(m *lab.Memory, s lab.Span) {
 	if !m.Untouched(s) {
-		e.w.Broken(lab.Ownership, "%v: memory was written to before it was given to a request: bytes %d to %d",
-			e, s.Off, s.Off+s.N)
+		e.w.Broken(lab.Ownership, "%v: memory was written to before a request got it: bytes %d to %d", e,
+			s.Off, s.Off+s.N)
 	}
 }
 
