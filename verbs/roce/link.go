@@ -26,6 +26,7 @@ type destination interface {
 	Source() netip.AddrPort
 	Segments() bool
 	Send(packets []udp.Packet, segment bool) (int, error)
+	SetECT(on bool)
 	Close()
 }
 

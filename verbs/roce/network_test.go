@@ -340,6 +340,7 @@ type networkPath struct {
 	to      netip.AddrPort
 	source  netip.AddrPort
 	seems   netip.AddrPort // the source, as its packets have it
+	ect     bool
 	flow    wire.Flow
 	seeming wire.Flow // of what seems to come from the source
 }
@@ -349,6 +350,9 @@ func (p *networkPath) Addr() netip.AddrPort { return p.to }
 
 // Source is the address that packets leave from.
 func (p *networkPath) Source() netip.AddrPort { return p.source }
+
+// SetECT says whether the network may mark the packets.
+func (p *networkPath) SetECT(on bool) { p.ect = on }
 
 // Close does nothing.
 func (p *networkPath) Close() {}
@@ -400,6 +404,9 @@ func (p *networkPath) carry(i int, packet []byte) {
 	g := udp.Datagram{Data: packet, From: p.seems, Bundle: 1}
 	if rng.IntN(2) == 0 { // the burst comes whole
 		g.Index, g.Bundle = uint8(i), uint8(i+1)
+	}
+	if p.ect && rng.IntN(64) == 0 {
+		g.ECN = udp.CE
 	}
 	copies := 1
 	if rng.Float64() < plan.Repeat {

@@ -63,7 +63,8 @@ func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	q.core.Init(&p.core)
 	q.timer.Of = q
 	q.engine = rc.New(rc.Config{QP: &q.core, MaxMsgSize: uint64(d.core.Limits.MaxMsgSize), Sink: (*sink)(q),
-		Rand: newRand(d.draw), Window: d.cfg.Window, Rate: d.cfg.Rate, Announce: !d.cfg.Strict, Pool: &d.early})
+		Rand: newRand(d.draw), Window: d.cfg.Window, Rate: d.cfg.Rate, Announce: !d.cfg.Strict,
+		Pool: &d.early})
 	d.qps.Add(num, q)
 	return q, nil
 }

@@ -289,6 +289,7 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 		d.counts.Malformed++
 		return
 	}
+	h.Marked = g.ECN == udp.CE
 	q := d.qps.Find(h.DestQP)
 	if q == nil || !q.core.Receptive() || h.PKey&0x7fff != 0x7fff {
 		d.counts.NoQP++

@@ -141,6 +141,7 @@ func (s *sender) send(q *QP) {
 	segment := q.sendsBursts()
 	s.seal(q, packets, segment)
 	packetsOrder()
+	q.path.to.SetECT(q.engine.WantsECT())
 	n, err := s.put(q.path.to, packets, segment)
 	switch {
 	case err == nil:

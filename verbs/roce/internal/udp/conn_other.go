@@ -57,6 +57,9 @@ func (*Destination) Addr() netip.AddrPort { return netip.AddrPort{} }
 // Source is never reached, as there is no Destination.
 func (*Destination) Source() netip.AddrPort { return netip.AddrPort{} }
 
+// SetECT is never reached, as there is no Destination.
+func (*Destination) SetECT(bool) {}
+
 // Close is never reached, as there is no Destination.
 func (*Destination) Close() {}
 

@@ -29,6 +29,7 @@ type Destination struct {
 	segments bool // bursts were not refused yet
 
 	way     Way
+	ect     bool
 	marks   [2 * controlSpace]byte // control messages of every message
 	marksOf int                    // bytes of marks that are in use
 
@@ -88,7 +89,11 @@ func (d *Destination) mark() {
 	if d.addr.Addr().Is4() {
 		level, class, hops = unix.IPPROTO_IP, unix.IP_TOS, unix.IP_TTL
 	}
-	if tc := d.way.TrafficClass &^ ecn; tc != 0 {
+	tc := d.way.TrafficClass &^ ecn
+	if d.ect {
+		tc |= ECT0
+	}
+	if tc != 0 {
 		n += putInt(d.marks[n:], level, class, int(tc))
 	}
 	if h := d.way.HopLimit; h != 0 && h != d.conn.hopLimit {
@@ -140,6 +145,14 @@ func (d *Destination) Source() netip.AddrPort {
 func (d *Destination) Close() {
 	d.conn.giveSource(d.from)
 	d.from = nil
+}
+
+// SetECT has packets leave with ECT(0) from now on, or without: the sender listens to CE.
+func (d *Destination) SetECT(on bool) {
+	if d.ect != on {
+		d.ect = on
+		d.mark()
+	}
 }
 
 // Segments reports whether Send sends bursts when it is allowed to.

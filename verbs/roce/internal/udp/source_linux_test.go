@@ -101,10 +101,18 @@ func TestWay(t *testing.T) {
 	eachFamily(t, func(t *testing.T, local netip.AddrPort) {
 		c, peer := open(t, Config{Local: local}), newPlain(t, local)
 		port := freePort(t, local)
-		for name, x := range map[string]struct{ way, want Way }{
-			"default": {Way{}, Way{SourcePort: c.LocalAddr().Port(), HopLimit: c.hopLimit}},
-			"all": {Way{SourcePort: port, TrafficClass: 0x6b, HopLimit: 17, FlowLabel: 0x54321},
-				Way{SourcePort: port, TrafficClass: 0x68, HopLimit: 17, FlowLabel: 0x54321}},
+		for name, x := range map[string]struct {
+			way, want Way
+			ect       bool
+		}{
+			"default": {way: Way{}, want: Way{SourcePort: c.LocalAddr().Port(), HopLimit: c.hopLimit}},
+			"ECT": {way: Way{}, ect: true,
+				want: Way{SourcePort: c.LocalAddr().Port(), TrafficClass: ECT0, HopLimit: c.hopLimit}},
+			"all": {way: Way{SourcePort: port, TrafficClass: 0x6b, HopLimit: 17, FlowLabel: 0x54321},
+				want: Way{SourcePort: port, TrafficClass: 0x68, HopLimit: 17, FlowLabel: 0x54321}},
+			"all, ECT": {ect: true,
+				way:  Way{SourcePort: port, TrafficClass: 0x69, HopLimit: 17, FlowLabel: 0x54321},
+				want: Way{SourcePort: port, TrafficClass: 0x6a, HopLimit: 17, FlowLabel: 0x54321}},
 		} {
 			d, err := c.NewDestination(peer.at, x.way)
 			if err != nil {
@@ -116,6 +124,8 @@ func TestWay(t *testing.T) {
 			if peer.v4 {
 				x.want.FlowLabel = 0
 			}
+			d.SetECT(!x.ect)
+			d.SetECT(x.ect)
 			packets, _ := packetsOf(100, 100, 100)
 			for _, n := range []int{1, 3} { // alone and in a burst
 				send(t, d, packets[:n], true)
