@@ -127,8 +127,8 @@
 // is ever sent to an address that is not a peer's. Once a peer is known to be an end of this
 // package, it keeps to the port that it sends from, and other processes of its host are strangers
 // too; until then, and if the peer is foreign, they cannot be distinguished from it. If the peer's
-// GID names a port, they are strangers from the start. One who knows the number of the queue pair
-// needs, on average:
+// GID names a port, they are strangers from the start. One who knows the number of the queue
+// pair, and the port that an end of this package sends from, needs on average:
 //
 //	to have                              between ends of this package    with a foreign peer
 //	other data arrive in the peer's      2^24 / 4: 4 million packets     2^24: 17 million

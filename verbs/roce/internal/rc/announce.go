@@ -14,8 +14,8 @@ import "ibverbx/verbs/roce/internal/wire"
 // foreign requester never sees a reserved bit that is not zero; a foreign responder sees some until
 // its first answer has come.
 //
-// A forger that turns a NIC into an end of ours ends its connection: the NIC sends from another
-// port. So a request announces only once it is carried out, and an answer only if it is to a number
+// A forger that has a NIC taken for an end of ours ends its connection: the NIC sends from another
+// port than the forger. So a request announces only once it is carried out, and an answer only if it is to a number
 // under way while this end announces itself. Whoever forges either of these can end the connection
 // in other ways.
 //

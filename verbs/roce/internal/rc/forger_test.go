@@ -296,3 +296,18 @@ func (s *forgedOne) begin(t *testing.T, ours bool, size int) {
 }
 
 func exactly(n int) func(*forgedOne) int { return func(*forgedOne) int { return n } }
+
+// A queue pair that fails while it forgets a packet says no more.
+func TestForgottenInError(t *testing.T) {
+	n := newNetwork(t, 1, shape{ours: true})
+	b := n.ends[1]
+	b.overruns = true
+	b.recv(verbs.RecvWR{ID: 1, SGL: b.sge(0, 8)})
+	psn := b.q.resp.expected.psn()
+	n.forge(1, wire.Header{Opcode: wire.SendOnly, PSN: psn + 100}, nil)
+	n.leaving(1)
+	n.forge(1, wire.Header{Opcode: wire.SendOnly, PSN: psn, AckReq: true}, nil)
+	if left := n.leaving(1); b.q.State != verbs.StateErr || len(left) != 0 {
+		t.Errorf("in %v, %d packets leave", b.q.State, len(left))
+	}
+}

@@ -113,14 +113,16 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 		r.ahead.pool.put(early)
 	}
 	r.gapDue = r.ahead.n != 0 && q.isReceiving()
-	r.ackDue = r.ackDue || forgot // the peer learns what was forgotten from the number
+	if forgot && q.isReceiving() {
+		r.ackDue = true // the peer learns what was forgotten from the number
+	}
 }
 
 // isReceiving reports whether the next packet can be carried out.
 func (q *QP) isReceiving() bool { return q.State != verbs.StateErr && !q.resp.silent }
 
-// early handles a packet ahead of the one that is expected. It is kept if the peer is one of our
-// own ends, which is told of the gap.
+// early handles a packet ahead of the one that is expected. If the peer is an end of ours, the packet
+// is kept and the gap is reported.
 func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 	r := &q.resp
 	if uint64(len(payload)) > q.mtu() {
