@@ -34,7 +34,7 @@ func (q *QP) marked(h *wire.Header) {
 	e := &q.resp.congested
 	switch {
 	case !q.ours && q.now >= e.next:
-		e.notice, e.next = true, q.now+cnpEvery
+		e.notice = true
 	case q.ours && h.Opcode.IsRequest():
 		e.echoes = true
 	}
@@ -61,6 +61,7 @@ func (q *QP) transmitNotice(b *Batch) {
 	}
 	h := wire.Header{Opcode: wire.Congestion, PKey: defaultPKey, DestQP: q.Attr.DestQPNum, Backward: true}
 	b.add(&h, nil)
+	q.resp.congested.next = q.now + cnpEvery
 	q.stats.CNPsSent++
 }
 
