@@ -181,7 +181,8 @@ func (g *guest) handle(m rendezvous.Message) error {
 		if err := m.Decode(&v); err != nil {
 			return err
 		}
-		if v.Process == nil && v.Code != codeAbsent || v.Process != nil && uint(v.Rank) >= uint(s.place.Size) {
+		if v.Process == nil && v.Code != codeAbsent ||
+			v.Process != nil && uint(v.Rank) >= uint(s.place.Size) {
 			v.Process = &g.Process
 		}
 		s.fail(v.err())

@@ -268,7 +268,8 @@ func (j *Job) late(why error) error {
 	case size != j.place.Size || len(late) == 0:
 		return nil
 	case len(late) == 1:
-		return &RankError{j.all[late[0]], &said{fmt.Sprintf("it has kept %v waiting: %v", own, why), ErrAbsent}}
+		absent := &said{fmt.Sprintf("it has kept %v waiting: %v", own, why), ErrAbsent}
+		return &RankError{j.all[late[0]], absent}
 	}
 	return &said{fmt.Sprintf("%v has waited in vain: %v", own, why), ErrAbsent}
 }

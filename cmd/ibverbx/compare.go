@@ -97,7 +97,8 @@ func readSide(path string) (*side, error) {
 		case err != nil:
 			return nil, fmt.Errorf("%s: %w: want what \"ibverbx perf --json\" writes", path, err)
 		case doc.Tool != perfTool:
-			return nil, fmt.Errorf("%s: a document of %q: want one of \"ibverbx perf --json\"", path, doc.Tool)
+			return nil, fmt.Errorf("%s: a document of %q: want one of \"ibverbx perf --json\"", path,
+				doc.Tool)
 		}
 		for i := range doc.Results {
 			s.add(&doc.Results[i], doc.Params != nil && doc.Params.Bidirectional)

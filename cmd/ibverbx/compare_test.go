@@ -49,8 +49,8 @@ func TestMaxRegression(t *testing.T) {
 		back:                           "",
 	} {
 		code, out, errs := command(t, "compare "+args)
-		if (code == exitOK) != (want == "") || !strings.Contains(errs, want) || strings.Count(errs, "\n") > 1 ||
-			!strings.Contains(out, "geometric mean") {
+		if (code == exitOK) != (want == "") || !strings.Contains(errs, want) ||
+			strings.Count(errs, "\n") > 1 || !strings.Contains(out, "geometric mean") {
 			t.Errorf("%s: exit %d: %s\n%s", args, code, errs, out)
 		}
 	}
@@ -71,7 +71,8 @@ func TestCompareBadFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		code, out, errs := command(t, "compare "+file+" testdata/compare/old.json")
-		if code != exitFailed || out != "" || !strings.Contains(errs, file+": ") || !strings.Contains(errs, want) {
+		if code != exitFailed || out != "" || !strings.Contains(errs, file+": ") ||
+			!strings.Contains(errs, want) {
 			t.Errorf("%q: exit %d, stdout %q, stderr %q", text, code, out, errs)
 		}
 	}

@@ -230,7 +230,8 @@ func (t *perfTable) figures(r *bench.Result) []any {
 	case t.p.Op.Atomic():
 		return []any{digits(r.MsgPerSecond / 1e6), t.spread(r.Spread)}
 	}
-	return []any{digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread), fmt.Sprintf("%.3f", r.MsgPerSecond/1e6)}
+	return []any{digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread),
+		fmt.Sprintf("%.3f", r.MsgPerSecond/1e6)}
 }
 
 // digits writes a figure with three significant digits: the figures of NICs differ by a factor of

@@ -108,7 +108,8 @@ func (o *tagMesh) dieReading(ctx context.Context, long []byte, begun func() bool
 		return err
 	}
 	if err := o.w.Transport().WaitFor(ctx, 0, begun); err != nil {
-		return fmt.Errorf("to read: %w; %+v, %+v; endpoints ended %q", err, o.w.Stats(), o.eps[1].Stats(), fmt.Sprint(o.ended))
+		return fmt.Errorf("to read: %w; %+v, %+v; endpoints ended %q", err, o.w.Stats(), o.eps[1].Stats(),
+			fmt.Sprint(o.ended))
 	}
 	o.m.die()
 	<-ctx.Done()

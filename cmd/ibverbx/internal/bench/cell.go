@@ -209,8 +209,8 @@ func (c *cell) giveUp() {
 	}
 }
 
-// explain replaces layers.ErrRequests by what the virtual queue pairs say: each end that has noticed
-// the failure has its own error.
+// explain replaces layers.ErrRequests by what the virtual queue pairs say: each end that has
+// noticed the failure has its own error.
 func (c *cell) explain(err error) error {
 	if !errors.Is(err, layers.ErrRequests) && !errors.Is(err, verbs.ErrDeviceGone) {
 		return err

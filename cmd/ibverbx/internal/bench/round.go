@@ -239,8 +239,8 @@ func (c *cell) verify() (verified int, err error) {
 		}
 		if target := c.pair.ends[1-end]; target != nil && c.p.Op.Atomic() {
 			if got, want := target.Counter(), c.tasks[end].Round.Counter(c.posted[end]); got != want {
-				return 0, fmt.Errorf("%w: after round %d the target's counter holds %#x, want %#x", layers.ErrVerify,
-					c.number, got, want)
+				return 0, fmt.Errorf("%w: after round %d the target's counter holds %#x, want %#x",
+					layers.ErrVerify, c.number, got, want)
 			}
 		}
 		if !c.p.Verify || c.pair.ends[c.compares(end)] == nil {
