@@ -46,7 +46,8 @@ func (p *Protocol) Due(r *Rail, now time.Time) (due bool, at time.Time) {
 // beingReplaced reports whether a rail is still in service, or the peer has not confirmed that
 // another one serves in its place. SERVE names the epoch in which the rail was lost: were the rail
 // brought back before, the follower would take SERVE for a late one, and the ends would wait for
-// each other. The leader always has another live rail of the role, so this ends.
+// each other. This ends when another rail of the role is live. If none ever is, because all others
+// are gone, the rail stays out.
 func (p *Protocol) beingReplaced(r *Rail) bool {
 	return p.serving[r.role] == r.index || p.unconfirmed[r.role] == r
 }

@@ -373,6 +373,26 @@ func TestOverdueWithoutARail(t *testing.T) {
 	}
 }
 
+// A rail that serves is not brought back before another one serves in its place. If all others are
+// gone for good, the connection goes on without, until something wants one.
+func TestTheLastOfARoleStaysOut(t *testing.T) {
+	p := twoRails()
+	p.rails[3].GiveUp()
+	settle(t, p, p.rails[3])
+	settle(t, p, p.rails[2])
+	for _, r := range p.rails[2:] {
+		if due, at := p.Due(r, start.Add(time.Hour)); due || !at.IsZero() {
+			t.Errorf("rail %d is to be brought back at %v", r.index, at)
+		}
+	}
+	if actions := p.Choose(); len(actions) != 0 || p.Waits() || !p.Lacks(Sends) {
+		t.Errorf("chosen: %v; waits %v, lacks a rail %v", actions, p.Waits(), p.Lacks(Sends))
+	}
+	if p.Want(Sends, true); !p.Waits() {
+		t.Error("a SEND is not waited for")
+	}
+}
+
 // An end that does not look, because it was stopped, does not blame the peer.
 func TestOwnAbsenceCountsLittle(t *testing.T) {
 	p := twoRails()
