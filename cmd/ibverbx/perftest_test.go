@@ -7,7 +7,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"ibverbx/cmd/ibverbx/internal/perftest"
 	"ibverbx/verbs/rdmacore"
@@ -138,22 +137,29 @@ func TestPerftestByItself(t *testing.T) {
 
 // TestPerftestInterrupted ends an end that waits.
 func TestPerftestInterrupted(t *testing.T) {
-	waiting, address := listening(t,
+	waiting, _ := listening(t,
 		"perftest ib_write_bw --listen=127.0.0.1:0 --provider roce -d 127.0.0.44")
 	waiting.cancel()
 	if code, _, errs := waiting.wait(t); code != exitInterrupted {
 		t.Errorf("exit %d: %s", code, errs)
 	}
 	// A peer that connects and says nothing.
-	l, err := net.Listen("tcp", address)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(50*time.Millisecond, cancel)
+	defer cancel()
+	go func() {
+		if nc, err := l.Accept(); err == nil {
+			cancel()
+			<-t.Context().Done()
+			_ = nc.Close()
+		}
+	}()
 	var stdout, stderr bytes.Buffer
-	args := "perftest ib_write_bw --provider roce -d 127.0.0.44 " + address
+	args := "perftest ib_write_bw --provider roce -d 127.0.0.44 " + l.Addr().String()
 	code := run(&console{ctx: ctx, out: &stdout, err: &stderr}, strings.Fields(args))
 	if code != exitInterrupted {
 		t.Errorf("exit %d: %s", code, stderr.String())
