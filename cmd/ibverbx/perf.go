@@ -188,8 +188,8 @@ func writeJSON(w io.Writer, v any) error {
 // and of the latency with the others.
 func writeCSV(w io.Writer, r *bench.Report) error {
 	keys := []string{"layer", "op", "mode", "size_bytes", "scheme", "rails", "outstanding", "messages",
-		"bytes", "seconds", "gb_per_second", "messages_per_second", "percent", "min_ns", "mean_ns", "p50_ns", "p90_ns",
-		"p99_ns", "p99_9_ns", "max_ns", "verified_messages", "failed", "error"}
+		"bytes", "seconds", "gb_per_second", "messages_per_second", "percent", "min_ns", "mean_ns",
+		"p50_ns", "p90_ns", "p99_ns", "p99_9_ns", "max_ns", "verified_messages", "failed", "error"}
 	out := csv.NewWriter(w)
 	err := out.Write(keys)
 	for i := range r.Results {

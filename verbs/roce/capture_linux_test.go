@@ -102,7 +102,8 @@ func (c captured) test(t *testing.T) {
 		ids[p.id]++
 	}
 	for op := range wire.Opcode(255) {
-		if op.Known() && seen[op] == 0 {
+		// Ends of this package send each other no CNP: their answers say that a packet was marked.
+		if op.Known() && op != wire.Congestion && seen[op] == 0 {
 			t.Errorf("no %v", op)
 		}
 	}

@@ -15,9 +15,9 @@ import "ibverbx/verbs/roce/internal/wire"
 // its first answer has come.
 //
 // A forger that has a NIC taken for an end of ours ends its connection: the NIC sends from another
-// port than the forger. So a request announces only once it is carried out, and an answer only if it is to a number
-// under way while this end announces itself. Whoever forges either of these can end the connection
-// in other ways.
+// port than the forger. So a request announces only once it is carried out, and an answer only if
+// it is to a number under way while this end announces itself. Whoever forges either of these can
+// end the connection in other ways.
 //
 // A packet that is sent again never announces: an end that drops such packets, against the
 // specification, costs a retry and no connection.

@@ -143,9 +143,9 @@ func (r *requester) readOf(s seq) *read {
 	return nil
 }
 
-// sequenceError handles a NAK with the number that the responder still expects. An end of ours lists
-// in the payload the numbers behind it that are kept. Without a list none is: the responder does not
-// know its peer yet.
+// sequenceError handles a NAK with the number that the responder still expects. An end of ours
+// lists in the payload the numbers behind it that are kept. Without a list none is: the responder
+// does not know its peer yet.
 func (q *QP) sequenceError(expected seq, has []byte) {
 	r := &q.req
 	if !q.ours || len(has) == 0 {

@@ -62,8 +62,8 @@ func TestNAKForTheFirstNumber(t *testing.T) {
 }
 
 // In the middle of a transfer a forger that knows neither numbers nor keys changes nothing with
-// numbers that the peer will use soon: what arrives before its turn and before the peer's own packet
-// is forgotten.
+// numbers that the peer will use soon: what arrives before its turn and before the peer's own
+// packet is forgotten.
 func TestForgedAhead(t *testing.T) {
 	for _, ahead := range []seq{4, 5, 20, 150, 1000, maxTrack - 1} {
 		n := newNetwork(t, 1, shape{ours: true})

@@ -6,9 +6,9 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// The forger of the simulation has the address of either end and the numbers of the queue pairs, and
-// no key. It knows which numbers it would have to guess, as few as package roce says in its section
-// Security, and takes others: nothing that the model knows of may change, at all.
+// The forger of the simulation has the address of either end and the numbers of the queue pairs,
+// and no key. It knows which numbers it would have to guess, as few as package roce says in its
+// section Security, and takes others: nothing that the model knows of may change, at all.
 
 // far is how many numbers ahead of those sent a forger begins: more than a network that does harm
 // ever loses or holds up in a row, and one more than may be missing without harm.
@@ -68,8 +68,8 @@ func (w *world) forgeRequest(to int, s seq) {
 
 // forgeAnswer forges an answer to a number that is not under way.
 func (w *world) forgeAnswer(to int) {
-	answers := []wire.Opcode{wire.Acknowledge, wire.Acknowledge, wire.ReadResponseOnly, wire.ReadResponseFirst,
-		wire.ReadResponseMiddle, wire.ReadResponseLast, wire.AtomicAcknowledge}
+	answers := []wire.Opcode{wire.Acknowledge, wire.Acknowledge, wire.ReadResponseOnly,
+		wire.ReadResponseFirst, wire.ReadResponseMiddle, wire.ReadResponseLast, wire.AtomicAcknowledge}
 	syndromes := []wire.Syndrome{wire.Ack, wire.NakSequence, wire.NakInvalidRequest, wire.NakRemoteAccess,
 		wire.NakRemoteOperation}
 	r := &w.ends[to].q.req

@@ -121,8 +121,8 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 // isReceiving reports whether the next packet can be carried out.
 func (q *QP) isReceiving() bool { return q.State != verbs.StateErr && !q.resp.silent }
 
-// early handles a packet ahead of the one that is expected. If the peer is an end of ours, the packet
-// is kept and the gap is reported.
+// early handles a packet ahead of the one that is expected. If the peer is an end of ours, the
+// packet is kept and the gap is reported.
 func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 	r := &q.resp
 	if uint64(len(payload)) > q.mtu() {

@@ -142,7 +142,8 @@ func (s *strangers) intrude(t *testing.T, to int) {
 	s.leaving(to)
 	number := q.resp.expected.near(h.PSN)
 	for n := range s.requests[to] { // of those to come, the ones that were dropped since
-		if p := q.resp.ahead.find(n); n >= q.resp.expected && (p == nil || p.header.RKey == s.ends[to].mr.RKey()) {
+		p := q.resp.ahead.find(n)
+		if n >= q.resp.expected && (p == nil || p.header.RKey == s.ends[to].mr.RKey()) {
 			delete(s.requests[to], n)
 		}
 	}
