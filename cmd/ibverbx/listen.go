@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/bits"
@@ -39,10 +40,7 @@ func (f *perfCmd) listen(c *console) (*rendezvous.Listener, error) {
 		}
 	}
 	l, err := rendezvous.Listen(c.ctx, f.Listen.address, cfg)
-	if why := errors.Unwrap(err); why != nil {
-		err = why // without the name of the package
-	}
-	return l, err
+	return l, cmp.Or(errors.Unwrap(err), err) // without the name of the package
 }
 
 // serve drives one end for the clients that come, one at a time, until one has been measured. It

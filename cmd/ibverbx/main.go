@@ -1,14 +1,10 @@
 // Command ibverbx measures and shows RDMA devices, and starts jobs of several processes.
 //
-//	ibverbx perf       bandwidth, latency and message rate of a virtual queue pair, or of a layer
-//	                   above it, every byte verified
-//	ibverbx compare    what has changed between two results of perf
-//	ibverbx perftest   the same with a tool of perftest, such as ib_write_bw, as the other end
-//	ibverbx devices    the devices, their ports and GIDs
-//	ibverbx run        N processes of a job on this host
-//	ibverbx version    which version this is
-//	ibverbx completion how a shell completes commands, flags and their values
-//	ibverbx help       what a command does, and its flags
+//	ibverbx perf      bandwidth, latency, message rate of virtual queue pairs and the layers above
+//	ibverbx compare   what has changed between two results of perf
+//	ibverbx perftest  a measurement whose other end is a tool of perftest, such as ib_write_bw
+//	ibverbx devices   the devices, their ports and GIDs
+//	ibverbx run       N processes of a job on this host
 //
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
 // anywhere. With --listen and --connect it measures between two processes over real NICs, or over

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
@@ -103,13 +104,18 @@ func (p *peer) agree(params Params, h *Half) (*Params, *selfBody, error) {
 	return &params, &theirs, p.conn.Receive(p.steps, kindAccept, nil)
 }
 
+// taskPatience is how long a client may take to say what it wants to have measured: others wait.
+const taskPatience = 5 * time.Second
+
 // receiveTask receives what is measured.
 func (p *peer) receiveTask(h *Half) (*taskBody, error) {
 	if err := p.conn.Send(p.steps, kindOffer, h.self()); err != nil {
 		return nil, err
 	}
+	soon, cancel := context.WithTimeoutCause(p.steps, taskPatience, rendezvous.ErrTimeout)
+	defer cancel()
 	task := &taskBody{}
-	if err := p.conn.Receive(p.steps, kindTask, task); err != nil {
+	if err := p.conn.Receive(soon, kindTask, task); err != nil {
 		return nil, err
 	}
 	if params := task.Params; params != nil {
