@@ -103,11 +103,15 @@ func (m *marks) cut(packets float64) float64 {
 	return max(packets, minWindow)
 }
 
-// grow returns the window after a round without marks.
-func (m *marks) grow(packets float64) float64 {
+// recovers reports whether the window grows back to what it was before the last cut.
+func (m *marks) recovers() bool { return m.left != 0 }
+
+// grow returns the window after a round without marks, of a window that otherwise grows by more
+// packets a round.
+func (m *marks) grow(packets, more float64) float64 {
 	m.alpha -= m.alpha * markWeight
 	if m.left == 0 {
-		return packets + growPerRound
+		return packets + more
 	}
 	m.left--
 	return max(packets, (packets+m.target)/2)

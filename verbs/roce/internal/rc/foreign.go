@@ -25,12 +25,15 @@ func (w *foreignWindow) start() {
 
 // arrived notes that the packet with a number has arrived; next is the first that was never sent.
 func (w *foreignWindow) arrived(s, next seq) {
-	if w.packets < w.threshold {
+	switch {
+	case w.packets < w.threshold:
 		w.packets++
+	case !w.marks.recovers():
+		w.packets += growPerRound / w.packets
 	}
 	if s >= w.roundEnd {
 		if w.roundEnd = next; w.packets >= w.threshold {
-			w.packets = w.marks.grow(w.packets)
+			w.packets = w.marks.grow(w.packets, 0)
 		}
 	}
 	w.packets = min(w.packets, foreignTrack)

@@ -207,7 +207,7 @@ func (w *window) follow(now int64) bool {
 		excess := float64(w.roundMin-w.path.target()) / float64(w.roundMin)
 		w.packets *= 1 - math.Min(excess, maxShrink)
 	default:
-		w.packets = w.marks.grow(w.packets)
+		w.packets = w.marks.grow(w.packets, growPerRound)
 	}
 	return w.isHelpless(now)
 }
