@@ -64,7 +64,7 @@ func (p Process) String() string {
 type RankError struct {
 	Process
 
-	Err error // why: ErrDied, ErrLeft, ErrFailed, ErrMismatch, with details
+	Err error // why: ErrDied, ErrLeft, ErrFailed, ErrMismatch, ErrAbsent, with details
 }
 
 // Error names the process.
@@ -98,7 +98,7 @@ func codes() map[string]error {
 		codeAbsent: ErrAbsent}
 }
 
-// said is an error whose text another process has written.
+// said is an error of a given text and kind, such as one that another process has written.
 type said struct {
 	text string
 	is   error

@@ -36,7 +36,7 @@ type AH struct {
 	DGID         GID   // the peer's GID
 	SGIDIndex    uint8 // which entry of the local port's GID table is the source
 	HopLimit     uint8
-	TrafficClass uint8 // on RoCE v2 the IP header's DSCP and ECN
+	TrafficClass uint8 // on RoCE v2 the IP header's DSCP and ECN; verbs/roce sets ECN itself
 	FlowLabel    uint32
 	SL           uint8  // service level
 	DLID         uint16 // InfiniBand only

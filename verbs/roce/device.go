@@ -76,8 +76,7 @@ type Counters struct {
 	CNPs       uint64 // received
 }
 
-// Repairs returns what the NIC had to repair, by name, in the way in which NICs of hardware
-// show it. It has one port.
+// Repairs returns the counters of losses, repetitions and congestion, by name. There is one port.
 func (d *Device) Repairs(int) map[string]uint64 {
 	c := d.Counters()
 	return map[string]uint64{"resent_packets": c.Resent, "timeouts": c.Timeouts, "naks": c.NAKs,

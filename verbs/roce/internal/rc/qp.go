@@ -125,8 +125,8 @@ func (q *QP) PeerIsOurs() { q.ours = true }
 func (q *QP) IsOurs() bool { return q.ours }
 
 // WantsECT reports whether packets should leave with the code point ECT(0), so that the network
-// marks them instead of dropping them: the peer says which were marked. A foreign peer may not,
-// and its owner has to ask for it by the traffic class.
+// marks them instead of dropping them: the peer says which were marked. A foreign peer may not, so
+// its packets never do.
 func (q *QP) WantsECT() bool { return q.ours }
 
 // Enter takes the QP to a state after its attributes were applied. The caller has checked that both

@@ -10,7 +10,8 @@ import (
 // numbers.
 //
 // Invariant: everything before expected was carried out, once, and nothing behind it. While silent,
-// a NAK for expected was sent or is due, and packets ahead of it are dropped without another NAK.
+// a NAK for expected was sent or is due, and packets ahead of it draw no other one: those of a
+// foreign peer are dropped, those of an end of ours are kept.
 type responder struct {
 	first    seq // the first number of the connection
 	expected seq
