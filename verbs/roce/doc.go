@@ -147,7 +147,8 @@
 // not repeat: hence the 4. It costs 4 KiB at most, and no time.
 //
 // With a foreign peer, one who knows the number of the queue pair can forge CNPs, which have no
-// packet number, and so take the window back to two packets for as long as they come.
+// packet number, and so take the window back to two packets for as long as they come. Between ends
+// of this package a forged mark of the network (CE) needs 2^24 / 2,048 packets: 8,192.
 //
 // [Config].Strict makes each peer a foreign one: nothing is kept, so 2^24 packets take the place of
 // 2^24 / 4, and other processes of a peer's host stay indistinguishable from it.

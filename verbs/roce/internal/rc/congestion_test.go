@@ -147,3 +147,38 @@ func TestForeignWindow(t *testing.T) {
 		})
 	}
 }
+
+// A loss that shows in a slowdown takes from the window that comes after it.
+func TestLossInSlowdown(t *testing.T) {
+	var w window
+	w.start(1024, 1<<20)
+	for now := int64(1000); now <= 100_000; now += 1000 {
+		w.arrived(now, 100*us+now, 10) // a queue that grows, and is shorter than the target
+	}
+	w.packets = 100
+	w.beginSlowdown(200_000)
+	w.missed(200_000, 5, 50)
+	if before := w.slowdown.before; before != 100*shrink {
+		t.Errorf("the window is %v after the slowdown, want %v", before, 100*shrink)
+	}
+}
+
+// A packet that waits to be sent again, for tokens or for room in the socket, is not probed.
+func TestNoProbeOfWhatWaits(t *testing.T) {
+	bothKinds(t, func(t *testing.T, ours bool) {
+		n := newNetwork(t, 1, shape{ours: ours})
+		a, b := n.ends[0], n.ends[1]
+		a.send(a.write(b, 1, 64))
+		n.leaving(0)
+		a.q.markLost(a.q.req.una)
+		foreign, own := a.q.req.foreign.packets, a.q.req.window.packets
+		for range 5 {
+			a.q.Tick(a.q.req.timers.probeAt)
+		}
+		if s := a.q.Stats(); s.Probes != 0 || a.q.req.foreign.packets != foreign ||
+			a.q.req.window.packets != own {
+			t.Errorf("%d probes, windows of %v and %v packets", s.Probes, a.q.req.foreign.packets,
+				a.q.req.window.packets)
+		}
+	})
+}

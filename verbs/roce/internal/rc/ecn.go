@@ -35,9 +35,16 @@ func (q *QP) marked(h *wire.Header) {
 	switch {
 	case !q.ours && q.now >= e.next:
 		e.notice = true
-	case q.ours && h.Opcode.IsRequest():
+	case q.ours && h.Opcode.IsRequest() && q.isNear(h):
 		e.echoes = true
 	}
+}
+
+// isNear reports whether the peer may use a request's number now: a forger has to guess one that it
+// may.
+func (q *QP) isNear(h *wire.Header) bool {
+	s := q.resp.expected.near(h.PSN)
+	return s+maxTrack >= q.resp.expected && s < q.resp.expected+maxTrack
 }
 
 // noticed handles a CNP, which only foreign peers send. It has no number: whoever forges one slows

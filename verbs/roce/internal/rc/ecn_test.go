@@ -127,3 +127,17 @@ func TestMarkingQueue(t *testing.T) {
 		}
 	}
 }
+
+// A marked packet with a number that the peer cannot use now takes nothing from its window.
+func TestForgedMark(t *testing.T) {
+	for ahead, want := range map[seq]bool{0: true, maxTrack - 1: true, maxTrack: false, 1 << 23: false,
+		1<<24 - maxTrack - 1: false, 1<<24 - 1: true} {
+		n := newNetwork(t, 1, shape{ours: true})
+		b := n.ends[1]
+		h := wire.Header{Opcode: wire.WriteOnly, PSN: (b.q.resp.expected + ahead).psn(), Marked: true}
+		b.q.Receive(n.now, &h, nil)
+		if got := b.q.resp.congested.echoes; got != want {
+			t.Errorf("a mark %d numbers ahead is told: %v, want %v", ahead, got, want)
+		}
+	}
+}

@@ -144,7 +144,10 @@ func (q *QP) suspect(s seq) {
 		return
 	}
 	if q.ours {
-		if p := r.readOf(s); !r.order.passes(s, t.sentAt) || p != nil && p.kept {
+		if !r.order.passes(s, t.sentAt) {
+			return
+		}
+		if p := r.readOf(s); p != nil && p.kept {
 			return
 		}
 		patience := r.order.rtt + min(r.window.path.base, r.order.rtt)/reorderShare
@@ -315,6 +318,10 @@ func (q *QP) timeout() {
 // silent until that comes, and has dropped everything behind it.
 func (q *QP) probe() {
 	r, t := &q.req, &q.req.timers
+	if r.at(r.una).state == lost {
+		t.probeAt = q.now + t.probeAfter() // it still waits to be sent, not for an answer
+		return
+	}
 	q.stats.Probes++
 	if t.probes++; t.probes > 1 {
 		q.collapse()
@@ -324,7 +331,7 @@ func (q *QP) probe() {
 	t.probeAt = q.now + t.probeAfter()
 	if q.ours {
 		q.markLost(r.una)
-	} else if r.at(r.una).state != lost {
+	} else {
 		q.goBack(r.una)
 	}
 }

@@ -123,11 +123,14 @@ func (w *window) missed(now int64, s, next seq) {
 		return
 	}
 	w.recovery, w.slowStart = next, false
-	if !w.rival.competes {
+	switch {
+	case w.rival.competes:
+		w.yield()
+	case w.slowdown.began != 0:
+		w.slowdown.before = math.Max(w.slowdown.before*shrink, minWindow)
+	default:
 		w.packets = math.Max(w.packets*shrink, minWindow)
-		return
 	}
-	w.yield()
 }
 
 // marked notes that the network has marked packets; all before una have arrived, and next is the
