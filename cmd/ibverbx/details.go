@@ -82,7 +82,7 @@ func (t *perfTable) failedOver(r *bench.Result) {
 	}
 }
 
-// repaired says what the NICs had to repair, if anything, by the names of their counters.
+// repaired says what the NICs have counted of repairs and congestion, if anything.
 func (t *perfTable) repaired(of *bench.EndRepairs) {
 	for i, r := range []bench.Repairs{of.A, of.B} {
 		var list []string
@@ -90,7 +90,7 @@ func (t *perfTable) repaired(of *bench.EndRepairs) {
 			list = append(list, fmt.Sprintf("%s %d", name, r[name]))
 		}
 		if len(list) > 0 {
-			t.say("repaired", fmt.Sprintf("end %c: %s", 'a'+i, strings.Join(list, ", ")))
+			t.say("counted", fmt.Sprintf("end %c: %s", 'a'+i, strings.Join(list, ", ")))
 		}
 	}
 }
