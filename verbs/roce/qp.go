@@ -116,8 +116,13 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 		if err != nil {
 			return err
 		}
+		// The old destination is closed, so what the backlog has for it is lost, and repaired.
+		d.sender.forget(q)
 		q.leaveShare()
-		found.to, q.path = q.path.to, way // the one before is closed
+		if q.path.to != nil {
+			q.path.to.Close()
+		}
+		found.to, q.path = nil, way
 	}
 	if next != verbs.StateReset && next != verbs.StateErr {
 		nic.Apply(&q.core.Attr, attr, mask)

@@ -164,3 +164,31 @@ func TestBacklogForgotten(t *testing.T) {
 		})
 	}
 }
+
+// A queue pair that gets another way to its peer leaves nothing in the backlog for the way before,
+// which is closed. What it had there is sent again.
+func TestBacklogOfModify(t *testing.T) {
+	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
+	pair := newNodes(t, p.Device(0), p.Device(1), 1<<16)
+	a, b := pair[0], pair[1]
+	g := newGate(a.dev, 0, 0)
+	a.post(t, a.write(b, 1, len(a.buf)))
+	must(t, a.qp.Modify(&verbs.QPAttr{State: verbs.StateSQD}, verbs.QPAttrState))
+	attr, err := a.qp.Query()
+	must(t, err)
+	must(t, a.qp.Modify(&attr, verbs.QPAttrAV))
+	a.dev.mu.Lock()
+	closed := 0
+	for _, h := range a.dev.sender.backlog {
+		if h.to != a.qp.path.to {
+			closed++
+		}
+	}
+	a.dev.mu.Unlock()
+	if closed != 0 {
+		t.Errorf("%d packets wait to leave for a destination that is closed", closed)
+	}
+	must(t, a.qp.Modify(&verbs.QPAttr{State: verbs.StateRTS}, verbs.QPAttrState))
+	g.open(plenty)
+	a.succeed(t)
+}
