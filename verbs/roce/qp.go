@@ -162,6 +162,7 @@ func (q *QP) leaveShare() {
 	if share := q.path.share; share != nil {
 		q.path.share = nil
 		share.leave(q)
+		q.dev.sender.servePostponed()
 	}
 }
 
@@ -214,6 +215,7 @@ func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 			q.engine.Posted()
 		}
 	}
+	q.dev.sender.servePostponed()
 	q.dev.mu.Unlock()
 	return n, err
 }
@@ -258,7 +260,7 @@ func (q *sink) Raise(t verbs.EventType) {
 }
 
 // overrun ends a completion queue, which loses this completion and all later ones, and its queue
-// pairs.
+// pairs. An engine is at work meanwhile, so those that wait for their room are served later.
 func (d *Device) overrun(c *nic.CQ) {
 	c.Overrun()
 	for _, q := range d.qps.All {
@@ -267,6 +269,7 @@ func (d *Device) overrun(c *nic.CQ) {
 			(*sink)(q).Raise(verbs.EventQPFatal)
 			if share := q.path.share; share != nil {
 				share.note(q)
+				d.sender.postpone(share)
 			}
 		}
 	}

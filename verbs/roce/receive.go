@@ -274,6 +274,7 @@ func (r *receiver) take(hold bool) {
 		r.dirty[i] = nil
 	}
 	r.dirty = r.dirty[:0]
+	d.sender.servePostponed()
 }
 
 // packet checks a datagram and gives it to its queue pair. A datagram that is broken, or not from

@@ -26,6 +26,9 @@ type sender struct {
 	backlog []held
 	waiting []*QP // queue pairs that have something to send, oldest first
 	delayed []*QP // queue pairs with a delayed acknowledgement
+	// postponed are shares that could not be served when they had room: they are once the socket
+	// takes packets and no engine is at work.
+	postponed []*share
 
 	draining bool // drain runs
 	drained  sync.WaitGroup
@@ -57,6 +60,7 @@ func (q *QP) transmit() {
 	share := q.path.share
 	if share == nil {
 		q.transmitUpTo(0)
+		q.dev.sender.servePostponed()
 		return
 	}
 	share.note(q)
@@ -66,6 +70,7 @@ func (q *QP) transmit() {
 	}
 	q.transmitUpTo(most)
 	share.serve()
+	q.dev.sender.servePostponed()
 }
 
 // transmitUpTo sends what a queue pair has to send, puts so many packets under way at most, and
@@ -251,6 +256,28 @@ func (s *sender) resume() {
 		s.waiting = slices.Delete(s.waiting, 0, 1)
 		q.blocked = false
 		q.transmit()
+	}
+	s.servePostponed()
+}
+
+// isClogged reports whether the backlog, or a queue pair that it has blocked, has to go first.
+func (s *sender) isClogged() bool { return len(s.backlog)+len(s.waiting) != 0 }
+
+// postpone has a share served later.
+func (s *sender) postpone(x *share) {
+	if !x.postponed {
+		x.postponed = true
+		s.postponed = append(s.postponed, x)
+	}
+}
+
+// servePostponed serves the shares that were postponed, unless they have to wait longer.
+func (s *sender) servePostponed() {
+	for len(s.postponed) != 0 && !s.isClogged() {
+		x := s.postponed[0]
+		s.postponed = slices.Delete(s.postponed, 0, 1)
+		x.postponed = false
+		x.serve()
 	}
 }
 

@@ -1,6 +1,7 @@
 package roce
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 )
@@ -20,6 +21,8 @@ type share struct {
 	waiting []*QP
 	head    int
 	serving bool
+	// postponed is set while the share is in sender.postponed.
+	postponed bool
 }
 
 const (
@@ -39,8 +42,8 @@ func (d *Device) takeShare(peer netip.AddrPort) *share {
 			d.shares = map[netip.AddrPort]*share{}
 		}
 		// A peer does not say how large its buffer is: it is taken to be like that of this NIC, of
-		// which half is left for others. A queue pair that is alone is not held up.
-		s = &share{peer: peer, limit: max(d.link.Stats().RecvBuffer/2, d.cfg.Window, turn*4096)}
+		// which half is left for others.
+		s = &share{peer: peer, limit: max(d.link.Stats().RecvBuffer/2, turn*4096)}
 		d.shares[peer] = s
 	}
 	s.users++
@@ -62,8 +65,19 @@ func (s *share) leave(q *QP) {
 	s.serve()
 }
 
-// room is how many packets a queue pair may put under way.
-func (s *share) room(q *QP) int { return (s.limit - s.used) / q.cost }
+// room is how many packets a queue pair may put under way: any number while it is alone.
+func (s *share) room(q *QP) int {
+	if s.isAlone(q) {
+		return math.MaxInt
+	}
+	return (s.limit - s.used) / q.cost
+}
+
+// isAlone reports whether no other queue pair has anything under way, or waits.
+func (s *share) isAlone(q *QP) bool {
+	waiting := len(s.waiting) - s.head
+	return s.used == q.underWay && (waiting == 0 || waiting == 1 && q.waits)
+}
 
 // note notes how many packets a queue pair has under way.
 func (s *share) note(q *QP) {
@@ -95,13 +109,20 @@ func (s *share) next() *QP {
 	return q
 }
 
-// serve lets those that wait send while there is room for a turn.
+// serve lets those that wait send while there is room for a turn and the socket takes packets. While
+// it does not, they keep their places here: had all moved to sender.waiting, the first to leave that
+// would find nobody waiting here, and take all the room.
 func (s *share) serve() {
 	if s.serving {
 		return
 	}
 	s.serving = true
 	for s.head != len(s.waiting) && s.room(s.waiting[s.head]) >= turn {
+		q := s.waiting[s.head]
+		if sender := &q.dev.sender; sender.isClogged() {
+			sender.postpone(s)
+			break
+		}
 		s.next().transmitUpTo(turn)
 	}
 	s.serving = false

@@ -27,6 +27,7 @@ func newCrowd(t testing.TB, senders, each, room int) *crowd {
 	n := openVirtualNICs(t, Config{}, senders+1)
 	for _, x := range n.nics {
 		x.mtu, x.room, x.buffer = verbs.MTU4096, room, room
+		x.cfg.Window = min(1<<20, room)
 	}
 	n.blind = true
 	c := &crowd{net: n, to: newNode(t, n.nics[senders].Device, crowdWrite)}
@@ -98,5 +99,163 @@ func TestManyQueuePairs(t *testing.T) {
 		s.Timeouts)
 	if s.Resent*100 > s.Sent || least*2 < most || speed < 0.7 {
 		t.Error("too many lost, or unfair, or slow")
+	}
+}
+
+// With the usual limit of the kernel a window is as large as the receive buffer: many queue pairs
+// still use half of the buffer, and one that is alone all of its window.
+func TestShareOfSmallBuffer(t *testing.T) {
+	const room = 212992
+	alone := newCrowd(t, 1, 1, room)
+	most := 0
+	for range 64 {
+		_, err := alone.qps[0].PostSend([]verbs.SendWR{alone.of[0].write(alone.to, 0, crowdWrite)})
+		must(t, err)
+	}
+	for alone.net.Movable() != 0 {
+		alone.net.step()
+		most = max(most, alone.qps[0].underWay)
+	}
+	if most <= room/2 {
+		t.Errorf("a queue pair that is alone has %d bytes under way at most", most)
+	}
+	c := newCrowd(t, 1, 20, room)
+	c.run(t, 20*16, 2)
+	if used := c.qps[0].path.share.used; used > room/2 || c.net.nics[1].dropped != 0 {
+		t.Errorf("%d bytes are under way, %d packets dropped", used, c.net.nics[1].dropped)
+	}
+}
+
+// A completion queue overruns, and takes a queue pair with it that has the room for which another
+// one waits.
+func TestShareOfOverrun(t *testing.T) {
+	n := openVirtualNICs(t, Config{}, 3)
+	size := 1 << 20
+	from, x, y := newNode(t, n.nics[0].Device, size), newNode(t, n.nics[1].Device, size),
+		newNode(t, n.nics[2].Device, size)
+	small, err := from.dev.CreateCQ(verbs.CQConfig{Depth: 1})
+	must(t, err)
+	defer small.Close()
+	connect := func(cq verbs.CQ, to *node) *QP {
+		qp, err := from.pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+		must(t, err)
+		peer := to.newQP(t)
+		must(t, verbstest.Connect(qp, peer, verbstest.ConnectConfig{Port: 1}))
+		t.Cleanup(func() { must(t, peer.Close()) })
+		return qp.(*QP)
+	}
+	a, b, c := connect(small, x), connect(small, y), connect(from.cq, y)
+	defer c.Close()
+	defer b.Close()
+	defer a.Close()
+	for _, qp := range []*QP{a, b, c} {
+		qp.path.share.limit = turn * 4096
+	}
+	heal := n.nics[2].Lose(true, false, 0)
+	post := func(qp *QP, to *node, size int) {
+		_, err := qp.PostSend([]verbs.SendWR{from.write(to, 1, size)})
+		must(t, err)
+	}
+	post(b, y, size)
+	post(c, y, size)
+	if !c.waits || c.underWay != 0 {
+		t.Fatalf("waits: %v, %d bytes under way", c.waits, c.underWay)
+	}
+	for range 4 {
+		post(a, x, 64)
+	}
+	for b.core.State != verbs.StateErr {
+		n.step()
+	}
+	heal()
+	must(t, n.await(t, from).Status.Err())
+}
+
+// Those that wait for a turn when the send buffer is full still take turns when it has room again.
+func TestShareOfBacklog(t *testing.T) {
+	n := openVirtualNICs(t, Config{}, 2)
+	const size = 1 << 20
+	for _, x := range n.nics {
+		x.mtu, x.buffer = verbs.MTU4096, 2*3*turn*4096 // room for three turns
+	}
+	from, to := newNode(t, n.nics[0].Device, size), newNode(t, n.nics[1].Device, size)
+	var qps []*QP
+	for range 4 {
+		qp, peer := from.newQP(t), to.newQP(t)
+		t.Cleanup(func() { must(t, qp.Close()); must(t, peer.Close()) })
+		must(t, verbstest.Connect(qp, peer, verbstest.ConnectConfig{Port: 1}))
+		qps = append(qps, qp)
+	}
+	post := func(qp *QP) {
+		_, err := qp.PostSend([]verbs.SendWR{from.write(to, 1, size)})
+		must(t, err)
+	}
+	for range 3 { // after which the first one's window is large
+		post(qps[0])
+		must(t, n.await(t, from).Status.Err())
+	}
+	for _, qp := range qps {
+		post(qp)
+	}
+	s := &from.dev.sender
+	for _, qp := range qps[1:] {
+		if !qp.waits {
+			t.Fatalf("a queue pair finds room beside the first, which has %d bytes under way", qps[0].underWay)
+		}
+	}
+	g := newGate(from.dev, 0, 0)
+	for len(s.backlog) == 0 || qps[0].underWay > turn*4096 {
+		n.step()
+	}
+	g.open(plenty)
+	for len(s.backlog) != 0 {
+		n.step()
+	}
+	for i, qp := range qps[1:] {
+		if qp.underWay < turn*4096 {
+			t.Errorf("queue pair %d of those that waited has %d bytes under way", i, qp.underWay)
+		}
+	}
+	for range qps {
+		must(t, n.await(t, from).Status.Err())
+	}
+}
+
+// A queue pair leaves while the send buffer is full of packets for another peer: those that waited
+// for its room get it when the buffer has room again.
+func TestShareLeftInBacklog(t *testing.T) {
+	n := openVirtualNICs(t, Config{}, 3)
+	const size = 1 << 20
+	pair := newNodes(t, n.nics[0].Device, n.nics[1].Device, size)
+	from, x, y := pair[0], pair[1], newNode(t, n.nics[2].Device, size)
+	var qps [2]*QP
+	for i := range qps {
+		qp, peer := from.newQP(t), y.newQP(t)
+		t.Cleanup(func() { must(t, peer.Close()) })
+		must(t, verbstest.Connect(qp, peer, verbstest.ConnectConfig{Port: 1}))
+		qp.path.share.limit = turn * 4096
+		_, err := qp.PostSend([]verbs.SendWR{from.write(y, 1, size)})
+		must(t, err)
+		qps[i] = qp
+	}
+	defer qps[1].Close()
+	if !qps[1].waits {
+		t.Fatal("the second queue pair finds room")
+	}
+	g := newGate(from.dev, 0, 0)
+	from.post(t, from.write(x, 2, 64))
+	must(t, qps[0].Close())
+	if s := &from.dev.sender; len(s.backlog) == 0 || len(s.waiting) != 0 || qps[1].underWay != 0 {
+		t.Fatalf("%d packets and %d queue pairs wait for the socket", len(s.backlog), len(s.waiting))
+	}
+	g.open(plenty)
+	for len(from.dev.sender.backlog) != 0 {
+		n.step()
+	}
+	if qps[1].underWay == 0 {
+		t.Error("the socket has room again, and nothing is sent")
+	}
+	for range 2 {
+		must(t, n.await(t, from).Status.Err())
 	}
 }

@@ -86,21 +86,22 @@ func (x *networkNIC) wrong() error {
 		used[q.path.share] += q.engine.UnderWay() * q.cost
 	}
 	for _, s := range x.shares {
-		if err := s.wrong(used[s]); err != nil {
+		if err := s.wrong(used[s], x.sender.isClogged()); err != nil {
 			return fmt.Errorf("%s: %w", x.Name(), err)
 		}
 	}
 	return nil
 }
 
-// wrong says what is wrong with a share, whose queue pairs have so many bytes under way.
-func (s *share) wrong(used int) error {
+// wrong says what is wrong with a share, whose queue pairs have so many bytes under way. While the
+// socket is clogged it may be postponed.
+func (s *share) wrong(used int, clogged bool) error {
 	switch {
 	case s.used != used:
 		return fmt.Errorf("%d bytes are under way to %v, and %d are counted", used, s.peer, s.used)
 	case s.head == len(s.waiting):
 		return nil
-	case s.room(s.waiting[s.head]) >= turn:
+	case s.room(s.waiting[s.head]) >= turn && !(clogged && s.postponed):
 		return fmt.Errorf("%d queue pairs wait for room towards %v, and there is some", len(s.waiting)-s.head,
 			s.peer)
 	}
