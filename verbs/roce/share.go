@@ -109,9 +109,9 @@ func (s *share) next() *QP {
 	return q
 }
 
-// serve lets those that wait send while there is room for a turn and the socket takes packets. While
-// it does not, they keep their places here: had all moved to sender.waiting, the first to leave that
-// would find nobody waiting here, and take all the room.
+// serve lets those that wait send while there is room for a turn and the socket takes packets.
+// While it does not, they keep their places here: had all moved to sender.waiting, the first to
+// leave that would find nobody waiting here, and take all the room.
 func (s *share) serve() {
 	if s.serving {
 		return

@@ -200,7 +200,8 @@ func TestShareOfBacklog(t *testing.T) {
 	s := &from.dev.sender
 	for _, qp := range qps[1:] {
 		if !qp.waits {
-			t.Fatalf("a queue pair finds room beside the first, which has %d bytes under way", qps[0].underWay)
+			t.Fatalf("a queue pair finds room beside the first, which has %d bytes under way",
+				qps[0].underWay)
 		}
 	}
 	g := newGate(from.dev, 0, 0)
