@@ -150,7 +150,11 @@ func compareCell(k cellKey, before, after []float64) compared {
 		old: benchmath.AssumeNothing.Summary(a, bench.Confidence),
 		new: benchmath.AssumeNothing.Summary(b, bench.Confidence)}
 	c.Old, c.New = c.old.Center, c.new.Center
-	c.Delta, c.P = 100*(c.New/c.Old-1), c.comparison.P
+	c.Delta = 100 * (c.New/c.Old - 1)
+	// With ties and sides of unequal size, the exact test gives a P above 1 or one that depends on
+	// the order of the sides.
+	c.P = min(max(c.comparison.P, benchmath.AssumeNothing.Compare(b, a).P), 1)
+	c.comparison.P = c.P
 	c.Significant = c.P < c.comparison.Alpha && c.New != c.Old
 	return c
 }
@@ -199,6 +203,9 @@ func compareSides(before, after *side) *comparisons {
 
 // Run compares, and prints what it finds.
 func (f *compareCmd) Run(c *console) error {
+	if m := f.MaxRegression; m != nil && !(*m >= 0 && *m <= math.MaxFloat64) {
+		return usage("--max-regression %v: want a percentage from 0 on", *m)
+	}
 	before, err := readSide(f.Old)
 	after, wrong := readSide(f.New)
 	if err = cmp.Or(err, wrong); err != nil {
@@ -210,12 +217,21 @@ func (f *compareCmd) Run(c *console) error {
 	} else {
 		err = f.show(c.out, all)
 	}
+	if len(all.Cells) == 0 {
+		return errors.Join(err, fmt.Errorf("%s and %s have no cell in common", f.Old, f.New))
+	}
+	if f.MaxRegression == nil {
+		return err
+	}
 	for i := range all.Cells {
 		cell := &all.Cells[i]
-		if by := cell.regression(); f.MaxRegression != nil && by > *f.MaxRegression {
+		if by := cell.regression(); by > *f.MaxRegression {
 			err = errors.Join(err, fmt.Errorf("%v: worse by %.1f %%, more than --max-regression %v",
 				&cell.cellKey, by, *f.MaxRegression))
 		}
+	}
+	for i := range all.OnlyOld {
+		err = errors.Join(err, fmt.Errorf("%v: not in %s, or failed there", &all.OnlyOld[i], f.New))
 	}
 	return err
 }

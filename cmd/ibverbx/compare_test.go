@@ -37,22 +37,55 @@ func TestCompareGolden(t *testing.T) {
 	}
 }
 
-// TestMaxRegression fails for what is worse by more than was allowed, and for no other reason: a
-// difference that may be chance is none, and less latency is better.
+// TestMaxRegression fails for what is worse by more than was allowed, and for what the new side
+// lacks: a difference that may be chance is none, and less latency is better.
 func TestMaxRegression(t *testing.T) {
 	const back = "testdata/compare/new.json testdata/compare/old.json"
 	for args, want := range map[string]string{
 		"--max-regression 10 " + sides: "write, lat, 8 B, single, 1 QP: worse by 16.7 %, more than",
-		"--max-regression 17 " + sides: "",
+		"--max-regression 17 " + sides: "64 KiB, spray, 8 QPs: not in testdata/compare/new.json, or failed",
 		"--max-regression 10 " + back:  "write, bw, 4 KiB, single, 1 QP: worse by 16.7 %, more than",
 		"--max-regression 0 " + back:   "write, bw, 4 KiB, single, 1 QP: worse by 16.7 %, more than",
 		back:                           "",
 	} {
 		code, out, errs := command(t, "compare "+args)
 		if (code == exitOK) != (want == "") || !strings.Contains(errs, want) ||
-			strings.Count(errs, "\n") > 1 || !strings.Contains(out, "geometric mean") {
+			strings.Contains(errs, "%!") || !strings.Contains(out, "geometric mean") {
 			t.Errorf("%s: exit %d: %s\n%s", args, code, errs, out)
 		}
+	}
+}
+
+// TestCompareTies: the chance that a difference is chance is at most 1, and the same in both
+// directions, whatever the sides.
+func TestCompareTies(t *testing.T) {
+	for _, sides := range [][2][]float64{
+		{{1, 1}, {2}}, {{1, 2}, {1}}, {{1, 1, 1, 2}, {1, 2}}, {{1, 2, 1, 2}, {1, 2, 1}},
+		{{1, 1, 1, 1, 1, 1}, {2}},
+	} {
+		there, back := compareCell(cellKey{}, sides[0], sides[1]), compareCell(cellKey{}, sides[1], sides[0])
+		if there.P != back.P || there.P <= 0 || there.P > 1 || there.Significant {
+			t.Errorf("%v: p is %v and %v, significant: %v", sides, there.P, back.P, there.Significant)
+		}
+	}
+}
+
+// TestMaxRegressionOfNothing refuses what is no percentage, and sides without a common cell.
+func TestMaxRegressionOfNothing(t *testing.T) {
+	for _, value := range []string{"nan", "inf", "-1", "10%"} {
+		if code, _, errs := command(t, "compare --max-regression="+value+" "+sides); code != exitUsage {
+			t.Errorf("%s: exit %d: %s", value, code, errs)
+		}
+	}
+	all := filepath.Join(t.TempDir(), "other.json")
+	text := `{"tool":"ibverbx perf","parameters":{},"results":[{"op":"read","mode":"bw","size_bytes":8,` +
+		`"messages":1,"messages_per_second":1}]}`
+	if err := os.WriteFile(all, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, _, errs := command(t, "compare testdata/compare/old.json "+all)
+	if code != exitFailed || !strings.Contains(errs, "no cell in common") {
+		t.Errorf("exit %d: %s", code, errs)
 	}
 }
 
