@@ -38,11 +38,12 @@ var (
 	ErrAlignment = errors.New("not aligned")
 )
 
-// ErrOwnCard: [VirtualQP.Connect] was given the virtual queue pair's own card.
+// ErrOwnCard is the error when [VirtualQP.Connect] is given the virtual queue pair's own card.
 var ErrOwnCard = errors.New("a virtual queue pair's own card")
 
-// ErrProtocol: the peer sent something impossible, such as a sequence number that is far off or a
-// repetition. It is the cause in [VirtualQP.Err]; other virtual queue pairs are not affected.
+// ErrProtocol is the error when the peer sends something impossible, such as a sequence number that
+// is far off or a repetition. It is the cause in [VirtualQP.Err]; other virtual queue pairs are not
+// affected.
 var ErrProtocol = errors.New("protocol violation by the peer")
 
 // PostError reports why a post was refused. It is a slog.LogValuer and a json.Marshaler, which

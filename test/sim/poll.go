@@ -267,7 +267,7 @@ func (e *end) checkReadable(err error) {
 func (c *vcq) pollAll() int {
 	total := 0
 	for {
-		n := 0
+		var n int
 		if c.direct && !c.closed {
 			n = c.pollDirectly()
 		} else {

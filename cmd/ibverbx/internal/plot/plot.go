@@ -49,7 +49,6 @@ type Mark struct {
 	Until float64 `json:"until,omitempty"`
 }
 
-//nolint:gochecknoglobals // what is embedded
 var (
 	//go:embed page.html
 	pageText string

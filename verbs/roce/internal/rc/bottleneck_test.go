@@ -206,9 +206,7 @@ const jumbo = 64 << 10
 type stream struct {
 	id      int
 	ends    [2]*end
-	done    int // requests completed
 	stopped bool
-	failed  verbs.Status
 }
 
 // add adds a stream of a shape.

@@ -157,7 +157,7 @@ func TestLossInSlowdown(t *testing.T) {
 	}
 	w.packets = 100
 	w.beginSlowdown(200_000)
-	w.missed(200_000, 5, 50)
+	w.missed(5, 50)
 	if before := w.slowdown.before; before != 100*shrink {
 		t.Errorf("the window is %v after the slowdown, want %v", before, 100*shrink)
 	}

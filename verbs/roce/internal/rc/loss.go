@@ -68,7 +68,7 @@ func (q *QP) reached(s seq) int64 {
 func (q *QP) missed(s seq) {
 	r := &q.req
 	if q.ours {
-		r.window.missed(q.now, s, r.next)
+		r.window.missed(s, r.next)
 	} else {
 		r.foreign.missed(s, r.next)
 	}

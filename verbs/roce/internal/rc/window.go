@@ -116,7 +116,7 @@ func (w *window) passed(now int64, una seq) {
 }
 
 // missed notes that the packet with a number was lost; next is the first that was never sent.
-func (w *window) missed(now int64, s, next seq) {
+func (w *window) missed(s, next seq) {
 	w.losses++
 	w.lossRate += (1 - w.lossRate) * lossWeight
 	if s < w.recovery || !w.rival.competes && !w.inShortQueue() {

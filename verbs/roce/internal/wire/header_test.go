@@ -183,7 +183,7 @@ func TestCNP(t *testing.T) {
 	if err != nil || got != h || len(payload) != 0 {
 		t.Errorf("%+v, %d bytes of payload, %v", got, len(payload), err)
 	}
-	if _, err := Parse(append(want, 0, 0, 0, 0, 1, 2, 3, 4), &got); err != ErrPayload {
+	if _, err := Parse(append(want, 0, 0, 0, 0, 1, 2, 3, 4), &got); !errors.Is(err, ErrPayload) {
 		t.Errorf("with a payload: %v", err)
 	}
 }
