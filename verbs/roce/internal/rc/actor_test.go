@@ -288,7 +288,7 @@ func (a *actor) pause() {
 	}
 	a.e.modify(w.now, verbs.QPAttr{State: verbs.StateSQD}, verbs.QPAttrState)
 	a.limit = a.begun()
-	w.paused = w.paused || a.e.q.req.una != a.limit
+	w.paused = w.paused || a.e.q.req.quiet != 0
 }
 
 // begun is the number behind those of the requests of which something has left.

@@ -51,7 +51,7 @@ type world struct {
 	forged   int   // packets
 	vanish   int   // the step in which the network goes down for good; 0 is never
 	perfect  bool  // the network harms nothing
-	paused   bool  // an end went to SQD before all that it had begun was acknowledged
+	paused   bool  // an end went to SQD behind a packet that did not ask to be acknowledged
 	most     int64 // the longest blackout
 }
 
