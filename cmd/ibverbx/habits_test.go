@@ -102,7 +102,7 @@ func TestHabits(t *testing.T) {
 // TestCompletion completes commands, flags and their values.
 func TestCompletion(t *testing.T) {
 	for line, want := range map[string][]string{
-		"ibverbx ":                       {"perf", "devices", "version", "help"},
+		"ibverbx ":                       {"perf", "devices", "run", "help"},
 		"ibverbx perf --tx":              {"--tx-depth"},
 		"ibverbx perf --scheme ":         {"single", "spray", "dqplb"},
 		"ibverbx perf --layer t":         {"transport", "tagged"},

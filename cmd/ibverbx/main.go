@@ -51,11 +51,10 @@ type cli struct {
 	Perftest   perftestCmd               `cmd:"" help:"Measure against a tool of perftest, such as ib_write_bw."`
 	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
 	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
-	Version    versionCmd                `cmd:"" help:"Print the version."`
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
 	Completion kongcompletion.Completion `cmd:"" help:"Print what makes a shell complete flags and values."`
 
-	ShowVersion kong.VersionFlag `name:"version" short:"V" help:"Print the version."`
+	Version kong.VersionFlag `short:"V" help:"Print the version."`
 }
 
 // helpCmd is --help for those who look for a command.
@@ -212,14 +211,6 @@ func instead(first, why string) string {
 
 // negative is what kong says of a negative number, which it takes for a flag.
 var negative = regexp.MustCompile(`^(--[a-z-]+): expected .* value but got "(-[0-9][^"]*)".*`)
-
-type versionCmd struct{}
-
-// Run prints the version.
-func (versionCmd) Run(c *console) error {
-	_, err := fmt.Fprintln(c.out, versionLine())
-	return err
-}
 
 // versionLine says which version this is, and what it was built with and for.
 func versionLine() string {

@@ -134,10 +134,7 @@ func flagError(err error) error {
 		}
 		return usage("--device: %s", bad.Reason)
 	}
-	if why := errors.Unwrap(err); why != nil {
-		return why
-	}
-	return err
+	return cmp.Or(errors.Unwrap(err), err)
 }
 
 // openHere opens the NICs that two ends in this process share: so many, where a provider makes any

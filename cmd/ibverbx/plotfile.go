@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -14,15 +15,11 @@ import (
 
 // createPlot creates the file that --plot names, before anything is measured: that it cannot be
 // written is better known then. Without a name there is no file.
-func createPlot(name string) (*os.File, error) {
-	if name == "" {
-		return nil, nil
+func createPlot(name string) (file *os.File, err error) {
+	if name != "" {
+		file, err = os.Create(name)
 	}
-	file, err := os.Create(name)
-	if err != nil {
-		return nil, fmt.Errorf("--plot: %w", err)
-	}
-	return file, nil
+	return file, plotError(err)
 }
 
 // closePlot closes the file, and removes it if there was nothing to write to it.
@@ -31,16 +28,11 @@ func closePlot(file *os.File) error {
 		return nil
 	}
 	info, err := file.Stat()
-	if err == nil {
-		err = file.Close()
-	}
+	err = cmp.Or(err, file.Close())
 	if err == nil && info.Size() == 0 && info.Mode().IsRegular() {
 		err = os.Remove(file.Name())
 	}
-	if err != nil {
-		return fmt.Errorf("--plot: %w", err)
-	}
-	return nil
+	return plotError(err)
 }
 
 // writePlot writes a run to the file, if there is one and the run has a time line: a line for each
@@ -49,14 +41,17 @@ func writePlot(file *os.File, r *bench.Report, in unit, rails bool) error {
 	if file == nil {
 		return nil
 	}
-	page := plotPage(r, in, rails)
-	if len(page.Charts) == 0 {
-		return nil
-	}
-	if err := plot.Write(file, page); err != nil {
-		return fmt.Errorf("--plot: %w", err)
+	if page := plotPage(r, in, rails); len(page.Charts) > 0 {
+		return plotError(plot.Write(file, page))
 	}
 	return nil
+}
+
+func plotError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("--plot: %w", err)
 }
 
 // plotPage is what the file shows: a chart for each size and scheme.

@@ -30,11 +30,5 @@
 // overtakes one of the same peer, and no receive an earlier one (tagged_recv.go). For PEs, it has
 // what each has put and not completed (shmem_world.go).
 //
-// # Running it
-//
-//	go test ./test/sendside                  4,400 worlds
-//
 // The flags, the shrinking of worlds that fail, and the planting of bugs are as in package sim.
-// testdata has a file of deliberate bugs for each of the three packages. The tests named Mutations
-// require that the package's game finds each.
 package sendside

@@ -1,6 +1,7 @@
 package sendside
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -40,7 +41,8 @@ func (e *element) hurry(*rand.Rand) {
 		name, call := drawCall(e.rng, append(e.callsTo(ctx, e.rng.IntN(len(t.peers))),
 			namedCall{"quiet", func() error { return e.pe.Quiet(ctx) }},
 			namedCall{"wait until", func() error {
-				return refusedWith(shmem.WaitUntil(ctx, e.pe, own, shmem.NE, shmem.Load(e.pe, own)))
+				err := shmem.WaitUntil(ctx, e.pe, own, shmem.NE, shmem.Load(e.pe, own))
+				return cmp.Or(err, errNotRefused)
 			}}))
 		err := call()
 		cancel()

@@ -1,6 +1,7 @@
 package sendside
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -208,17 +209,11 @@ func (e *element) must(what string, err error) {
 // mustFail is must for a call that fails with an error.
 func (e *element) mustFail(what string, err, want error) {
 	if !errors.Is(err, want) {
-		e.must(what, refusedWith(err))
+		e.must(what, cmp.Or(err, errNotRefused))
 	}
 }
 
-// refusedWith is the error of a call that should have been refused for another reason than err.
-func refusedWith(err error) error {
-	if err == nil {
-		return errors.New("was not refused")
-	}
-	return err
-}
+var errNotRefused = errors.New("was not refused")
 
 // program is what a PE runs.
 func (e *element) program() {

@@ -421,7 +421,6 @@ func (e *tagEnd) checkTraffic(s, peer tagged.EndpointStats) {
 	if s.Sent != sent || s.SentBytes != sentBytes || peer.Received != received ||
 		peer.ReceivedBytes != receivedBytes {
 		e.w.Broken(ruleBalance, "%v has sent %d messages of %d bytes, and %d of %d were read: %+v, %+v", e,
-			sent,
-			sentBytes, received, receivedBytes, s, peer)
+			sent, sentBytes, received, receivedBytes, s, peer)
 	}
 }

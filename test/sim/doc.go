@@ -32,40 +32,29 @@
 // at either end, several at a time, again while one is being settled, with messages that arrive
 // after their sender has given them up and data that reaches memory only after its acknowledgement.
 // Such a connection may fail only when every rail of a kind has suffered a fault (failover.go). The
-// model knows each part of a request that a queue pair carries, the order of the parts, and, from
-// the receives of the other end, which have arrived. So it knows what may be sent again: only parts
-// that are certainly lost, once neither end's queue pair of the dead rail executes anything any
-// more, on another rail, unchanged and in order (part.go). The memory that a write has filled is
-// reused as soon as its request, or a notification behind it, is reported, so that a late copy is
-// detected. Config.OnRail reports each loss and each return once, in turns, and the counters and
-// the state of the rails match those events. A peer that breaks the rules also reports false counts
-// of what has arrived.
+// model knows each part of a request that a queue pair carries, their order, and which have
+// arrived. So it knows what may be sent again: only what is certainly lost, on another rail,
+// unchanged and in order (part.go). The memory that a write has filled is reused as soon as its
+// request, or a notification behind it, is reported, so that a late copy is detected.
+// Config.OnRail reports each loss and each return once, in turns.
 //
 // # Running it
 //
 //	go test ./test/sim                       2,000 worlds, and 5,000 whose rails die
+//	go test ./test/sim -args -seeds 20000    more of both; make sim SEEDS=1000000 shows progress
+//	go test ./test/sim -v -run 'TestSimulation$' -args -seed 4711
+//	                                         one world, event by event
 //	go test ./test/sim -run Mutations -args -mutate
 //	                                         plants bugs: some minutes
 //	go test ./test/sim -run 'Replays$' -args -kit
 //	                                         tests of the simulation itself
-//	go test ./test/sim -run 'TestFailover$' -args -seeds 20000
-//	                                         worlds whose rails die
-//	make sim SEEDS=1000000                   more of them, with progress
-//	go test ./test/sim -v -run 'TestSimulation$' -args -seed 4711
-//	                                         one world, event by event
 //
 // A world that fails is shrunk: events are left out for as long as the same promise is broken. What
-// is left is printed event by event, with the command that plays it again. A world depends on its
-// seed and on this source: a seed means something only together with the revision that it was found
-// on. The clock of its virtual queue pairs is its own; Close and Reset of a single queue pair that
-// cannot mark the end of a flush wait for silence by the wall clock.
+// is left is printed with the command that plays it again. A seed means something only together
+// with the revision that it was found on. The clock of virtual queue pairs is the world's; Close
+// and Reset of a single queue pair that cannot mark the end of a flush wait by the wall clock.
 //
-// # Planted bugs
-//
-// testdata has deliberate bugs, almost two hundred: of package ibverbx (ibverbx.bugs), of its
-// failover (failover.bugs), and of the protocol of the two ends (protocol.bugs), which are found by
-// the test of internal/failover. Each names a function and the code in it that it replaces; package
-// hunt describes the format (bugs.go there). The tests named Mutations check that each still
-// applies. With -args -mutate they plant them one at a time, through the go command's overlay, and
-// require that each is found.
+// testdata has almost two hundred deliberate bugs: of package ibverbx (ibverbx.bugs), of its
+// failover (failover.bugs), and of the protocol of the two ends (protocol.bugs), which the test of
+// internal/failover finds. The format is described in package hunt (bugs.go there).
 package sim

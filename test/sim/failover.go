@@ -206,7 +206,7 @@ func (w *world) strikeRails(e *end) {
 		}
 		if w.OneIn(10) { // what a request fails of by itself takes no rail out
 			e.conn.because("a request may fail by itself")
-			f := w.DrawFault(w.faults(), func(f *lab.Fault) bool { return !f.Gentle && !f.Wide() })
+			f := w.DrawFault(w.faults, func(f *lab.Fault) bool { return !f.Gentle && !f.Wide() })
 			w.inject(f, e.anyWire())
 			continue
 		}
@@ -223,7 +223,7 @@ func (w *world) drawRailFault(e *end) (*wire, *lab.Fault) {
 		e = e.peer
 	}
 	wide := w.OneIn(2)
-	return e.anyWire(), w.DrawFault(w.railFaults(), func(f *lab.Fault) bool {
+	return e.anyWire(), w.DrawFault(w.railFaults, func(f *lab.Fault) bool {
 		return (wide || f.Scope == lab.OneQP) && e.mayMeet(f)
 	})
 }

@@ -4,7 +4,7 @@ import "ibverbx/test/internal/lab"
 
 // slow puts a fault in force that must not fail anything.
 func (w *world) slow(e *end) {
-	w.inject(w.DrawFault(w.faults(), func(f *lab.Fault) bool { return f.Gentle }), e.anyWire())
+	w.inject(w.DrawFault(w.faults, func(f *lab.Fault) bool { return f.Gentle }), e.anyWire())
 }
 
 // strike puts any other fault in force. What changes the world for many is rarer.
@@ -14,7 +14,7 @@ func (w *world) strike(e *end) {
 		return
 	}
 	wide := w.OneIn(2)
-	w.inject(w.DrawFault(w.faults(), func(f *lab.Fault) bool {
+	w.inject(w.DrawFault(w.faults, func(f *lab.Fault) bool {
 		return !f.Gentle && (wide || !f.Wide()) && e.mayMeet(f)
 	}), e.anyWire())
 }

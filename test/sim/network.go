@@ -78,19 +78,3 @@ func (p *plan) onNetwork(seed uint64) *plan {
 	}
 	return p
 }
-
-// faults are those of the NICs that the world has.
-func (w *world) faults() []lab.Fault {
-	if w.plan.net != nil {
-		return lab.NetworkFaults
-	}
-	return lab.Faults
-}
-
-// railFaults are those of them that take rails out, and say nothing of the requests that met them.
-func (w *world) railFaults() []lab.Fault {
-	if w.plan.net != nil {
-		return lab.NetworkRailFaults
-	}
-	return lab.RailFaults
-}

@@ -21,6 +21,8 @@ type world struct {
 	ends  []*end
 	wires map[wireAt]*wire
 
+	faults, railFaults []lab.Fault // that the NICs may meet
+
 	building   *end      // the one that is being made; nil outside of that
 	buildingCQ *vcq      // likewise
 	pumping    bool      // the library waits: let the fabric move when it polls
@@ -66,6 +68,10 @@ func (p *plan) run(log func(string)) *hunt.Violation {
 	w := &world{plan: p, wires: map[wireAt]*wire{}, ticks: rand.New(rand.NewPCG(p.Seed, 0x7469636b))}
 	w.Testbed = lab.Testbed{Plan: &p.Plan, Layout: lab.Layout{Size: arenaSize, Spare: spareSize}, Log: log,
 		Hooks: lab.Hooks{CQ: w.tapCQ, QP: w.tapQP}, NewNetwork: p.newNetwork, Net: p.net}
+	w.faults, w.railFaults = lab.Faults, lab.RailFaults
+	if p.net != nil {
+		w.faults, w.railFaults = lab.NetworkFaults, lab.NetworkRailFaults
+	}
 	return w.Play(func() {
 		w.build()
 		lab.PlayEvents(&w.Testbed, p.Events, events, &w.ends, func() {

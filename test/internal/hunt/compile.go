@@ -132,34 +132,25 @@ func (c *Code) check(p *Package, files map[string]*ast.File, info *types.Info) (
 // Build builds the tests of the package in a directory with files in place of those at their paths,
 // which it writes beside the binary.
 func Build(bin, root, dir string, files map[string]string, flags ...string) error {
-	list, err := overlay(filepath.Dir(bin), files)
-	if err != nil {
+	tmp := filepath.Dir(bin)
+	replace := make(map[string]string)
+	for path, content := range files {
+		name := filepath.Join(tmp, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
+		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+			return err
+		}
+		replace[path] = name
+	}
+	list, err := json.Marshal(map[string]any{"Replace": replace})
+	overlay := filepath.Join(tmp, "overlay.json")
+	if err := errors.Join(err, os.WriteFile(overlay, list, 0o600)); err != nil {
 		return err
 	}
-	c := exec.Command("go", append(append([]string{"test", "-c", "-overlay", list, "-o", bin}, flags...),
+	c := exec.Command("go", append(append([]string{"test", "-c", "-overlay", overlay, "-o", bin}, flags...),
 		"./"+filepath.Clean(dir))...)
 	c.Dir = root
 	if out, err := c.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s does not build: %w\n%s", dir, err, out)
 	}
 	return nil
-}
-
-// overlay writes files to a directory, with the list that makes the go command use them in place of
-// those at their paths.
-func overlay(dir string, files map[string]string) (path string, err error) {
-	replace := make(map[string]string)
-	for path, content := range files {
-		name := filepath.Join(dir, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
-		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-			return "", err
-		}
-		replace[path] = name
-	}
-	list, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		return "", err
-	}
-	path = filepath.Join(dir, "overlay.json")
-	return path, os.WriteFile(path, list, 0o600)
 }

@@ -57,9 +57,16 @@ func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 	}
 	start := time.Now()
 	var done atomic.Uint64
-	stop := f.report(&done, total)
+	if f.progress {
+		tick := time.NewTicker(2 * time.Second)
+		defer tick.Stop()
+		go func() {
+			for range tick.C {
+				fmt.Fprintf(os.Stderr, "%d of %d worlds\n", done.Load(), total)
+			}
+		}()
+	}
 	v := g.Search(f.first, total, &done)
-	stop()
 	took := time.Since(start)
 	switch {
 	case v == nil:
@@ -112,21 +119,4 @@ func (g *Game) Replays(t *testing.T, worlds uint64, ignore *regexp.Regexp) {
 			}
 		}
 	}
-}
-
-// report prints progress every two seconds.
-func (f *Flags) report(done *atomic.Uint64, total uint64) (stop func()) {
-	if !f.progress {
-		return func() {}
-	}
-	start, tick := time.Now(), time.NewTicker(2*time.Second)
-	go func() {
-		for range tick.C {
-			n := done.Load()
-			rate := float64(n) / time.Since(start).Seconds()
-			left := time.Duration(float64(total-n)/rate) * time.Second
-			fmt.Fprintf(os.Stderr, "\r%d of %d worlds, %.0f a second, %v left   ", n, total, rate, left)
-		}
-	}()
-	return func() { tick.Stop(); fmt.Fprintln(os.Stderr) }
 }
