@@ -21,7 +21,7 @@ type answer struct {
 // answerQueue holds answers in the order of the requests.
 //
 // Invariant: at most limit of them answer requests that came for the first time. The number of
-// repeated ones is bounded too, so a peer that asks and never listens costs no more memory.
+// repeated ones is bounded too, so a peer that asks and never reads costs no more memory.
 type answerQueue struct {
 	list  []answer
 	first int // index in list of the first answer that is not sent
@@ -40,8 +40,8 @@ func (a *answerQueue) add(v answer) {
 }
 
 // addAgain adds an answer that the peer asks for again. The part of it that still waits to be sent
-// is not queued twice: a peer that loses patience during a long answer would get more and more of
-// it. If too many answers wait, nothing is added: the peer will ask again.
+// is not queued twice: a peer that repeats its request during a long answer would get more and more
+// of it. If too many answers wait, nothing is added: the peer will ask again.
 func (a *answerQueue) addAgain(v answer, shift uint) {
 	for i := a.first; i < len(a.list); i++ {
 		p := &a.list[i]
@@ -60,7 +60,7 @@ func (a *answerQueue) addAgain(v answer, shift uint) {
 	}
 }
 
-// includes reports whether a still covers all that v has to send: the same numbers with the same
+// includes reports whether a still has everything that v must send: the same numbers with the same
 // bytes.
 func (a *answer) includes(v *answer, shift uint) bool {
 	if a.atomic || v.atomic {
@@ -98,7 +98,7 @@ func (q *QP) transmitAnswers(b *Batch) {
 	}
 }
 
-// transmitAck adds one of a NAK and an acknowledgement, when the answers before it have left.
+// transmitAck adds a NAK or an acknowledgement, once the answers before it have left.
 func (q *QP) transmitAck(b *Batch) {
 	r := &q.resp
 	if !r.answers.empty() || b.full() {
@@ -110,7 +110,8 @@ func (q *QP) transmitAck(b *Batch) {
 		h.Syndrome = r.nak
 		b.add(&h, nil)
 	case r.gapDue && r.ahead.n != 0:
-		// Nothing behind the expected packet is acknowledged: what was kept may yet be refused.
+		// Nothing behind the expected packet is acknowledged, because kept packets may still be
+		// refused.
 		h := q.reply(wire.ReadResponseOnly, r.expected)
 		h.Syndrome = wire.NakSequence // see wire.Header.TellsGap
 		if q.cfg.Announce {
@@ -127,7 +128,7 @@ func (q *QP) transmitAck(b *Batch) {
 	r.nak, r.gapDue, r.ackDue = 0, false, false
 }
 
-// reply is the header of a packet of the responder.
+// reply returns the header of a packet of the responder.
 func (q *QP) reply(opcode wire.Opcode, s seq) wire.Header {
 	h := wire.Header{Opcode: opcode, PKey: defaultPKey, DestQP: q.Attr.DestQPNum, PSN: s.psn(),
 		Syndrome: wire.Ack, MSN: q.resp.msn, Backward: q.resp.congested.echoes}
@@ -170,7 +171,7 @@ func (q *QP) answerNext(b *Batch, a *answer) {
 // answerGone handles an answer whose region was closed since it was asked for.
 func (q *QP) answerGone(a *answer) {
 	if a.again {
-		q.resp.answers.pop() // anyone who has seen a packet of the connection can ask again
+		q.resp.answers.pop() // a forger that has seen a packet of the connection can ask again
 		return
 	}
 	at := a.next
@@ -178,7 +179,7 @@ func (q *QP) answerGone(a *answer) {
 	q.reject(at, wire.NakRemoteAccess)
 }
 
-// readOpcode is the opcode of a packet of the answer to a read.
+// readOpcode returns the opcode of a packet of the answer to a read.
 func readOpcode(isFirst, isLast bool) wire.Opcode {
 	switch {
 	case isFirst && isLast:

@@ -8,10 +8,10 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// The requester's handling of what the responder sends.
+// This file has the requester's handling of the responder's packets.
 
-// Receive takes a packet that has arrived for the QP. Its ICRC was checked, and that it comes from
-// the peer. The payload is the QP's during the call only.
+// Receive takes a packet that has arrived for the QP. The caller has checked its ICRC, and that it
+// comes from the peer. The QP uses the payload only during the call.
 func (q *QP) Receive(now int64, h *wire.Header, payload []byte) {
 	q.now = now
 	switch {
@@ -22,12 +22,12 @@ func (q *QP) Receive(now int64, h *wire.Header, payload []byte) {
 	case q.State == verbs.StateRTS || q.State == verbs.StateSQD:
 		q.receiveAnswer(h, payload)
 	}
-	if h.Marked { // now it may be known whose it is
+	if h.Marked { // now the peer's kind may be known
 		q.marked(h)
 	}
 }
 
-// receiveAnswer takes a packet of the responder.
+// receiveAnswer handles a packet of the responder.
 func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 	r := &q.req
 	s := r.una.near(h.PSN)
@@ -58,9 +58,9 @@ func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 	q.advance()
 }
 
-// answerToNothing takes an answer to a number that was not sent. It is from a stranger or for an
-// earlier connection, unless the responder reports that the next number is the one it expects: it
-// has a packet that is not from this end, and has carried out all before that number.
+// answerToNothing handles an answer to a number that was not sent. It is from a stranger or for an
+// earlier connection, unless the responder reports that it expects the next number: then it has a
+// packet that is not from this end, and has carried out everything before that number.
 func (q *QP) answerToNothing(h *wire.Header, s seq) {
 	isReport := h.Opcode == wire.Acknowledge && h.Syndrome == wire.NakSequence || q.ours && h.TellsGap()
 	if s != q.req.next || !isReport {
@@ -72,7 +72,7 @@ func (q *QP) answerToNothing(h *wire.Header, s seq) {
 	q.advance()
 }
 
-// acknowledgement takes an ACK or a NAK for a number.
+// acknowledgement handles an ACK or a NAK for a number.
 func (q *QP) acknowledgement(h *wire.Header, s seq, payload []byte) {
 	if h.Syndrome.IsAck() {
 		q.acknowledge(s + 1)
@@ -99,8 +99,8 @@ func (q *QP) acknowledgement(h *wire.Header, s seq, payload []byte) {
 }
 
 // acknowledge marks every number before end as done unless it belongs to a read or atomic, which
-// needs its answer. Answers come in the order of the requests, so any packet of a read before end
-// that is missing is lost.
+// needs its answer. Answers come in the order of the requests, so a missing packet of a read before
+// end is lost.
 func (q *QP) acknowledge(end seq) {
 	r := &q.req
 	if end <= r.una {
@@ -133,7 +133,7 @@ func (q *QP) suspectPart(p *read, end seq) {
 	}
 }
 
-// readOf is the read or atomic under way that a number belongs to, or nil.
+// readOf returns the read or atomic under way to which a number belongs, or nil.
 func (r *requester) readOf(s seq) *read {
 	for i := range r.reads[:r.nreads] {
 		if p := &r.reads[i]; p.first <= s && s < p.end {
@@ -143,8 +143,8 @@ func (r *requester) readOf(s seq) *read {
 	return nil
 }
 
-// sequenceError handles a NAK with the number that the responder still expects. An end of ours
-// lists in the payload the numbers behind it that are kept. Without a list none is: the responder
+// sequenceError handles a NAK with the number that the responder still expects. In the payload, an
+// end of ours lists the kept numbers behind it. Without a list none are kept, because the responder
 // does not know its peer yet.
 func (q *QP) sequenceError(expected seq, has []byte) {
 	r := &q.req
@@ -189,8 +189,8 @@ func (q *QP) sequenceError(expected seq, has []byte) {
 	}
 }
 
-// forgotten marks packets lost that the responder had kept and does not have any more: the one that
-// it expects, and those behind it.
+// forgotten marks as lost the packets that the responder had kept and has dropped: the one that it
+// expects, and those behind it.
 func (q *QP) forgotten(expected seq) {
 	r := &q.req
 	if !q.ours || expected < r.una {
@@ -212,7 +212,7 @@ func (q *QP) forgotten(expected seq) {
 	}
 }
 
-// goBack marks everything from a number on lost.
+// goBack marks everything from a number on as lost.
 func (q *QP) goBack(from seq) {
 	for s := max(from, q.req.una); s < q.req.next; s++ {
 		q.markLost(s)
@@ -223,7 +223,7 @@ func (q *QP) goBack(from seq) {
 func (q *QP) receiverNotReady(s seq, timer uint8) {
 	t := &q.req.timers
 	if q.now < t.rnr || q.req.at(s).state == lost {
-		return // a packet that left before the one that was answered first, or a copy
+		return // for a packet that was under way at the first NAK, or a copy
 	}
 	if q.Attr.RNRRetry != verbs.RNRRetryForever {
 		if t.rnrTries >= int(q.Attr.RNRRetry) {
@@ -248,15 +248,14 @@ func (q *QP) refusedByPeer(s seq, why wire.Syndrome) {
 	}
 }
 
-// failAt fails the request that a number belongs to. If an earlier read still waits for an answer
-// that was lost, the failure is not reported yet: the peer answers no more, and the read runs out
-// of retries.
+// failAt fails the request to which a number belongs. If an earlier read still waits for a lost
+// answer, the failure is not reported: the peer answers no more, and the read runs out of retries.
 func (q *QP) failAt(s seq, status verbs.Status) {
 	slot := q.find(s)
 	q.failRequest(q.SQ.At(slot), status)
 }
 
-// readResponse takes a packet of the answer to a read.
+// readResponse handles a packet of the answer to a read.
 func (q *QP) readResponse(s seq, payload []byte) {
 	r := &q.req
 	if s < r.una {
@@ -271,7 +270,7 @@ func (q *QP) readResponse(s seq, payload []byte) {
 	// The responder sends answers in order, and has executed all before this one.
 	q.acknowledge(part.first)
 	if !q.ours && s > r.una && q.missing(part, s) {
-		// It comes behind a gap: the missing packets are asked for again, and this one with them.
+		// It comes behind a gap: the missing packets and this one are requested again.
 		q.stats.Ahead++
 		return
 	}
@@ -293,8 +292,8 @@ func (q *QP) readResponse(s seq, payload []byte) {
 	q.answered(part, s)
 }
 
-// missing reports whether a packet of a read before a number has not arrived. It is lost then, with
-// everything behind it.
+// missing reports whether a packet of a read before a number has not arrived. Then that packet and
+// everything behind it are lost.
 func (q *QP) missing(part *read, s seq) bool {
 	n := part.low
 	for n < s && (n < q.req.una || q.req.at(n).state == done) {
@@ -312,7 +311,7 @@ func (q *QP) missing(part *read, s seq) bool {
 	return true
 }
 
-// atomicAnswer takes the answer to an atomic.
+// atomicAnswer handles the answer to an atomic.
 func (q *QP) atomicAnswer(h *wire.Header, s seq) {
 	r := &q.req
 	if s < r.una {
@@ -341,8 +340,8 @@ func (q *QP) atomicAnswer(h *wire.Header, s seq) {
 	q.answered(part, s)
 }
 
-// answered marks a number of a read or atomic done. Its place is free only when all before it are
-// answered too: the responder remembers the last ones, whichever were answered.
+// answered marks a number of a read or atomic as done. Its place is free only when all before it
+// are answered too, because the responder remembers the last ones, answered or not.
 func (q *QP) answered(part *read, s seq) {
 	r := &q.req
 	q.markDone(s)
@@ -354,8 +353,8 @@ func (q *QP) answered(part *read, s seq) {
 	r.nreads = copy(r.reads[:], r.reads[n:r.nreads])
 }
 
-// land writes bytes of an answer to the local memory of a request. It returns false if that is not
-// there any more.
+// land writes bytes of an answer to the local memory of a request. It returns false if that memory
+// is gone.
 func (q *QP) land(slot, offset uint64, from []byte) bool {
 	return q.scatter(q.SQ.SGL(slot), offset, from)
 }
@@ -372,7 +371,7 @@ func (q *QP) scatter(sgl []verbs.SGE, offset uint64, from []byte) bool {
 			offset -= length
 			continue
 		}
-		// All of the element has to be covered, even what the message does not reach.
+		// The region must cover the whole element, even the part that the message does not reach.
 		to, ok := q.LocalSlice(e.LKey, e.Addr, length, verbs.AccessLocalWrite)
 		if !ok {
 			return false
@@ -384,8 +383,8 @@ func (q *QP) scatter(sgl []verbs.SGE, offset uint64, from []byte) bool {
 	return len(from) == 0
 }
 
-// advance moves the window past what is done, and completes the requests that it has passed. A
-// request that has failed ends the connection once all before it are complete.
+// advance moves the window past the numbers that are done, and completes the requests that it has
+// passed. A failed request ends the connection once all before it are complete.
 func (q *QP) advance() {
 	r := &q.req
 	if q.State != verbs.StateRTS && q.State != verbs.StateSQD {

@@ -13,13 +13,13 @@ type Packet struct {
 	Payload []byte
 }
 
-// BatchPackets is the most packets in a batch.
+// BatchPackets is the capacity of a batch.
 const BatchPackets = 60
 
 // Batch holds packets of one QP that leave together. Their payloads lie in registered memory, or in
 // the batch if a packet's payload is in several pieces.
 type Batch struct {
-	packets [BatchPackets + 1]Packet // the last one is there for the room before it
+	packets [BatchPackets + 1]Packet // the last one only has the trailer of the one before it
 	n       int
 	staging []byte
 }
@@ -39,7 +39,7 @@ func (b *Batch) Trailer(i int) []byte {
 
 func (b *Batch) full() bool { return b.n == BatchPackets }
 
-// stage is n bytes that stay until Reset.
+// stage returns n bytes that stay until Reset.
 func (b *Batch) stage(n int) []byte {
 	if cap(b.staging) == 0 {
 		b.staging = make([]byte, 0, BatchPackets*maxMTU)

@@ -6,7 +6,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Check returns which invariant of the QP is violated; nil where none is. It is for tests.
+// Check returns the first violated invariant of the QP, or nil. It is for tests.
 func (q *QP) Check() error {
 	r := &q.req
 	if err := q.resp.ahead.check(q.resp.expected); err != nil {

@@ -28,27 +28,28 @@
 //
 // # Two kinds of peers
 //
-// Towards foreign ends, NICs and the kernel's rdma_rxe, a QP goes back to the packet that was lost
-// and sends everything behind it again. Its window follows losses and has at most 128 packets, as
+// Towards foreign ends (NICs and the kernel's rdma_rxe) a QP goes back to the lost packet and sends
+// everything behind it again. Its window follows losses and has at most 128 packets, like
 // rdma_rxe's (foreign.go).
 //
 // Two ends of this package recognise each other (announce.go). Between them the responder keeps
-// what arrives ahead of a gap and lists in its NAK what it has, so that only lost packets are sent
+// packets that arrive ahead of a gap and lists them in its NAK, so that only lost packets are sent
 // again, and only once they are too late to be merely reordered; the window is larger and follows
-// the delay, or competes with those that do not (window.go, rival.go). A packet that is sent again
-// says so in the reserved bits of the BTH, so that the responder can tell a gap that a loss has
-// made from one that a forged packet feigns (reorder.go). An acknowledgement is for the last number
-// that was carried out: if the peer believes that the number behind it is kept, the responder has
-// forgotten it. Each single packet is standard RoCEv2.
+// the delay, or competes with flows that do not (window.go, rival.go). A packet that is sent again
+// says so in the reserved bits of the BTH, so that the responder can distinguish the gap of a loss
+// from the gap of a forged packet (reorder.go). An acknowledgement is for the last number that was
+// carried out: if the peer believes that the number behind it is kept, the responder has dropped
+// it. Each single packet is standard RoCEv2.
 //
-// Both kinds are told of packets that the network has marked, and listen to that (ecn.go).
+// Towards both kinds, a QP reports the packets that the network has marked, and reacts to such
+// reports (ecn.go).
 //
-// Towards either, a tail that was lost is probed for after some round trips, long before the
-// acknowledgement timeout of the queue pair.
+// If the last packets were lost, a QP probes after some round trips, long before the queue pair's
+// acknowledgement timeout.
 //
 // # What a caller must do
 //
 // Calls of one QP must not overlap. Regions of the QP's protection domain must stay until the call
-// has returned, and what a [Batch] names until the batch has been sent. One lock held over all of
-// it ensures this.
+// has returned, and those that a [Batch] uses until the batch has been sent. One lock held
+// throughout ensures this.
 package rc

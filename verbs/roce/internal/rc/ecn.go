@@ -7,23 +7,23 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// Networks mark packets that meet congestion (CE, RFC 3168) if these say that their sender listens
-// (WantsECT). The end that receives a marked request tells its sender: one of ours by the bit BECN
-// of the next answer, which InfiniBand has for that, and a foreign one by a CNP, as NICs do (IBTA
-// annex A17). A marked answer to a read is the fault of who asked for too much at a time: that end
-// yields itself, and tells a foreign peer all the same.
+// Networks mark packets that meet congestion (CE, RFC 3168) if these announce that their sender
+// reacts (WantsECT). The end that receives a marked request tells its sender: one of ours by the
+// bit BECN of the next answer, which InfiniBand has for that, and a foreign one by a CNP, as NICs
+// do (IBTA annex A17). If an answer to a read is marked, the reader asked for too much at a time:
+// it yields itself, and still notifies a foreign peer.
 
-// echo is what a responder owes to the network.
+// echo is the responder's state for reporting the network's marks.
 type echo struct {
-	echoes bool  // the next answer tells an end of ours
+	echoes bool  // the next answer to an end of ours has BECN set
 	notice bool  // a CNP is due
 	next   int64 // no CNP leaves before
 }
 
-// cnpEvery is the shortest time between two CNPs of a queue pair, that of DCQCN.
+// cnpEvery is the shortest time between two CNPs of a queue pair, as in DCQCN.
 const cnpEvery = 50 * int64(time.Microsecond)
 
-// marked notes that the network has marked a packet of the peer.
+// marked records that the network has marked a packet of the peer.
 func (q *QP) marked(h *wire.Header) {
 	switch q.State {
 	case verbs.StateRTR, verbs.StateRTS, verbs.StateSQD:
@@ -40,15 +40,15 @@ func (q *QP) marked(h *wire.Header) {
 	}
 }
 
-// isNear reports whether the peer may use a request's number now: a forger has to guess one that it
-// may.
+// isNear reports whether the peer may use a request's number now. A forger must guess such a
+// number.
 func (q *QP) isNear(h *wire.Header) bool {
 	s := q.resp.expected.near(h.PSN)
 	return s+maxTrack >= q.resp.expected && s < q.resp.expected+maxTrack
 }
 
-// noticed handles a CNP, which only foreign peers send. It has no number: whoever forges one slows
-// the queue pair down, as on every NIC.
+// noticed handles a CNP, which only foreign peers send. It has no number, so a forged one slows the
+// queue pair down, as on every NIC.
 func (q *QP) noticed() {
 	if q.ours {
 		q.stats.Unexpected++
@@ -63,7 +63,7 @@ func (q *QP) transmitNotice(b *Batch) {
 	if !q.resp.congested.notice || b.full() {
 		return
 	}
-	if q.resp.congested.notice = false; q.ours { // that was not known
+	if q.resp.congested.notice = false; q.ours { // recognised since
 		return
 	}
 	h := wire.Header{Opcode: wire.Congestion, PKey: defaultPKey, DestQP: q.Attr.DestQPNum, Backward: true}
@@ -72,7 +72,7 @@ func (q *QP) transmitNotice(b *Batch) {
 	q.stats.CNPsSent++
 }
 
-// yield takes from the window because the network has marked packets.
+// yield shrinks the window because the network has marked packets.
 func (q *QP) yield() {
 	r := &q.req
 	switch {
@@ -84,10 +84,10 @@ func (q *QP) yield() {
 	}
 }
 
-// marks is the part of DCQCN (Zhu et al., SIGCOMM 2015) that fits a window: how much a mark takes
-// follows how many rounds were marked lately, five rounds halve the distance to the window of
-// before, and then it grows by a packet a round. The clock is the round trip in place of 55
-// microseconds, and there is no hyper increase.
+// marks is the part of DCQCN (Zhu et al., SIGCOMM 2015) that fits a window. The share of recent
+// rounds with marks decides how much a mark takes; then five rounds halve the distance to the
+// window before the cut, and from there it grows by a packet a round. The clock is the round trip
+// instead of 55 microseconds, and there is no hyper increase.
 type marks struct {
 	alpha  float64 // the share of rounds with marks, averaged
 	target float64 // the window before the last cut
@@ -99,7 +99,7 @@ const (
 	recoveryRounds = 5
 )
 
-// start begins with the greatest care: the first mark halves the window.
+// start begins with the strongest reaction: the first mark halves the window.
 func (m *marks) start() { *m = marks{alpha: 1} }
 
 // cut returns the window after a round with marks.
@@ -110,10 +110,10 @@ func (m *marks) cut(packets float64) float64 {
 	return max(packets, minWindow)
 }
 
-// recovers reports whether the window grows back to what it was before the last cut.
+// recovers reports whether the window still grows back towards its size before the last cut.
 func (m *marks) recovers() bool { return m.left != 0 }
 
-// grow returns the window after a round without marks, of a window that otherwise grows by more
+// grow returns the window after a round without marks; once it has recovered, it grows by more
 // packets a round.
 func (m *marks) grow(packets, more float64) float64 {
 	m.alpha -= m.alpha * markWeight

@@ -8,15 +8,15 @@ import (
 // limiter bounds the rate at which a QP sends: a bucket of tokens, bytes of payload.
 type limiter struct {
 	rate   float64 // bytes a second; 0 is no bound
-	tokens float64 // may be negative: the last packet may take more than there was
+	tokens float64 // may be negative: the last packet may take more than is left
 	at     int64   // the time of tokens
 	waits  bool    // a packet waits for tokens
 }
 
 // burst limits the tokens that a limiter gathers while nothing is to be sent, and lateBurst those
-// while a packet waits for them, in the time that they last: on a busy host programs are called
-// later than they asked to be, and would never make up for it. The window bounds what leaves at
-// once, too.
+// that it gathers while a packet waits, both as times. On a busy host programs are called later
+// than they asked for, and without lateBurst would never catch up. The window also bounds the
+// packets that leave at once.
 const (
 	burst     = int64(time.Millisecond)
 	lateBurst = 50 * burst
@@ -24,7 +24,7 @@ const (
 
 func (l *limiter) start(rate float64, now int64) { *l = limiter{rate: rate, at: now} }
 
-// allows reports whether the packet that is to be sent may leave.
+// allows reports whether the next packet may leave.
 func (l *limiter) allows(now int64) bool {
 	if l.rate == 0 {
 		return true
@@ -58,7 +58,7 @@ func (l *limiter) spend(n int) {
 	}
 }
 
-// next returns the time at which a packet may leave that may not leave now; Never if it may.
+// next returns the time at which the waiting packet may leave; Never if it may leave now.
 func (l *limiter) next(now int64) int64 {
 	if l.rate == 0 {
 		return Never

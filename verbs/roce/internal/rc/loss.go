@@ -6,10 +6,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// Loss is detected in three ways: a later packet was answered (suspect), the responder says that it
-// still expects the packet (goBack), or nothing arrives for some time (Tick).
+// Loss is detected in three ways: a later packet was answered (suspect), the responder reports that
+// it still expects the packet (goBack), or nothing arrives for some time (Tick).
 
-// markDone marks a number under way done.
+// markDone marks a number under way as done.
 func (q *QP) markDone(s seq) {
 	r := &q.req
 	t := r.at(s)
@@ -25,7 +25,7 @@ func (q *QP) markDone(s seq) {
 	r.timers.progress(q.now)
 }
 
-// markKept marks a number that the responder holds behind a gap.
+// markKept marks a number whose packet the responder keeps behind a gap.
 func (q *QP) markKept(s seq) {
 	t := q.req.at(s)
 	if t.state != flying {
@@ -41,7 +41,7 @@ func (q *QP) arrived(s seq, t *track) {
 	r.flying--
 	rtt := q.reached(s)
 	if t.resent {
-		rtt = 0 // which of the two packets it answers is not known
+		rtt = 0 // it may answer either of the two packets
 	} else {
 		r.timers.sample(rtt)
 	}
@@ -52,19 +52,19 @@ func (q *QP) arrived(s seq, t *track) {
 	}
 }
 
-// reached notes that the packet with a number has reached the peer. It returns how long ago it
+// reached records that the packet with a number has reached the peer. It returns how long ago it
 // left.
 func (q *QP) reached(s seq) int64 {
 	r := &q.req
 	t := r.at(s)
 	rtt := q.now - t.sentAt
-	if !t.resent || rtt >= r.window.path.base { // else it was the one before that has
+	if !t.resent || rtt >= r.window.path.base { // otherwise its first copy has
 		r.order.arrived(s, t.sentAt, rtt)
 	}
 	return rtt
 }
 
-// missed tells the window that the network has lost the packet with a number.
+// missed reports to the window that the network has lost the packet with a number.
 func (q *QP) missed(s seq) {
 	r := &q.req
 	if q.ours {
@@ -74,7 +74,7 @@ func (q *QP) missed(s seq) {
 	}
 }
 
-// collapse tells the window that nothing comes back.
+// collapse reports to the window that nothing comes back.
 func (q *QP) collapse() {
 	r := &q.req
 	if q.ours {
@@ -112,11 +112,11 @@ func (q *QP) lose(s seq) {
 	r.resend = min(r.resend, s)
 }
 
-// order tells which packets under way are late between two ends of ours: those that left before one
-// that was answered. Networks keep a flow in order except when its path changes. So a late packet
-// is lost once it takes a quarter of the path longer than that one took (RACK, RFC 8985).
+// order finds late packets under way between two ends of ours: those that left before an answered
+// one. Networks keep a flow in order except when its path changes. So a late packet is lost once it
+// exceeds the answered one's time by a quarter of the path (RACK, RFC 8985).
 type order struct {
-	newest seq   // of those that were answered, the one that left last
+	newest seq   // the answered packet that left last
 	sentAt int64 // when it left
 	rtt    int64 // how long its answer took
 	at     int64 // when late packets may be lost; Never if there are none
@@ -124,7 +124,7 @@ type order struct {
 
 const reorderShare = 4
 
-// arrived notes that a packet was answered.
+// arrived records that a packet was answered.
 func (o *order) arrived(s seq, sentAt, rtt int64) {
 	if sentAt > o.sentAt || sentAt == o.sentAt && s > o.newest {
 		o.newest, o.sentAt, o.rtt = s, sentAt, rtt
@@ -173,9 +173,9 @@ func (q *QP) findLate() {
 
 // timers are the requester's clocks.
 type timers struct {
-	since    int64 // when the peer was last heard, or the wait for it began
+	since    int64 // when the peer last answered, or the wait for it began
 	tries    int   // acknowledgement timeouts since then
-	probes   int   // probes of a lost tail since a round trip was last measured
+	probes   int   // probes since a round trip was last measured
 	probeAt  int64 // when to probe next
 	rnr      int64 // until when the receiver is not ready
 	rnrTries int
@@ -196,14 +196,14 @@ func (t *timers) restart(now int64) {
 	t.probeAt = now + t.probeAfter()
 }
 
-// progress notes that the peer is alive and ready.
+// progress records that the peer is alive and ready.
 func (t *timers) progress(now int64) {
 	t.rnrTries = 0
 	t.restart(now)
 }
 
-// isReady reports whether the receiver may be asked: it did not report "not ready", or its timer is
-// over. In the latter case waiting starts anew.
+// isReady reports whether requests may go to the receiver: it did not report "not ready", or its
+// timer is over. In the latter case the wait restarts.
 func (t *timers) isReady(now int64) bool {
 	switch {
 	case t.rnr == 0:
@@ -218,7 +218,7 @@ func (t *timers) isReady(now int64) bool {
 
 // sample updates the round trip with that of a packet.
 func (t *timers) sample(rtt int64) {
-	t.probes = 0 // not for the answer to a probe, which may be that to the packet before (RFC 6298, 5)
+	t.probes = 0 // not for the answer to a probe, which may answer its first copy (RFC 6298, 5)
 	if t.srtt == 0 {
 		t.srtt, t.rttvar = rtt, rtt/2
 		return
@@ -227,7 +227,7 @@ func (t *timers) sample(rtt int64) {
 	t.srtt += (rtt - t.srtt) / 8
 }
 
-// roundTrip returns an upper bound of the time that almost every answer takes.
+// roundTrip returns an upper bound on the time of almost every answer.
 func (t *timers) roundTrip() int64 {
 	if t.srtt == 0 {
 		return minProbe // not known yet
@@ -313,9 +313,9 @@ func (q *QP) timeout() {
 	t.probeAt = q.now + t.probeAfter()
 }
 
-// probe sends the oldest number again after some round trips without a word from the peer: the tail
-// may be lost, and the answer shows what else is. A foreign peer that has asked for a packet is
-// silent until that comes, and has dropped everything behind it.
+// probe sends the oldest number again after some round trips without an answer: the last packets
+// may be lost, and the answer to the probe shows which. A foreign peer that has asked for a packet
+// is silent until that arrives, and has dropped everything behind it.
 func (q *QP) probe() {
 	r, t := &q.req, &q.req.timers
 	if r.at(r.una).state == lost {

@@ -24,9 +24,9 @@ type Config struct {
 	// Announce marks packets as those of an end of this package, and recognises a peer that does
 	// so. Without it, every peer is foreign unless PeerIsOurs is called.
 	Announce bool
-	// Rate bounds what the queue pair sends, bytes of payload a second; 0 is no bound.
+	// Rate limits the queue pair to so many bytes of payload a second; 0 is no limit.
 	Rate float64
-	// Pool has the memory for packets that arrive early; nil is a pool of the QP's own.
+	// Pool has the memory for packets that arrive early; with nil the QP has its own pool.
 	Pool *Pool
 }
 
@@ -50,8 +50,8 @@ type QP struct {
 	turn  bool  // requests come before answers in the next batch
 	// announcing is set while requests that are sent for the first time announce this end.
 	announcing bool
-	// allowed is how many more numbers may be put under way, and heldBack set if that kept one from
-	// being sent: see Allow.
+	// allowed is how many more numbers may be put under way; heldBack is set when this limit has
+	// held one back: see Allow.
 	allowed  int
 	heldBack bool
 
@@ -62,21 +62,21 @@ type QP struct {
 	done    nic.Completion // on its way to the sink
 }
 
-// Stats counts what a QP has done since it was made.
+// Stats counts the events of a QP since it was made.
 type Stats struct {
 	Sent       uint64 // packets of requests and answers, without acknowledgements
 	Received   uint64 // the same
 	Resent     uint64 // packets that were sent again
 	Timeouts   uint64 // acknowledgement timeouts
-	Probes     uint64 // probes for a lost tail
+	Probes     uint64 // packets sent again because the last ones may be lost
 	NAKs       uint64 // received, other than RNR NAKs
 	RNRNAKs    uint64 // received
-	Duplicates uint64 // packets received that were carried out before
+	Duplicates uint64 // packets received a second time
 	Ahead      uint64 // packets received ahead of a missing one
 	Unexpected uint64 // packets dropped: of another connection, or answers to nothing under way
-	Broken     uint64 // packets received against the protocol
-	Marked     uint64 // packets received that the network has marked
-	CNPsSent   uint64 // notices of that, to foreign peers
+	Broken     uint64 // packets received that violate the protocol
+	Marked     uint64 // packets received with the network's mark of congestion
+	CNPsSent   uint64 // congestion notifications sent to foreign peers
 	CNPs       uint64 // received
 }
 
@@ -94,16 +94,15 @@ func New(cfg Config) *QP {
 	return &QP{QP: cfg.QP, cfg: cfg, allowed: math.MaxInt}
 }
 
-// Allow bounds how many numbers the calls of Transmit put under way from now on, beside what the
-// window allows. The oldest number that is lost may always be sent again. Without Allow there is no
-// bound.
+// Allow limits how many numbers the calls of Transmit put under way from now on, in addition to the
+// window. The oldest lost number may always be sent again. Without Allow there is no limit.
 func (q *QP) Allow(numbers int) { q.allowed, q.heldBack = numbers, false }
 
-// HeldBack reports whether more would have left since Allow was called if that had allowed more.
+// HeldBack reports whether the limit of the last Allow has held packets back.
 func (q *QP) HeldBack() bool { return q.heldBack }
 
-// UnderWay returns how many numbers are under way, as far as the peer is known to run: a peer that
-// was silent for silentProbes probes is given up for those who share its room with this QP.
+// UnderWay returns how many numbers are under way, or 0 once the peer was silent for silentProbes
+// probes: the QPs that share its room with this one need not wait for it.
 func (q *QP) UnderWay() int {
 	if q.req.timers.probes >= silentProbes {
 		return 0
@@ -125,8 +124,7 @@ func (q *QP) PeerIsOurs() { q.ours = true }
 func (q *QP) IsOurs() bool { return q.ours }
 
 // WantsECT reports whether packets should leave with the code point ECT(0), so that the network
-// marks them instead of dropping them: the peer says which were marked. A foreign peer may not, so
-// its packets never do.
+// marks them instead of dropping them. The peer must report marks, which a foreign one might not.
 func (q *QP) WantsECT() bool { return q.ours }
 
 // Enter takes the QP to a state after its attributes were applied. The caller has checked that both
@@ -167,10 +165,10 @@ func (q *QP) Enter(now int64, state verbs.QPState) {
 // mtu is the longest payload of a packet, bytes.
 func (q *QP) mtu() uint64 { return 1 << q.shift }
 
-// packets is how many packets a message of n bytes takes.
+// packets is the number of packets of a message of n bytes.
 func (q *QP) packets(n uint64) uint64 { return max((n+q.mtu()-1)>>q.shift, 1) }
 
-// Fail takes the QP to ERR: everything outstanding is flushed, and nothing leaves any more.
+// Fail takes the QP to ERR: it flushes everything outstanding and sends nothing more.
 func (q *QP) Fail() {
 	q.toError()
 	r := &q.resp
@@ -179,7 +177,7 @@ func (q *QP) Fail() {
 	r.congested.notice = false
 }
 
-// toError takes the QP to ERR; what it owes to the peer still leaves.
+// toError takes the QP to ERR; answers due to the peer still leave.
 func (q *QP) toError() {
 	if q.State == verbs.StateErr || q.State == verbs.StateReset {
 		return
@@ -208,7 +206,7 @@ func (q *QP) flush() {
 	}
 }
 
-// fail raises a completion that was not successful.
+// fail completes a request without success.
 func (q *QP) fail(dir nic.Direction, slot uint64, status verbs.Status) {
 	vendorErr := uint32(0)
 	if status == verbs.StatusWRFlushErr {
@@ -219,8 +217,8 @@ func (q *QP) fail(dir nic.Direction, slot uint64, status verbs.Status) {
 	q.cfg.Sink.Complete(&q.done)
 }
 
-// Transmit adds the packets to b that may leave now. If it reports more, the batch is full, and
-// Transmit has to be called again with an empty one.
+// Transmit adds to b the packets that may leave now. If it reports more, the batch is full: call
+// Transmit again with an empty one.
 func (q *QP) Transmit(now int64, b *Batch) (more bool) {
 	q.now = now
 	q.transmitNotice(b)
@@ -232,19 +230,19 @@ func (q *QP) Transmit(now int64, b *Batch) (more bool) {
 		q.transmitAnswers(b)
 		q.transmitRequests(b)
 	}
-	q.transmitAck(b) // last: what somebody may wait for leaves before it
+	q.transmitAck(b) // last: the peer's program may be waiting for the other packets
 	return b.full()
 }
 
-// OwesAckAlone reports whether an acknowledgement is all that is to be sent: it may wait a little
-// for something to leave with.
+// OwesAckAlone reports whether only an acknowledgement is to be sent: it may wait a little, to
+// leave with other packets.
 func (q *QP) OwesAckAlone() bool {
 	r := &q.resp
 	return r.ackDue && r.nak == 0 && !r.gapDue && !r.congested.notice && r.answers.empty() &&
 		q.req.lost == 0 && q.req.next == q.req.end
 }
 
-// Deadline is when Tick has to be called; Never if nothing is waited for.
+// Deadline is the time at which Tick must be called; Never if no timer runs.
 func (q *QP) Deadline() int64 {
 	at := q.requesterDeadline()
 	if !q.resp.answers.empty() {

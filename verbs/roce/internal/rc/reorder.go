@@ -10,16 +10,16 @@ import (
 // reorderBuffer keeps packets of an end of ours that have arrived ahead of the expected one.
 //
 // A forger that knows neither numbers nor keys can guess a number ahead of the expected one, and
-// until that one comes nothing shows that the packet is not the peer's. So a packet that networks
-// do not explain is forgotten before its turn comes (doubt), and of two packets with one number
-// neither is believed (keep): the peer sends both again.
+// until the expected packet comes nothing shows that the forged one is not the peer's. So a packet
+// that networks do not explain is dropped before its turn comes (doubt), and so are two packets
+// with one number (keep): the peer sends them again.
 //
 // Invariant: all kept packets lie within maxTrack numbers behind the expected one, and none has a
 // payload longer than the path MTU. highest is kept. The number of slots is a power of two, or 0.
 type reorderBuffer struct {
 	slots   []*earlyPacket // by the low bits of the number
 	n       int
-	highest seq // no packet behind it is kept; 0 if none is
+	highest seq // no packet behind it is kept; 0 if none are
 	pool    *Pool
 }
 
@@ -32,12 +32,12 @@ type earlyPacket struct {
 
 const (
 	// A packet that was sent once comes behind later ones if the network changed their order. Of
-	// those between it and one that has overtaken it, at most overtaken are missing, or fewer than
-	// have arrived: networks that reorder hold up a few packets, and others lose some. The first
-	// packet behind a forged one finds none of those between them.
+	// the packets between it and one that has overtaken it, at most overtaken are missing, or fewer
+	// than have arrived: networks that reorder hold up a few packets, and others lose some. Between
+	// a forged packet and the first real one after it, all are missing.
 	overtaken = 2
 	// overtakenWithin is the longest time by which a packet that was sent once comes behind later
-	// ones. One that was lost and is sent again may take any time.
+	// ones. One that is sent again may take any time.
 	overtakenWithin = int64(10 * time.Millisecond)
 	// smallRing is how many slots stay when nothing is kept.
 	smallRing = 64
@@ -132,8 +132,8 @@ func (r *reorderBuffer) dropBetween(first, end seq) {
 	}
 }
 
-// doubt drops the packets that the arrival of one that was sent once makes doubtful: they cannot
-// have overtaken it. It returns true if there are any.
+// doubt is called when a packet arrives that was sent once. It drops the kept packets that cannot
+// have overtaken it, and returns true if there are any.
 func (r *reorderBuffer) doubt(now int64, s seq) bool {
 	if s >= r.highest || r.find(s) != nil {
 		return false
@@ -154,19 +154,19 @@ func (r *reorderBuffer) doubt(now int64, s seq) bool {
 	return false
 }
 
-// equals reports whether a packet is a copy, or the same sent again: that requests an
-// acknowledgement even if the first one did not.
+// equals reports whether a packet is a copy, or was sent again: then it requests an acknowledgement
+// even if the first one did not.
 func (p *earlyPacket) equals(h *wire.Header, payload []byte) bool {
 	a, b := p.header, *h
 	a.AckReq, a.Reserved = b.AckReq, b.Reserved
-	var x, y [wire.MaxHeader]byte // what the opcode has of the fields
+	var x, y [wire.MaxHeader]byte // only the fields that the opcode has
 	return a.Put(x[:]) == b.Put(y[:]) && x == y && bytes.Equal(p.payload, payload)
 }
 
 // Pool has memory for packets that have arrived ahead of others. QPs that are guarded by the same
 // lock can share it.
 //
-// Invariant: it holds at most poolPackets packets. More are in use only while they are waited for.
+// Invariant: it holds at most poolPackets packets; more exist only while they are kept.
 type Pool struct{ free []*earlyPacket }
 
 const poolPackets = 256

@@ -12,7 +12,7 @@ import (
 // tracks those under way.
 //
 // Invariant: una <= next <= end, and next-una <= len(track). Each number from una to next-1 is
-// flying, kept, lost or done; flying and lost are counted. una is not done.
+// flying, kept, lost or done; flying and lost are their counts. una is not done.
 type requester struct {
 	first seq // the first number of the connection
 	una   seq // the oldest number that is not done
@@ -32,7 +32,7 @@ type requester struct {
 	nreads   int
 	quiet    int  // packets sent since the last one that asked for an acknowledgement
 	draining bool // SQD: no request begins
-	refused  bool // a request has failed and waits for those before it: no request begins any more
+	refused  bool // a request has failed and waits for earlier ones: no new request begins
 	timers   timers
 	order    order
 	window   window        // between two ends of ours
@@ -50,12 +50,12 @@ type packetState uint8
 
 const (
 	flying packetState = iota + 1
-	kept               // the responder has it, but waits for one before it and may yet refuse it
+	kept               // the responder has it, but waits for an earlier one and may still refuse it
 	lost
 	done
 )
 
-// read is a READ or an atomic under way. A READ of many packets is asked for in parts, so that its
+// read is a READ or an atomic under way. A READ of many packets is requested in parts, so that its
 // answer stays within the window; the peer counts each part as a request.
 //
 // Invariant: first <= low <= end; everything before low is done.
@@ -63,7 +63,7 @@ type read struct {
 	first, end seq
 	low        seq  // nothing before it is missing
 	left       int  // packets of the answer that are missing
-	kept       bool // the responder has the request, but waits for a packet before it
+	kept       bool // the responder has the request, but waits for an earlier packet
 }
 
 const (
@@ -73,7 +73,7 @@ const (
 	// foreignTrack is the most packets under way to any other peer: rdma_rxe's own limit
 	// (RXE_MAX_UNACKED_PSNS).
 	foreignTrack = 128
-	// readPart is the most packets of answer that one READ request asks for.
+	// readPart is the most packets of answer for one READ request.
 	readPart = 64
 	// foreignAckEvery and ackEvery are the most packets sent without requesting an acknowledgement.
 	foreignAckEvery = 32
@@ -91,7 +91,7 @@ func (r *requester) start(q *QP, first seq) {
 	r.order.at = Never
 }
 
-// stop forgets what is under way, when the QP fails.
+// stop drops everything under way, when the QP fails.
 func (r *requester) stop() {
 	r.una, r.next, r.resend, r.acked = r.end, r.end, r.end, r.end
 	r.flying, r.lost, r.nreads = 0, 0, 0
@@ -113,10 +113,10 @@ func (q *QP) Posted() {
 	}
 }
 
-// span is the numbers of a request, from first to end-1.
+// span is a range of numbers, from first to end-1.
 type span struct{ first, end seq }
 
-// span is the numbers of a request in the send queue.
+// span returns the numbers of a request in the send queue.
 func (q *QP) span(s *nic.SendSlot) span {
 	n := seq(1)
 	if !s.Opcode.IsAtomic() {
@@ -125,7 +125,7 @@ func (q *QP) span(s *nic.SendSlot) span {
 	return span{seq(s.Mark), seq(s.Mark) + n}
 }
 
-// find is the request that a number from una to next-1 belongs to.
+// find returns the request to which a number from una to next-1 belongs.
 func (q *QP) find(s seq) uint64 {
 	lo, hi := q.SQ.Acked, q.req.numbered
 	for hi-lo > 1 {
@@ -138,8 +138,8 @@ func (q *QP) find(s seq) uint64 {
 	return lo
 }
 
-// maySend reports whether requests may leave: the state allows it, and the receiver was not found
-// unready a moment ago.
+// maySend reports whether requests may leave: the state allows it, and the receiver is not waiting
+// out an RNR timer.
 func (q *QP) maySend() bool {
 	return (q.State == verbs.StateRTS || q.State == verbs.StateSQD) && q.req.timers.isReady(q.now)
 }
@@ -160,8 +160,8 @@ func (q *QP) transmitRequests(b *Batch) {
 }
 
 // resendNext sends the first lost number again. It returns false if the window is full, or the
-// request has failed. The oldest number may leave even if the window is full: its answer shows what
-// has become of the others, which may be lost too.
+// request has failed. The oldest number may leave even if the window is full: its answer shows
+// which of the others are lost too.
 func (q *QP) resendNext(b *Batch) bool {
 	r := &q.req
 	for r.resend = max(r.resend, r.una); r.at(r.resend).state != lost; r.resend++ {
@@ -197,8 +197,8 @@ func (q *QP) resendNext(b *Batch) bool {
 	return true
 }
 
-// sendNext sends the next packet for the first time: of a read, the request for its next part. It
-// returns false when it may not leave yet, or the request has failed.
+// sendNext sends the next packet for the first time; for a read, the request for its next part. It
+// returns false when that may not leave yet, or the request has failed.
 func (q *QP) sendNext(b *Batch) bool {
 	r, slot := &q.req, q.req.sending
 	s := q.SQ.At(slot)
@@ -209,14 +209,14 @@ func (q *QP) sendNext(b *Batch) bool {
 	size, limit := q.windowFor(s), q.trackLimit()
 	room := min(min(size, limit)-r.flying, limit-int(r.next-r.una))
 	if room <= 0 && r.quiet != 0 && int(r.next-r.una) < limit {
-		room = 1 // the window has shrunk: no packet under way may have asked for an acknowledgement
+		room = 1 // the window has shrunk: perhaps no packet under way requests an acknowledgement
 	}
 	n := 1
 	if s.Opcode == verbs.OpRDMARead {
 		n = int(min(sp.end-r.next, readPart))
 	}
 	if room < min(n, max(size/2, 1)) {
-		return false // parts of a read are not cut short by much by what is under way
+		return false // wait for room rather than send a much shorter part of a read
 	}
 	n = min(n, room)
 	if s.Answered() {
@@ -253,7 +253,7 @@ func (q *QP) sendNext(b *Batch) bool {
 }
 
 // mayBegin reports whether the first packet of a request may leave. A request that is wrong, or
-// whose memory is, fails here.
+// whose memory is wrong, fails here.
 func (q *QP) mayBegin(slot uint64, s *nic.SendSlot) bool {
 	r := &q.req
 	if r.draining || r.refused || s.Flags&verbs.SendFence != 0 && r.nreads != 0 {
@@ -266,15 +266,15 @@ func (q *QP) mayBegin(slot uint64, s *nic.SendSlot) bool {
 	return true
 }
 
-// failRequest gives a request a status. It ends, and with it the connection, when those before it
-// are complete; none behind it begins.
+// failRequest gives a request a status. The request, and with it the connection, ends when the
+// earlier ones are complete; no later one begins.
 func (q *QP) failRequest(s *nic.SendSlot, status verbs.Status) {
 	s.Status = status
 	q.req.refused = true
 	q.advance()
 }
 
-// window returns how many packets may be under way.
+// window returns the limit of packets under way.
 func (q *QP) window() int {
 	if q.ours {
 		return int(q.req.window.packets)
@@ -282,8 +282,8 @@ func (q *QP) window() int {
 	return int(q.req.foreign.packets)
 }
 
-// windowFor returns how many numbers may be under way when a packet of a request is sent. The
-// answer to a read must fit too, into the window that the owner of the QP has set.
+// windowFor returns the limit of numbers under way for a packet of a request. The answer to a read
+// must also fit into the window that the owner of the QP has set.
 func (q *QP) windowFor(s *nic.SendSlot) int {
 	if s.Opcode == verbs.OpRDMARead {
 		return min(q.window(), int(q.req.window.limit))
@@ -291,7 +291,7 @@ func (q *QP) windowFor(s *nic.SendSlot) int {
 	return q.window()
 }
 
-// trackLimit returns how many numbers may be under way.
+// trackLimit returns how many numbers may be tracked.
 func (q *QP) trackLimit() int {
 	if q.ours {
 		return maxTrack
@@ -316,8 +316,8 @@ func (q *QP) growTrack(n int) {
 	}
 }
 
-// send adds the packet with a number, or the request for n packets of a read. It returns false if
-// the request's memory is gone, and has failed it then.
+// send adds the packet with a number, or the request for n packets of a read. If the request's
+// memory is gone, it fails the request and returns false.
 func (q *QP) send(b *Batch, slot uint64, s *nic.SendSlot, sp span, first seq, n int) bool {
 	h := wire.Header{PKey: defaultPKey, DestQP: q.Attr.DestQPNum, PSN: first.psn()}
 	switch {
@@ -362,9 +362,9 @@ func (q *QP) send(b *Batch, slot uint64, s *nic.SendSlot, sp span, first seq, n 
 // defaultPKey is the only partition that there is: full membership of the default one.
 const defaultPKey = 0xffff
 
-// wantsAck reports whether the packet with a number requests an acknowledgement: the last one
-// posted, the last of a request whose completion somebody waits for, every so many packets, and
-// packets that fill the window or were lost before, because nothing else might be sent behind them.
+// wantsAck reports whether the packet with a number requests an acknowledgement. These do: the last
+// one posted, the last of a signaled request, every so many packets, and packets
+// that fill the window or were lost before, because nothing else might be sent behind them.
 func (q *QP) wantsAck(s *nic.SendSlot, n seq, isLast bool) bool {
 	r := &q.req
 	every := foreignAckEvery
@@ -385,7 +385,7 @@ func (q *QP) wantsAck(s *nic.SendSlot, n seq, isLast bool) bool {
 	return false
 }
 
-// dataOpcode is the opcode of a packet of a SEND or WRITE.
+// dataOpcode returns the opcode of a packet of a SEND or WRITE.
 func dataOpcode(o verbs.Opcode, isFirst, isLast bool) wire.Opcode {
 	opcode := wire.WriteMiddle
 	switch {
@@ -405,8 +405,8 @@ func dataOpcode(o verbs.Opcode, isFirst, isLast bool) wire.Opcode {
 	return opcode
 }
 
-// payload is n bytes of a request's message from an offset on: a piece of its memory, or a copy if
-// they lie in several.
+// payload returns n bytes of a request's message from an offset on: a piece of its memory, or a
+// copy if they lie in several pieces.
 func (q *QP) payload(b *Batch, slot uint64, s *nic.SendSlot, offset, n uint64) ([]byte, bool) {
 	if n == 0 {
 		return nil, true
@@ -414,7 +414,7 @@ func (q *QP) payload(b *Batch, slot uint64, s *nic.SendSlot, offset, n uint64) (
 	if s.Flags&verbs.SendInline != 0 {
 		return append(b.stage(int(n))[:0], q.SQ.Inlined(slot)[offset:offset+n]...), true
 	}
-	var to []byte // the copy, as far as it is filled
+	var to []byte // the filled part of the copy
 	staged := len(b.staging)
 	for _, e := range q.SQ.SGL(slot) {
 		length := uint64(e.Length)

@@ -10,7 +10,7 @@ import (
 // numbers.
 //
 // Invariant: everything before expected was carried out, once, and nothing behind it. While silent,
-// a NAK for expected was sent or is due, and packets ahead of it draw no other one: those of a
+// a NAK for expected was sent or is due, and packets ahead of it cause no other one: those of a
 // foreign peer are dropped, those of an end of ours are kept.
 type responder struct {
 	first    seq // the first number of the connection
@@ -21,15 +21,15 @@ type responder struct {
 
 	ackDue  bool // an acknowledgement of the number ackAt is due
 	ackAt   seq
-	gapDue  bool          // a NAK for expected is due that lists the packets kept, if any is
+	gapDue  bool          // a NAK for expected is due that lists the kept packets, if there are any
 	nak     wire.Syndrome // a NAK of the number nakAt that is due; 0 is none
 	nakAt   seq
 	answers answerQueue    // they leave before acknowledgements and NAKs
 	atomics []atomicResult // the last ones, in case the peer asks again
 	ahead   reorderBuffer
-	// congested is what the peer is to learn of packets that the network has marked.
+	// congested holds the reports due to the peer about packets that the network has marked.
 	congested echo
-	// announced is the end of the numbers whose answers announce this end to a peer that has
+	// announced is the end of the numbers whose answers announce this end, to a peer that has
 	// announced itself.
 	announced seq
 }
@@ -51,7 +51,7 @@ const (
 	writeMessage
 )
 
-// atomicResult is the value that an atomic has found.
+// atomicResult is the value that an atomic found.
 type atomicResult struct {
 	s        seq
 	original uint64
@@ -77,20 +77,20 @@ func (r *responder) stop() {
 	r.ahead.dropFrom(0)
 }
 
-// receiveRequest takes a packet of the requester.
+// receiveRequest handles a packet of the requester.
 func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 	switch q.State {
 	case verbs.StateRTR, verbs.StateRTS, verbs.StateSQD:
 	default:
-		// As if it had never arrived (IBTA 9.7.5.1, C9-80): a queue pair in ERR is silent, even
-		// where the NAK that it has sent was lost. So are NICs and rdma_rxe, and the requester of
-		// either is prepared for no second answer.
+		// As if it had never arrived (IBTA 9.7.5.1, C9-80): a queue pair in ERR is silent, even if
+		// the NAK that it has sent was lost. NICs and rdma_rxe do the same, and their requesters
+		// expect no second answer.
 		return
 	}
 	r := &q.resp
 	s := r.expected.near(h.PSN)
 	switch {
-	case s < r.first: // another connection's, or the ends do not agree on where this one begins
+	case s < r.first: // another connection's, or the ends disagree on the first number
 		q.stats.Unexpected++
 		return
 	case s < r.expected:
@@ -115,7 +115,7 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 	}
 	r.gapDue = r.ahead.n != 0 && q.isReceiving()
 	if forgot && q.isReceiving() {
-		r.ackDue = true // the peer learns what was forgotten from the number
+		r.ackDue = true // the number shows the peer what was dropped
 	}
 }
 
@@ -144,12 +144,12 @@ func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 
 // duplicate handles a packet that was carried out before: a packet that needs no answer is
 // acknowledged again, a read is read again, and an atomic is answered with the value that it found
-// (IBTA 9.7.5.1.2). A packet that cannot have been carried out before is dropped: it is not the
-// peer's.
+// (IBTA 9.7.5.1.2). A packet that cannot have been carried out before is not the peer's and is
+// dropped.
 //
-// A foreign peer gets the acknowledgement for the packet itself. The last number that was carried
-// out may be that of a read whose answer was lost, and rdma_rxe completes a read that is
-// acknowledged, without its data.
+// A foreign peer gets the acknowledgement for the packet itself. The last number carried out may
+// belong to a read whose answer was lost, and rdma_rxe completes an acknowledged read without its
+// data.
 func (q *QP) duplicate(h *wire.Header, s seq) {
 	r := &q.resp
 	switch {
@@ -175,7 +175,7 @@ func (q *QP) duplicate(h *wire.Header, s seq) {
 
 func (q *QP) tooLong(h *wire.Header) bool { return uint64(h.Length) > q.cfg.MaxMsgSize }
 
-// carryOut carries out the packet that is expected.
+// carryOut carries out the expected packet.
 func (q *QP) carryOut(h *wire.Header, payload []byte) {
 	r := &q.resp
 	r.silent, r.nak = false, 0
@@ -198,7 +198,7 @@ func (q *QP) carryOut(h *wire.Header, payload []byte) {
 }
 
 // checkPacket checks that a packet continues the message under way, or begins one, and has the
-// length that its place demands (IBTA 9.7.4.1). It returns the NAK that it deserves, or 0.
+// length that its place demands (IBTA 9.7.4.1). It returns the NAK for a wrong one, or 0.
 func (q *QP) checkPacket(h *wire.Header, n int) wire.Syndrome {
 	kind := noMessage
 	switch {
@@ -240,7 +240,7 @@ func (q *QP) proceed(h *wire.Header, packets uint64) {
 	}
 }
 
-// notReady answers that no receive is posted. The message is the peer's to send again.
+// notReady answers that no receive is posted. The peer must send the message again.
 func (q *QP) notReady() {
 	r := &q.resp
 	r.silent = true
@@ -272,8 +272,8 @@ func (q *QP) receiveSend(h *wire.Header, payload []byte) {
 	q.proceed(h, 1)
 }
 
-// receiveWrite lands a packet of a WRITE where its first packet said. The order of the checks is
-// that of [nic.QP.Permits]: what the queue pair allows, then a receive, then the key.
+// receiveWrite lands a packet of a WRITE at the address in its first packet. The order of the
+// checks is that of [nic.QP.Permits]: the queue pair's rights, then a receive, then the key.
 func (q *QP) receiveWrite(h *wire.Header, payload []byte) {
 	m := &q.resp.message
 	n := uint64(len(payload))
@@ -295,7 +295,7 @@ func (q *QP) receiveWrite(h *wire.Header, payload []byte) {
 		return
 	}
 	if begins {
-		if length != 0 && !h.Opcode.IsOnly() { // a single packet's range is that of its payload
+		if length != 0 && !h.Opcode.IsOnly() { // a single packet is checked with its payload
 			if _, ok := q.RemoteSlice(h.RKey, h.Addr, length, verbs.AccessRemoteWrite); !ok {
 				q.deny(wire.NakRemoteAccess)
 				return
@@ -318,8 +318,8 @@ func (q *QP) receiveWrite(h *wire.Header, payload []byte) {
 	q.proceed(h, 1)
 }
 
-// completeRecv completes the oldest receive. It returns false if that was lost, as where the
-// completion queue overruns: the QP has failed then, and the message is not acknowledged.
+// completeRecv completes the oldest receive. It returns false if the completion was lost, as when
+// the completion queue overruns: then the QP has failed, and the message is not acknowledged.
 func (q *QP) completeRecv(h *wire.Header, n uint64) bool {
 	m := nic.Message{Opcode: verbs.OpSend, Length: n, Imm: h.Imm, SrcQP: q.Attr.DestQPNum,
 		Solicited: h.Solicited}
@@ -351,10 +351,10 @@ func (q *QP) receiveRead(h *wire.Header) {
 		}
 	}
 	packets := q.packets(n)
-	r.ahead.dropBetween(r.expected+1, r.expected+seq(packets)) // these are the numbers of the answer
+	r.ahead.dropBetween(r.expected+1, r.expected+seq(packets)) // the answer has these numbers
 	r.answers.add(answer{next: r.expected, packets: packets, addr: h.Addr, rkey: h.RKey, length: n})
 	q.proceed(h, packets)
-	r.ackDue = false // the answer acknowledges
+	r.ackDue = false // the answer acknowledges it
 }
 
 // receiveAtomic carries out an atomic, and queues the answer.
@@ -384,12 +384,12 @@ func (q *QP) receiveAtomic(h *wire.Header) {
 	r.ackDue = false
 }
 
-// deny refuses the packet that is expected.
+// deny refuses the expected packet.
 func (q *QP) deny(why wire.Syndrome) { q.reject(q.resp.expected, why) }
 
-// reject answers a number with a NAK that ends the connection, and fails: the peer broke the
-// protocol, or has no right to what it asked for. Answers that are due still leave, and the NAK
-// behind them.
+// reject answers a number with a NAK that ends the connection, and fails the QP: the peer broke the
+// protocol, or has no right to its request. Answers that are due still leave, and the NAK behind
+// them.
 func (q *QP) reject(s seq, why wire.Syndrome) {
 	event := verbs.EventQPReqErr
 	if why == wire.NakRemoteAccess {
@@ -411,8 +411,8 @@ func (q *QP) denyReceive(why wire.Syndrome, status verbs.Status) {
 	q.toError()
 }
 
-// gap returns the payload of a NAK between our own ends that lists the packets kept: a bit for each
-// number behind the expected one, from the lowest bit of the first byte on.
+// gap returns the payload of a NAK between our own ends, which lists the kept packets: a bit for
+// each number behind the expected one, from the lowest bit of the first byte on.
 func (q *QP) gap(b *Batch) []byte {
 	r := &q.resp
 	bits := b.stage(int(r.ahead.highest-r.expected+31) / 32 * 4)

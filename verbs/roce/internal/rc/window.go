@@ -5,32 +5,32 @@ import (
 	"time"
 )
 
-// window is the most packets that may be under way between two ends of this package.
+// window limits the packets under way between two ends of this package.
 //
 // It follows the delay, as TCP Vegas and Swift do (Kumar et al., SIGCOMM 2020): it grows by a
 // packet per round trip while the shortest round trip of the round is not much longer than the
 // path, and shrinks in proportion to the excess. A queue that builds up somewhere makes it yield
 // before packets are dropped.
 //
-// A connection that comes to a path that others fill takes their queue for the length of the path,
-// and would push them aside. So now and then each takes its window back to almost nothing for one
-// round trip, in which its own queue drains: all of them see the path as it is (the slowdowns of
+// A new connection on a path that others fill mistakes their queue for the length of the path, and
+// would push them aside. So from time to time each shrinks its window to almost nothing for one
+// round trip, in which its own queue drains, so all of them see the path as it is (the slowdowns of
 // LEDBAT++, draft-irtf-iccrg-ledbat-plus-plus). This costs no more than that round trip without a
-// queue. Without it, the later one of two connections on a gigabit had 97 %.
+// queue. Without it, the later of two connections on a gigabit had 97 %.
 //
-// A delay that stays whatever the window does is another's queue, or a longer path. TCP, which
-// fills every queue, would leave nothing to a window that goes on yielding. So when a slowdown of a
-// window that has shrunk to almost nothing finds the delay in place, the window competes (see
+// A delay that stays even though the window shrinks is another flow's queue, or a longer path. TCP,
+// which fills every queue, would leave nothing to a window that keeps yielding. So when the window
+// has shrunk to almost nothing and a slowdown still finds the delay, the window competes (see
 // rival), until a slowdown finds the queue gone. Copa and Nimbus change their mode for the same
-// reason (Arun and Balakrishnan, NSDI 2018; Goyal et al., SIGCOMM 2022). If the path is longer,
-// that is known when the short round trips are forgotten, after some seconds.
+// reason (Arun and Balakrishnan, NSDI 2018; Goyal et al., SIGCOMM 2022). If the path is longer, the
+// window learns it after some seconds, when it drops the old, short round trips.
 //
 // Loss alone means little on a network that corrupts or reorders packets. As in BBR v2
 // (draft-cardwell-iccrg-bbr-congestion-control) it counts from 2 % on, as when a receive buffer or
 // a switch overflows. It is averaged over packets, not counted by the round: a round of a small
-// window has few packets, of which one in five could be lost for ever. A queue that is too short
-// for the delay to tell of it tells by the time of its losses: they come when the round trips are
-// longest. If nothing comes back at all, the window collapses.
+// window has few packets, of which one in five could be lost forever. A queue that is too short to
+// show in the delay shows in the time of its losses: they come when the round trips are longest. If
+// nothing comes back at all, the window collapses.
 //
 // Invariant: minWindow <= packets <= limit.
 type window struct {
@@ -43,8 +43,8 @@ type window struct {
 	rounds    int     // since the last slowdown
 	long      int     // rounds in a row that were longer than the target
 	longSince int64   // when the first of them ended
-	lossRate  float64 // the share of packets that are lost, averaged
-	recovery  seq     // what was sent before the last loss was answered ends here
+	lossRate  float64 // the share of lost packets, averaged
+	recovery  seq     // numbers before it were sent before the last cut
 
 	roundEnd int64 // when the present round ends
 	roundMin int64 // its shortest round trip
@@ -63,7 +63,7 @@ const (
 	shrink       = 0.7  // the window after a round of loss, as in CUBIC (RFC 9438)
 	tolerate     = 0.02 // the share of losses that does not count as congestion
 	lossWeight   = 1. / 64
-	maxShrink    = 0.5 // the most that delay takes in one round
+	maxShrink    = 0.5 // the largest cut for delay in one round
 	growPerRound = 1   // packets
 )
 
@@ -79,8 +79,8 @@ func (w *window) start(mtu, limit int) {
 	w.marks.start()
 }
 
-// arrived notes that a packet has arrived; rtt is its round trip, or 0 if that is not known. flying
-// is how many are still under way.
+// arrived records that a packet has arrived; rtt is its round trip, or 0 if that is not known.
+// flying packets are still under way.
 func (w *window) arrived(now, rtt int64, flying int) {
 	w.lossRate -= w.lossRate * lossWeight
 	if rtt > 0 {
@@ -96,7 +96,7 @@ func (w *window) arrived(now, rtt int64, flying int) {
 	}
 	switch {
 	case w.rival.waits:
-		// What is missing holds up what was sent behind it. When it comes, no burst may follow.
+		// A missing packet holds up those behind it. When it arrives, no burst may follow.
 		w.packets = math.Max(math.Min(w.threshold, float64(flying+2)), minWindow)
 	case w.slowStart:
 		w.packets = math.Min(w.packets+1, w.limit)
@@ -107,7 +107,7 @@ func (w *window) arrived(now, rtt int64, flying int) {
 	}
 }
 
-// passed notes that everything before una has arrived.
+// passed records that everything before una has arrived.
 func (w *window) passed(now int64, una seq) {
 	if w.rival.waits && una >= w.recovery && w.slowdown.began == 0 {
 		w.packets = w.threshold
@@ -115,7 +115,7 @@ func (w *window) passed(now int64, una seq) {
 	}
 }
 
-// missed notes that the packet with a number was lost; next is the first that was never sent.
+// missed records that the packet with a number was lost; next is the first that was never sent.
 func (w *window) missed(s, next seq) {
 	w.losses++
 	w.lossRate += (1 - w.lossRate) * lossWeight
@@ -133,7 +133,7 @@ func (w *window) missed(s, next seq) {
 	}
 }
 
-// marked notes that the network has marked packets; all before una have arrived, and next is the
+// marked records that the network has marked packets; all before una have arrived, and next is the
 // first that was never sent.
 func (w *window) marked(una, next seq) {
 	if una < w.recovery {
@@ -150,7 +150,7 @@ func (w *window) marked(una, next seq) {
 	}
 }
 
-// yield takes from a window that competes, and has it slow down afterwards.
+// yield shrinks a window that competes, which then slows down once its losses are repaired.
 func (w *window) yield() {
 	w.rival.waits = true
 	if w.slowdown.began != 0 {
@@ -161,7 +161,7 @@ func (w *window) yield() {
 	}
 }
 
-// inShortQueue reports whether a packet was lost where a queue shorter than the target was full:
+// inShortQueue reports whether a packet was lost because a queue shorter than the target was full:
 // the last round trip was nearly the longest.
 func (w *window) inShortQueue() bool {
 	base := w.path.base
@@ -193,7 +193,7 @@ func (w *window) endRound(now int64) {
 	}
 }
 
-// follow adjusts the window to the delay. It returns true if the delay seems to be another's.
+// follow adjusts the window to the delay. It returns true if another flow seems to cause the delay.
 func (w *window) follow(now int64) bool {
 	if w.roundMin <= w.path.target() {
 		w.long = 0
@@ -215,13 +215,13 @@ func (w *window) follow(now int64) bool {
 	return w.isHelpless(now)
 }
 
-// isHelpless reports whether the window has shrunk to almost nothing, and the delay stays.
+// isHelpless reports whether the window has shrunk to almost nothing, yet the delay stays.
 func (w *window) isHelpless(now int64) bool {
 	return w.packets <= lowWindow && w.long >= longRounds && now-w.longSince >= longTime
 }
 
 // compete adjusts the window to the time since the last loss. It returns true if the round trip has
-// fallen as it does when others slow down.
+// fallen as when others slow down.
 func (w *window) compete(now int64) bool {
 	last := w.rival.round
 	w.rival.round = w.roundMin
@@ -246,7 +246,7 @@ func (w *window) beginRound(now int64) {
 	w.roundMin, w.losses = math.MaxInt64, 0
 }
 
-// beginSlowdown takes the window back to almost nothing.
+// beginSlowdown shrinks the window to almost nothing.
 func (w *window) beginSlowdown(now int64) {
 	w.slowdown = slowdown{began: now, before: w.packets, round: w.roundMin, shortest: math.MaxInt64}
 	w.beginRound(now)
@@ -254,19 +254,18 @@ func (w *window) beginSlowdown(now int64) {
 	w.rival.round = math.MaxInt64
 }
 
-// endSlowdown goes on with the window of before, by the rule that follows from what the slowdown
-// has found.
+// endSlowdown restores the window, and chooses its rule by what the slowdown has found.
 func (w *window) endSlowdown(now int64) {
 	found, before := w.slowdown.shortest, w.slowdown.before
 	w.slowdown.began, w.longest = 0, 0
 	switch {
-	case found <= w.path.empty(): // also if the path turned out to be longer
+	case found <= w.path.empty(): // even if the path has turned out to be longer
 		if w.rival.competes {
 			before = math.Max(before*(1-w.slowdown.queued()), minWindow)
 		}
 		w.rival.competes, w.rival.waits, w.long = false, false, 0
 	case w.rival.competes:
-		// A queue has room for what it held before; the rest is taken back round by round.
+		// The queue has room for what it held before; the window regains the rest round by round.
 		w.slowStart, w.threshold = true, before
 		before = math.Max(before*w.slowdown.queued(), minWindow)
 	case found != math.MaxInt64 && before <= lowWindow && w.isHelpless(now):
@@ -278,7 +277,7 @@ func (w *window) endSlowdown(now int64) {
 	w.beginRound(now)
 }
 
-// collapse begins anew with the smallest window, when nothing came back.
+// collapse restarts with the smallest window, when nothing came back.
 func (w *window) collapse(next seq) {
 	w.packets, w.slowStart, w.threshold = minWindow, true, math.Inf(1)
 	w.losses, w.slowdown.began, w.rival.waits, w.recovery = 0, 0, false, next
