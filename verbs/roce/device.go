@@ -48,10 +48,10 @@ type Device struct {
 	counts Counters
 }
 
-// Counters counts what a NIC has dropped, and what its queue pairs did.
+// Counters counts the packets that a NIC has dropped, and the work of its queue pairs.
 type Counters struct {
 	LinkDown   uint64 // packets that arrived while the link was down
-	Malformed  uint64 // packets that are no RoCEv2
+	Malformed  uint64 // packets that are not RoCEv2
 	NoQP       uint64 // packets for queue pairs that do not exist, or are not connected
 	Strangers  uint64 // packets for a queue pair from another address, or process, than its peer's
 	BadICRC    uint64 // packets whose ICRC is wrong: corrupted, rewritten on the way, or forged
@@ -64,15 +64,15 @@ type Counters struct {
 	Received   uint64 // the same
 	Resent     uint64 // packets that were sent again
 	Timeouts   uint64 // acknowledgement timeouts
-	Probes     uint64 // packets sent again because a tail may be lost
+	Probes     uint64 // packets sent again because the last ones may be lost
 	NAKs       uint64 // received, other than RNR NAKs
 	RNRNAKs    uint64 // received
-	Duplicates uint64 // packets received that were carried out before
+	Duplicates uint64 // packets received a second time
 	Ahead      uint64 // packets received before one that is missing
 	Unexpected uint64 // packets dropped: of another connection, or answers to nothing under way
-	Broken     uint64 // packets received against the protocol
-	Marked     uint64 // packets received that the network has marked: they met congestion
-	CNPsSent   uint64 // notices of that, to foreign peers
+	Broken     uint64 // packets received that violate the protocol
+	Marked     uint64 // packets received with the network's mark of congestion
+	CNPsSent   uint64 // congestion notifications sent to foreign peers
 	CNPs       uint64 // received
 }
 
@@ -84,7 +84,7 @@ func (d *Device) Repairs(int) map[string]uint64 {
 		"cnps_sent": c.CNPsSent, "cnps": c.CNPs}
 }
 
-// add adds what a queue pair has done.
+// add adds the counters of a queue pair.
 func (c *Counters) add(s rc.Stats) {
 	c.Sent += s.Sent
 	c.Received += s.Received
@@ -157,7 +157,7 @@ func listen(addr netip.Addr, from *Config) (*udp.Conn, error) {
 	return conn, err
 }
 
-// findLink finds out about the link behind the address.
+// findLink looks up the link behind the address.
 func (d *Device) findLink() error {
 	all, err := udp.LocalAddresses()
 	if err != nil {
@@ -174,7 +174,7 @@ func (d *Device) findLink() error {
 		return err
 	}
 	d.mtu = path.Verbs(headerRoom)
-	for _, a := range all { // the way to oneself leads over the loopback interface
+	for _, a := range all { // a NIC reaches itself over the loopback interface
 		if a.Interface == d.netDev && a.MTU < path.IP {
 			path.Payload -= path.IP - a.MTU
 			d.mtu = path.Verbs(headerRoom)
@@ -300,7 +300,7 @@ func (d *Device) SetLink(up bool) {
 	d.core.Publish(e)
 }
 
-// Counters returns what the NIC has done and dropped.
+// Counters returns the NIC's counters.
 func (d *Device) Counters() Counters {
 	socket := d.link.Stats()
 	d.mu.Lock()

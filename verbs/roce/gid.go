@@ -7,10 +7,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// A GID is an IP address, and RoCEv2 has one UDP port. Where that port is taken, as in the second
-// process of a host, a NIC over IPv4 uses another, and says so in a GID of this package's own form:
-// a unique local address of IPv6 (RFC 4193) with a fixed global identifier, in which the port and
-// the IPv4 address stand:
+// A GID is an IP address, and RoCEv2 has one UDP port. If that port is taken, as in the second
+// process of a host, a NIC over IPv4 uses another, and its GID has a form of this package's own: a
+// unique local address of IPv6 (RFC 4193) with a fixed global identifier, which contains the port
+// and the IPv4 address:
 //
 //	fd69:6276:7278:0:PORT:ffff:A.B.C.D
 //
@@ -27,8 +27,8 @@ func gidOf(at netip.AddrPort) verbs.GID {
 	return gid
 }
 
-// addressOf returns the socket's address that a GID stands for. That of an IPv4 address alone is at
-// RoCEv2's port; that of an IPv6 address does not say, and port is where all ends are.
+// addressOf returns the socket's address that a GID stands for. A plain IPv4 address means RoCEv2's
+// port; an IPv6 address means the given port, which all ends share.
 func addressOf(gid verbs.GID, port uint16) netip.AddrPort {
 	if at, ok := gid.UDPAddr(); ok {
 		return at

@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs/roce/internal/udp"
 )
 
-// link carries the packets of a NIC: a UDP socket. Tests have one that is a network of its own, in
-// which nothing happens by itself.
+// link carries the packets of a NIC: a UDP socket, or in tests a simulated network, in which
+// nothing happens by itself.
 type link interface {
 	NewDestination(to netip.AddrPort, way udp.Way) (destination, error)
 	MTU(to netip.AddrPort) (udp.PathMTU, error)
@@ -30,7 +30,7 @@ type destination interface {
 	Close()
 }
 
-// batch takes what has arrived on a link; see [udp.Batch].
+// batch takes the packets that have arrived on a link; see [udp.Batch].
 type batch interface {
 	Recv() (int, error)
 	Received() []udp.Datagram
@@ -46,7 +46,7 @@ func (s socket) NewDestination(to netip.AddrPort, way udp.Way) (destination, err
 
 func (s socket) NewBatch() batch { return s.Conn.NewBatch(0, 0) }
 
-// alarm goes off once, at the time that it was last set to: a [time.Timer] with a function.
+// alarm goes off once, at the time to which it was last set: a [time.Timer] with a function.
 type alarm interface {
 	Reset(after time.Duration) bool
 	Stop() bool

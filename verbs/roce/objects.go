@@ -89,7 +89,7 @@ func (d *Device) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
 	return c, nil
 }
 
-// coreOf is the completion queue as this package's; nil if it is another's.
+// coreOf returns the core of this package's completion queue; nil for another provider's.
 func coreOf(cq verbs.CQ) *nic.CQ {
 	if c, ok := cq.(*CQ); ok && c != nil {
 		return &c.core

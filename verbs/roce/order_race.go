@@ -8,8 +8,8 @@ import (
 )
 
 // Whatever one NIC writes to memory before it sends a packet is visible to the NIC that receives
-// the packet. Within one process the race detector does not see that a socket orders the two, so it
-// is told here. Between processes nothing checks it.
+// the packet. Within one process the race detector does not know that a socket orders the two, so
+// order tells it. Between processes nothing checks it.
 var order atomic.Uint64
 
 func packetsOrder() { order.Add(1) }

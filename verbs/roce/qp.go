@@ -21,12 +21,13 @@ type QP struct {
 	timer  timer
 	// touched is set while the queue pair is in receiver.dirty.
 	touched bool
-	// ackDelayed is set while an acknowledgement waits for something to leave with.
+	// ackDelayed is set while an acknowledgement waits to leave with other packets.
 	ackDelayed bool
 	// peerPort is the port that the peer sends from, once it is known to be an end of this package;
 	// 0 before.
 	peerPort uint16
-	// underWay is what the queue pair has under way, bytes, of which each packet counts cost.
+	// underWay is the room that the packets under way take in the share, in bytes; each counts
+	// cost.
 	underWay, cost int
 	// waits is set while the queue pair waits in its share.
 	waits bool
@@ -75,7 +76,7 @@ func (q *QP) Device() verbs.Device { return q.dev }
 // Num is the queue pair's number.
 func (q *QP) Num() uint32 { return q.core.Num }
 
-// Cap says how large the queues are: just what was asked for.
+// Cap returns the sizes of the queues, which are exactly those that were asked for.
 func (q *QP) Cap() verbs.QPCap { return q.core.Cap }
 
 // State is the present state; RESET once it is closed.
@@ -96,7 +97,7 @@ func (q *QP) Query() (verbs.QPAttr, error) {
 func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	d := q.dev
 	var found route
-	if mask&verbs.QPAttrAV != 0 { // before the lock: it takes several calls of the kernel
+	if mask&verbs.QPAttrAV != 0 { // before the lock: it takes several system calls
 		found = d.route(attr.AH.DGID, q.wayOf(attr, mask))
 		defer found.close()
 	}
@@ -116,7 +117,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 		if err != nil {
 			return err
 		}
-		// The old destination is closed, so what the backlog has for it is lost, and repaired.
+		// The old destination is closed, so its packets in the backlog are lost, and repaired.
 		d.sender.forget(q)
 		q.leaveShare()
 		if q.path.to != nil {
@@ -157,7 +158,7 @@ func (q *QP) pathOf(found route, attr *verbs.QPAttr, mask verbs.QPAttrMask) (pat
 		out: wire.NewFlow(to.Source(), to.Addr())}, nil
 }
 
-// leaveShare ends what the queue pair shares with others.
+// leaveShare takes the queue pair out of its share.
 func (q *QP) leaveShare() {
 	if share := q.path.share; share != nil {
 		q.path.share = nil
@@ -166,7 +167,7 @@ func (q *QP) leaveShare() {
 	}
 }
 
-// forget forgets the peer, and what waits to be sent to it.
+// forget drops the peer, and the packets that wait to be sent to it.
 func (q *QP) forget() {
 	q.dev.sender.forget(q)
 	q.leaveShare()
@@ -259,8 +260,8 @@ func (q *sink) Raise(t verbs.EventType) {
 	q.dev.core.Publish(verbs.Event{Type: t, QPNum: q.core.Num})
 }
 
-// overrun ends a completion queue, which loses this completion and all later ones, and its queue
-// pairs. An engine is at work meanwhile, so those that wait for their room are served later.
+// overrun fails a completion queue, which loses this completion and all later ones, and its queue
+// pairs. It runs inside an engine, so the queue pairs that wait for their room are served later.
 func (d *Device) overrun(c *nic.CQ) {
 	c.Overrun()
 	for _, q := range d.qps.All {

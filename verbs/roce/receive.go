@@ -14,11 +14,11 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// receiver takes what arrives at a NIC's socket. A caller that polls an empty completion queue
-// helps; when nobody polls, a goroutine that sleeps in Go's poller receives.
+// receiver takes the packets that arrive at a NIC's socket. A caller that polls an empty completion
+// queue helps; when nobody polls, a goroutine that sleeps in Go's poller receives.
 //
-// It has its own lock, taken before the NIC's. A caller that polls a queue that stays empty never
-// takes the NIC's lock, so it keeps nobody from posting.
+// It has its own lock, taken before the NIC's. A caller that polls in vain never takes the NIC's
+// lock, so it keeps nobody from posting.
 type receiver struct {
 	dev   *Device
 	ended chan struct{}
@@ -47,14 +47,14 @@ const (
 	// While queues are polled, the goroutine keeps out of the way: it looks again after idleAfter,
 	// and sleeps in the poller only when nobody has polled for so long.
 	idleAfter = 200 * time.Microsecond
-	// afterError is the goroutine's pause after an error of the socket, so that it does not spin.
+	// afterError is the goroutine's pause after an error of the socket; it prevents spinning.
 	afterError = 10 * time.Millisecond
 	// rounds bounds how many batches are received in a row.
 	rounds = 4
 	// After patience polls in a row that found nothing, some fifty microseconds, the caller may be
 	// keeping the processor from the peer it waits for, so at every offerEvery-th poll it offers
-	// the processor. An offer that nobody takes costs less than a microsecond. On a host with more
-	// work than processors, no offers cost four fifths of the bandwidth.
+	// the processor. An offer that nobody takes costs less than a microsecond. Without offers, a
+	// host with more work than processors loses four fifths of the bandwidth.
 	patience   = 100
 	offerEvery = 4
 	// Other goroutines get the processor less often: Go wakes a thread each time, and the caller
@@ -64,9 +64,9 @@ const (
 	longPost = int64(idleAfter) / 4
 	// pollsNow is later than any time.
 	pollsNow = math.MaxInt64
-	// fewPackets limits the packets of a round whose acknowledgements wait for the program's
-	// answer. They leave with the answer or at the next poll; if neither comes, the goroutine sends
-	// them. Sending them first would delay the answer by a microsecond or two.
+	// In a round of up to fewPackets packets the acknowledgements wait for the program's answer.
+	// They leave with the answer or at the next poll; if neither comes, the goroutine sends them.
+	// Sending them first would delay the answer by a microsecond or two.
 	fewPackets = 4
 )
 
@@ -112,7 +112,7 @@ func (r *receiver) keepOut() {
 	r.napping.Store(false)
 }
 
-// isPolled reports whether a polling program receives what arrives.
+// isPolled reports whether a polling program receives the packets.
 func (r *receiver) isPolled() bool { return r.dev.now()-r.polled.Load() < int64(idleAfter) }
 
 // stopKeepingOut tells the goroutine that nobody polls any more.
@@ -126,8 +126,8 @@ func (r *receiver) stopKeepingOut() {
 	}
 }
 
-// help receives what there is, unless somebody else does. goesOn says that the caller will poll
-// again soon.
+// help receives the waiting packets, unless another caller does. goesOn says that the caller will
+// poll again soon.
 func (r *receiver) help(goesOn bool) {
 	if !r.mu.TryLock() {
 		if goesOn {
@@ -140,7 +140,7 @@ func (r *receiver) help(goesOn bool) {
 	}
 	// One batch: after it the caller's queue has completions, or the caller polls again soon.
 	err := r.receiveLocked(1, goesOn && r.napping.Load())
-	if goesOn { // unless somebody has begun to wait meanwhile
+	if goesOn { // unless a caller has begun to wait meanwhile
 		r.polled.CompareAndSwap(pollsNow, r.dev.now())
 	}
 	r.empty++
@@ -159,8 +159,8 @@ func (r *receiver) help(goesOn bool) {
 }
 
 // helpOthers receives for the provider's other NICs if the process has a single processor. Go polls
-// the network only when it has nothing else to run, and every ten milliseconds: while this
-// goroutine polls, the other NICs' goroutines would wait that long.
+// the network only when it has nothing else to run, and every ten milliseconds, so the other NICs'
+// goroutines would wait that long while this goroutine polls.
 func (d *Device) helpOthers() {
 	if d.provider == nil || runtime.GOMAXPROCS(0) > 1 {
 		return
@@ -173,7 +173,7 @@ func (d *Device) helpOthers() {
 	}
 }
 
-// posting carries what beginPost found to endPost.
+// posting carries the findings of beginPost to endPost.
 type posting struct {
 	polled, began int64 // when the program last polled, and when it began to post
 	polls         bool  // the program polls
@@ -187,8 +187,8 @@ func (r *receiver) beginPost() posting {
 	return p
 }
 
-// endPost ends what beginPost began. A long post, which has sent much, counts as a poll. Short ones
-// do not: a program that posts and never polls would keep out the goroutine that receives for it.
+// endPost ends a post. A long post, which has sent much, counts as a poll. Short ones do not: a
+// program that posts and never polls would keep out the goroutine that receives for it.
 func (r *receiver) endPost(p posting) {
 	if !p.polls {
 		return
@@ -199,7 +199,7 @@ func (r *receiver) endPost(p posting) {
 	r.polled.CompareAndSwap(pollsNow, p.polled)
 }
 
-// receive receives what there is, and sends what it calls for. It locks.
+// receive receives the waiting packets, and sends the replies. It locks.
 func (r *receiver) receive() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -305,7 +305,7 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 		return
 	}
 	q.engine.Receive(now, h, payload)
-	if q.peerPort == 0 && q.engine.IsOurs() { // this packet has shown it
+	if q.peerPort == 0 && q.engine.IsOurs() { // this packet has revealed it
 		q.peerPort = g.From.Port()
 	}
 	if !q.touched {
@@ -314,10 +314,10 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 	}
 }
 
-// isPeer reports whether a packet comes from the peer. A peer that receives at RoCEv2's port sends
-// from a port of its choice. An end of this package keeps to that port: once the peer has shown to
-// be one, what comes from another port is of another process of its host, and so it is if the
-// peer's GID names a port.
+// isPeer reports whether a packet comes from the peer. A peer that receives at RoCEv2's port may
+// send from any port. An end of this package keeps its source port: once the peer is known to be
+// one, a packet from another port comes from another process of its host. If the peer's GID names a
+// port, that holds from the start.
 func (q *QP) isPeer(from netip.AddrPort) bool {
 	peer := q.path.peer
 	switch {
@@ -329,8 +329,8 @@ func (q *QP) isPeer(from netip.AddrPort) bool {
 	return q.peerPort == 0 || from.Port() == q.peerPort
 }
 
-// intact checks the ICRC, which covers the identification of an IPv4 packet, and sockets do not
-// show that. From an end of this package it is 0, or the packet's place in a burst. From others it
+// intact checks the ICRC, which covers the identification of an IPv4 packet. Sockets do not show
+// that field. From an end of this package it is 0, or the packet's place in a burst. From others it
 // is solved for, so one wrong packet in 65,536 passes instead of one in four billion.
 func (q *QP) intact(g *udp.Datagram) bool {
 	p := &q.path

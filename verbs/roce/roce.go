@@ -22,19 +22,18 @@ const Port = 4791
 
 // Config says which NICs a provider has. The zero value has one for each address of the host.
 type Config struct {
-	// Addresses are the local addresses, of which each becomes a NIC; nil stands for those of
+	// Addresses are the local addresses; each becomes a NIC. nil stands for those of
 	// [LocalAddresses] that can be opened.
 	Addresses []netip.Addr
 	// Port is the UDP port of all NICs. 0 means 4791, or, on an IPv4 address whose port 4791 is
-	// taken, any free one: such a NIC talks to other ends of this package only (see the package's
-	// documentation). Any other port than 4791 must be the same at both ends where the addresses
-	// are of IPv6.
+	// taken, any free one: such a NIC talks only to other ends of this package (see the package
+	// comment). Over IPv6, a port other than 4791 must be the same at both ends.
 	Port uint16
-	// Window is how many bytes a queue pair has in flight to another end of this package, and how
-	// many it reads at a time from a foreign one; 0 means 1 MiB, or the size of the socket's
-	// receive buffer if that is less.
+	// Window limits the bytes that a queue pair has in flight to another end of this package, and
+	// the bytes that it reads at a time from a foreign one; 0 means 1 MiB, or the size of the
+	// socket's receive buffer if that is less.
 	Window int
-	// Rate bounds what each queue pair sends, in bytes of payload a second; 0 is no bound.
+	// Rate limits each queue pair to so many bytes of payload a second; 0 is no limit.
 	Rate float64
 	// Strict keeps to plain RoCEv2 with every peer: this end does not reveal that it is an end of
 	// this package, and does not recognise others. See "Foreign peers" in the package comment.
@@ -44,9 +43,9 @@ type Config struct {
 	DisableGSO, DisableGRO bool
 	// ForeignGSO also sends bursts over IPv4 to foreign peers. Each packet's checksum covers its
 	// IPv4 identification, which the kernel or NIC that cuts the burst chooses: Linux counts from
-	// 0, and so do the checksums. If a NIC cuts them and counts otherwise, a foreign peer drops all
-	// packets of a burst but the first. IPv6 has no identification, so bursts go to every peer
-	// there.
+	// 0, and so do the checksums. If a NIC cuts bursts and counts otherwise, a foreign peer drops
+	// all packets of a burst but the first. IPv6 has no identification, so there bursts go to every
+	// peer.
 	ForeignGSO bool
 }
 
@@ -146,8 +145,8 @@ func (p *Provider) Close() error {
 	return errors.Join(errs...)
 }
 
-// closeDevices has the NICs refuse everything from now on, unless objects of theirs are open: it
-// says which, and changes nothing then.
+// closeDevices makes the NICs refuse everything from now on. If objects of theirs are open, it
+// returns these and changes nothing.
 func (p *Provider) closeDevices() (open []string) {
 	for _, d := range p.devices {
 		d.mu.Lock()
@@ -190,14 +189,14 @@ func reachableFirst(all []udp.LocalAddress) (list []netip.Addr) {
 	return list
 }
 
-// draw is a number that nobody guesses.
+// draw returns a number that nobody can guess.
 func draw() uint32 {
 	var b [4]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return binary.NativeEndian.Uint32(b[:])
 }
 
-// newRand makes a generator for what only has to differ.
+// newRand makes a generator for numbers that need not be secret.
 func newRand(draw func() uint32) *mrand.Rand {
 	return mrand.New(mrand.NewPCG(uint64(draw()), uint64(draw())))
 }

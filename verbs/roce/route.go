@@ -5,14 +5,14 @@ import (
 	"ibverbx/verbs/roce/internal/udp"
 )
 
-// route is the way to a peer, as the host knows it.
+// route is the host's path to a peer.
 type route struct {
-	to  destination // to be closed by whoever does not keep it
+	to  destination // the caller keeps or closes it
 	mtu verbs.MTU   // the largest path MTU that fits; 0 if none does
 	err error       // why there is none
 }
 
-// route finds the way to a peer. Call it without the lock.
+// route finds the path to a peer. Call it without the lock.
 func (d *Device) route(to verbs.GID, way udp.Way) route {
 	port := uint16(Port)
 	if d.cfg.Port != 0 {
@@ -37,12 +37,12 @@ func (r *route) close() {
 	}
 }
 
-// wayOf is how the packets of a queue pair travel that an address handle is given to. It locks.
+// wayOf returns how the packets of a queue pair travel under the given address handle. It locks.
 //
-// They leave from a port of the queue pair's own, so that networks and hosts that spread traffic by
-// ports spread queue pairs; it stays as long as the connection, since the peer knows the queue pair
-// by it. A NIC on another port than RoCEv2's sends from there: its peers tell it by that from the
-// other processes of its host.
+// They leave from the queue pair's source port, so that networks and hosts that spread traffic by
+// ports spread queue pairs. The port stays as long as the connection, because the peer recognises
+// the queue pair by it. A NIC on another port than RoCEv2's sends from that one, by which peers
+// tell it from the other processes of its host.
 func (q *QP) wayOf(attr *verbs.QPAttr, mask verbs.QPAttrMask) udp.Way {
 	d := q.dev
 	d.mu.Lock()
@@ -63,9 +63,9 @@ func (q *QP) wayOf(attr *verbs.QPAttr, mask verbs.QPAttrMask) udp.Way {
 	return way
 }
 
-// sourcePort is the UDP port that RoCEv2 packets leave from, as the kernel chooses it for NICs
+// sourcePort is the UDP source port of RoCEv2 packets, as the kernel chooses it for NICs
 // (rdma_get_udp_sport of include/rdma/ib_verbs.h): the flow label folded into the dynamic ports, or
-// the queue pair numbers, in either order, where there is no label.
+// without a label the queue pair numbers, in either order.
 func sourcePort(label, local, remote uint32) uint16 {
 	const labels, low, first = 1<<20 - 1, 1<<14 - 1, 0xc000
 	if label &= labels; label == 0 {

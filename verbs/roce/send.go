@@ -16,7 +16,7 @@ import (
 // sender sends the packets of a NIC's queue pairs. The NIC's lock guards it.
 //
 // When the socket's send buffer is full, the packets that did not fit are copied to the backlog,
-// since their payloads may be gone when the lock is given up, and nothing else is sent until a
+// since their payloads may be gone once the lock is released. Nothing else is sent until a
 // goroutine has seen the socket take them.
 type sender struct {
 	dev     *Device
@@ -26,8 +26,8 @@ type sender struct {
 	backlog []held
 	waiting []*QP // queue pairs that have something to send, oldest first
 	delayed []*QP // queue pairs with a delayed acknowledgement
-	// postponed are shares that could not be served when they had room: they are once the socket
-	// takes packets and no engine is at work.
+	// postponed are shares that had room but could not be served: they are served once the socket
+	// takes packets and no engine is running.
 	postponed []*share
 
 	draining bool // drain runs
@@ -54,8 +54,8 @@ func (s *sender) init(d *Device) {
 	}
 }
 
-// transmit sends what a queue pair has to send and may, and sets its timer; then those send that
-// wait for the room of what it has under way no more.
+// transmit sends what a queue pair has to send and may, and sets its timer. Then queue pairs that
+// wait for the room that it has freed send.
 func (q *QP) transmit() {
 	share := q.path.share
 	if share == nil {
@@ -73,7 +73,7 @@ func (q *QP) transmit() {
 	q.dev.sender.servePostponed()
 }
 
-// transmitUpTo sends what a queue pair has to send, puts so many packets under way at most, and
+// transmitUpTo sends what a queue pair has to send, puts at most that many packets under way, and
 // sets its timer.
 func (q *QP) transmitUpTo(most int) {
 	d := q.dev
@@ -109,7 +109,7 @@ func (s *sender) delayAck(q *QP) {
 }
 
 // sendDelayedAck sends the delayed acknowledgement before the queue pair leaves its state. The
-// request was carried out, so the peer must hear of it whatever happens to the queue pair.
+// request was carried out, so the peer must learn that whatever happens to the queue pair.
 func (q *QP) sendDelayedAck() {
 	if q.ackDelayed {
 		q.transmit()
@@ -153,13 +153,13 @@ func (s *sender) send(q *QP) {
 	case errors.Is(err, udp.ErrAgain):
 		s.hold(q, packets[n:])
 	default:
-		// As if it was lost on the way: the requester finds out, or runs out of retries.
+		// As if lost on the way: the requester sends it again, or runs out of retries.
 		s.dev.counts.Unsendable += uint64(len(packets) - n)
 	}
 }
 
-// sendsBursts reports whether packets leave in bursts, which needs a peer that accepts the
-// identifications that they get: see [Config].ForeignGSO.
+// sendsBursts reports whether packets leave in bursts. The peer must accept their identifications:
+// see [Config].ForeignGSO.
 func (q *QP) sendsBursts() bool {
 	isAccepted := q.engine.IsOurs() || q.dev.cfg.ForeignGSO || !q.path.peer.Addr().Is4()
 	return isAccepted && q.path.to.Segments()
@@ -199,7 +199,7 @@ func (s *sender) hold(q *QP, packets []udp.Packet) {
 	s.dev.counts.Retried += uint64(len(packets))
 }
 
-// drain waits until the socket has taken the backlog, and lets those go on that wait.
+// drain waits until the socket has taken the backlog, and lets the waiting queue pairs continue.
 func (s *sender) drain() {
 	defer s.drained.Done()
 	for more := true; more; {
@@ -242,14 +242,14 @@ func (s *sender) flush() bool {
 	return true
 }
 
-// giveUp drops the backlog, of a socket that cannot tell when it has room.
+// giveUp drops the backlog: the socket cannot tell when it has room.
 func (s *sender) giveUp() {
 	s.dev.counts.Unsendable += uint64(len(s.backlog))
 	s.backlog = nil
 }
 
-// resume lets the queue pairs send that wait, until the send buffer is full again. The one that
-// fills it waits behind the others.
+// resume lets the waiting queue pairs send, until the send buffer is full again. The one that fills
+// it waits behind the others.
 func (s *sender) resume() {
 	for len(s.waiting) != 0 && len(s.backlog) == 0 {
 		q := s.waiting[0]
@@ -260,10 +260,10 @@ func (s *sender) resume() {
 	s.servePostponed()
 }
 
-// isClogged reports whether the backlog, or a queue pair that it has blocked, has to go first.
+// isClogged reports whether the backlog, or a queue pair that it has blocked, must go first.
 func (s *sender) isClogged() bool { return len(s.backlog)+len(s.waiting) != 0 }
 
-// postpone has a share served later.
+// postpone lists a share to be served later.
 func (s *sender) postpone(x *share) {
 	if !x.postponed {
 		x.postponed = true
@@ -271,7 +271,7 @@ func (s *sender) postpone(x *share) {
 	}
 }
 
-// servePostponed serves the shares that were postponed, unless they have to wait longer.
+// servePostponed serves the postponed shares that need not wait longer.
 func (s *sender) servePostponed() {
 	for len(s.postponed) != 0 && !s.isClogged() {
 		x := s.postponed[0]
@@ -281,7 +281,7 @@ func (s *sender) servePostponed() {
 	}
 }
 
-// forget removes what a queue pair has in the backlog, and the queue pair from those that wait.
+// forget removes a queue pair's packets from the backlog, and the queue pair from those that wait.
 func (s *sender) forget(q *QP) {
 	s.waiting = slices.DeleteFunc(s.waiting, func(w *QP) bool { return w == q })
 	s.backlog = slices.DeleteFunc(s.backlog, func(h held) bool { return h.qp == q })

@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// share is what the queue pairs of a NIC that write to one peer's NIC share: the receive buffer of
-// that NIC's socket. Each has a window of its own, which knows nothing of the others; the windows
-// of a thousand hold more packets than any buffer. So a queue pair puts packets under way while
-// there is room for all, and those that found none take turns, turn packets each.
+// share divides the receive buffer of one peer NIC's socket among this NIC's queue pairs that write
+// to it. Each has its own window, which knows nothing of the others; the windows of a thousand hold
+// more packets than any buffer. So a queue pair sends while there is room for all, and those that
+// find none take turns of turn packets each.
 //
-// Invariant: used is the sum of QP.underWay over the queue pairs, in bytes. Those that wait are in
-// waiting from head on; while some do, no other one begins to send.
+// Invariant: used is the sum of QP.underWay over the queue pairs, in bytes. The queue pairs that
+// wait are waiting[head:]; while there are any, no other one begins to send.
 type share struct {
 	peer    netip.AddrPort
 	users   int
@@ -26,23 +26,23 @@ type share struct {
 }
 
 const (
-	// turn is how many packets a queue pair that had to wait puts under way at a time: about the
-	// longest burst.
+	// turn is how many packets a queue pair that had to wait sends at a time: about the longest
+	// burst.
 	turn = 16
-	// leastCost is what a short packet counts in a receive buffer, where the kernel keeps some
-	// hundred bytes beside it.
+	// leastCost is the room that a short packet takes in a receive buffer, where the kernel keeps
+	// some hundred bytes beside it.
 	leastCost = 1024
 )
 
-// takeShare is the share of the queue pairs towards a peer.
+// takeShare returns the share of the queue pairs towards a peer, for one more.
 func (d *Device) takeShare(peer netip.AddrPort) *share {
 	s := d.shares[peer]
 	if s == nil {
 		if d.shares == nil {
 			d.shares = map[netip.AddrPort]*share{}
 		}
-		// A peer does not say how large its buffer is: it is taken to be like that of this NIC, of
-		// which half is left for others.
+		// A peer does not reveal how large its buffer is. It is assumed to equal this NIC's, and
+		// half of it is left for others.
 		s = &share{peer: peer, limit: max(d.link.Stats().RecvBuffer/2, turn*4096)}
 		d.shares[peer] = s
 	}
@@ -50,7 +50,7 @@ func (d *Device) takeShare(peer netip.AddrPort) *share {
 	return s
 }
 
-// leave ends what a queue pair has of a share.
+// leave takes a queue pair out of the share.
 func (s *share) leave(q *QP) {
 	s.used -= q.underWay
 	q.underWay = 0
@@ -79,14 +79,14 @@ func (s *share) isAlone(q *QP) bool {
 	return s.used == q.underWay && (waiting == 0 || waiting == 1 && q.waits)
 }
 
-// note notes how many packets a queue pair has under way.
+// note updates how much a queue pair has under way.
 func (s *share) note(q *QP) {
 	now := q.engine.UnderWay() * q.cost
 	s.used += now - q.underWay
 	q.underWay = now
 }
 
-// wait has a queue pair wait for its turn.
+// wait makes a queue pair wait for its turn.
 func (s *share) wait(q *QP) {
 	if !q.waits {
 		q.waits = true
@@ -94,7 +94,7 @@ func (s *share) wait(q *QP) {
 	}
 }
 
-// next takes the queue pair whose turn it is.
+// next removes and returns the queue pair whose turn it is.
 func (s *share) next() *QP {
 	q := s.waiting[s.head]
 	s.waiting[s.head] = nil
@@ -109,9 +109,9 @@ func (s *share) next() *QP {
 	return q
 }
 
-// serve lets those that wait send while there is room for a turn and the socket takes packets.
-// While it does not, they keep their places here: had all moved to sender.waiting, the first to
-// leave that would find nobody waiting here, and take all the room.
+// serve lets the waiting queue pairs send while there is room for a turn and the socket takes
+// packets. While the socket is full they keep their places here: if all moved to sender.waiting,
+// the first to leave that would find nobody waiting here, and take all the room.
 func (s *share) serve() {
 	if s.serving {
 		return

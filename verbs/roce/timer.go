@@ -12,8 +12,8 @@ type timer = nic.Timer[*QP]
 
 // timers are the timers of a NIC's queue pairs, guarded by the NIC's lock.
 //
-// A timer that is put off keeps its place in the heap, and moves when it comes up: almost every
-// packet that arrives puts one off.
+// A postponed timer keeps its place in the heap, and moves when it comes up, because almost every
+// packet that arrives postpones one.
 type timers struct {
 	dev   *Device
 	heap  nic.TimerHeap[*QP]
@@ -52,7 +52,7 @@ func (t *timers) wind() {
 	}
 }
 
-// isDue reports whether an engine has to be called. If none has, the alarm is set anew.
+// isDue reports whether an engine must be called. If none must, it sets the alarm again.
 func (t *timers) isDue() bool {
 	t.next = rc.Never
 	now := t.dev.now()
@@ -67,8 +67,8 @@ func (t *timers) isDue() bool {
 	return false
 }
 
-// tick calls the engines whose time has come. It first receives what has arrived: if the process
-// did not run for a while, the answers that the engines wait for may be there.
+// tick calls the engines that are due. It first receives the waiting packets: if the process did
+// not run for a while, they may contain the answers that the engines wait for.
 func (d *Device) tick() {
 	d.mu.Lock()
 	due := d.timers.isDue()
