@@ -4,14 +4,14 @@ package crc
 
 import "golang.org/x/sys/cpu"
 
-// The least number of bytes that the functions of the assembly take.
+// These are the least numbers of bytes that the functions of the assembly take.
 const (
 	least512 = 64
 	least256 = 32
 )
 
-// fold512 and fold256 run bytes through a register: a multiple of 16, and at least as many as the
-// constants above say. The first needs AVX-512 F, the second AVX2, and both VPCLMULQDQ.
+// fold512 and fold256 run bytes through a register: a multiple of 16, and at least the constants
+// above. The first needs AVX-512 F, the second AVX2, and both VPCLMULQDQ.
 //
 //go:noescape
 func fold512(r uint32, p []byte) uint32
@@ -19,8 +19,8 @@ func fold512(r uint32, p []byte) uint32
 //go:noescape
 func fold256(r uint32, p []byte) uint32
 
-// fold runs as many of the bytes as vector instructions are worth it for through a register, and
-// returns the others.
+// fold runs the bytes that are worth vector instructions through a register, and returns the
+// others.
 func fold(r uint32, p []byte) (uint32, []byte) {
 	n := len(p) &^ 15
 	switch {
@@ -32,14 +32,14 @@ func fold(r uint32, p []byte) (uint32, []byte) {
 	return r, p
 }
 
-// has512 reports whether the processor, and the system, have what fold512 needs.
+// has512 reports whether the processor and the system support fold512.
 func has512() bool { return cpu.X86.HasAVX512F && cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasPCLMULQDQ }
 
-// has256 reports the same for fold256.
+// has256 reports whether they support fold256.
 func has256() bool { return cpu.X86.HasAVX2 && cpu.X86.HasPCLMULQDQ && hasVPCLMULQDQ }
 
-// hasVPCLMULQDQ reports a feature that package cpu only reports for processors with AVX-512.
+// hasVPCLMULQDQ reports a feature that package cpu reports only for processors with AVX-512.
 var hasVPCLMULQDQ = extendedFeatures()>>10&1 != 0 //nolint:gochecknoglobals // read only
 
-// extendedFeatures is CPUID's answer in ECX to EAX = 7, ECX = 0.
+// extendedFeatures returns CPUID's ECX for EAX = 7, ECX = 0.
 func extendedFeatures() (ecx uint32)

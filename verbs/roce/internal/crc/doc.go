@@ -27,15 +27,14 @@
 // advance. H and L times these remainders are short, have the same remainder, and are added
 // (exclusive or) to the later block. The earlier block is then folded into the later one. All
 // folding leaves one block, whose 128 bits are folded to 96 and 64 in the same way. Barrett's
-// method then finds the multiple of P in them by two multiplications, and the 32 bits that are left
-// are the register. The previous value of the register is added to the first 32 bits of the
-// message.
+// method then finds the multiple of P in them by two multiplications, and the remaining 32 bits are
+// the register. The previous value of the register is added to the first 32 bits of the message.
 //
 // A fold waits some ten cycles for the one before it, although the processor could begin a
 // multiplication in each cycle. So four vectors fold in parallel, each over the other three: a
-// vector of 512 bits has four blocks, and the distance is 2048 bits (with four of 256, it is 1024).
-// At the end three of them are folded onto the last, each by its own distance, and so are the
-// blocks in it.
+// vector of 512 bits has four blocks, so the distance is 2048 bits (with four vectors of 256,
+// 1024). At the end three of them are folded onto the last, each by its own distance, and so are
+// the blocks in it.
 //
 // # Constants
 //

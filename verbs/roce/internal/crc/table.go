@@ -8,8 +8,8 @@ import (
 // polynomial is that of IEEE 802.3 with all its 33 bits, the highest power first.
 const polynomial = 1<<32 | 0x04c11db7
 
-// The entries of foldTable, by their offsets in bytes: those that fold by a distance of so many
-// bits, from the longest to none, and those that reduce what is left.
+// These are the entries of foldTable, by their offsets in bytes: those that fold by a distance in
+// bits, from the longest to none, and those that reduce the remaining bits.
 const (
 	by2048 = 16 * iota
 	by1536
@@ -40,7 +40,7 @@ func makeFoldTable() (table [foldEntries][2]uint64) {
 	return table
 }
 
-// The least and the greatest power of x that the table has.
+// These are the least and the greatest power of x in the table.
 const (
 	leastPower    = -32
 	greatestPower = 2048 + 32
@@ -65,7 +65,7 @@ func powersOfX() (power func(n int) uint64) {
 	return func(n int) uint64 { return uint64(powers[n-leastPower]) << 1 }
 }
 
-// quotient is x^64 divided by the polynomial, without the rest.
+// quotient returns x^64 divided by the polynomial, without the remainder.
 func quotient() (q uint64) {
 	rest := uint64(0)
 	for n := 64; n >= 0; n-- {
@@ -85,7 +85,7 @@ func quotient() (q uint64) {
 // reflect33 reflects a polynomial of 33 bits.
 func reflect33(p uint64) uint64 { return bits.Reverse64(p) >> 31 }
 
-// Run runs bytes through a register, and returns what is in it then.
+// Run runs bytes through a register, and returns its new value.
 func Run(r uint32, p []byte) uint32 {
 	r, p = fold(r, p)
 	if len(p) == 0 {

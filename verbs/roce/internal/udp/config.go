@@ -13,24 +13,24 @@ import (
 // while packets wait in it.
 const bufferSize = 4 << 20
 
-// The environment variables that turn an offload off when they are true ("1", "true").
+// These environment variables turn an offload off when they are true ("1", "true").
 const (
 	envDisableGSO = "IBVERBX_ROCE_DISABLE_GSO"
 	envDisableGRO = "IBVERBX_ROCE_DISABLE_GRO"
 )
 
-// Config says what socket to open. All but Local can be zero.
+// Config describes the socket to open. All but Local can be zero.
 type Config struct {
-	// Local is the address to bind, one of an interface of this host: see [LocalAddresses]. Not the
-	// unspecified one, since the source address that peers see must be known. An IPv6 link-local
-	// address needs no zone where one interface alone has it. Port 0 lets the kernel choose one.
+	// Local is the address to bind, one of an interface of this host: see [LocalAddresses]. The
+	// unspecified address is refused, since the source address must be known. An IPv6 link-local
+	// address needs no zone if only one interface has it. Port 0 lets the kernel choose one.
 	Local netip.AddrPort
 
 	// DisableGSO sends every packet by itself, DisableGRO receives every packet by itself.
 	DisableGSO, DisableGRO bool
 }
 
-// validated returns the config with its defaults, and what the environment says.
+// validated returns the config with its defaults and the settings of the environment.
 func (cfg Config) validated(getenv func(string) string) (Config, error) {
 	refuse := func(sentinel error, detail string, args ...any) (Config, error) {
 		return Config{}, &Error{Op: "listen", Local: cfg.Local, Err: sentinel,

@@ -14,11 +14,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// Conn is a UDP socket bound to one local address. Any number of goroutines may use it; for what
-// belongs to one of them see the package's documentation.
+// Conn is a UDP socket bound to one local address. Any number of goroutines may use it; the package
+// comment lists what belongs to only one.
 type Conn struct {
 	local netip.AddrPort
-	scope uint32 // the zone of link-local peers that name none
+	scope uint32 // the zone of link-local peers without one
 	file  *os.File
 	raw   syscall.RawConn // keeps the descriptor from being closed under a call
 
@@ -26,12 +26,12 @@ type Conn struct {
 	gso, gro               bool
 	hopLimit               uint8 // of packets whose Way names none
 
-	// Replaced by tests that need a kernel with other opinions.
+	// Tests that need a kernel with other opinions replace these.
 	sendmmsg func(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno)
 
 	mu      sync.Mutex // guards what follows
 	sources []*source  // the sockets on other ports
-	full    *source    // the one that had no room last; nil is the socket of the Conn
+	full    *source    // the last one without room; nil is the socket of the Conn
 
 	closed             atomic.Bool
 	readable, writable waiter
@@ -62,8 +62,8 @@ func listen(cfg Config, getenv func(string) string) (*Conn, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	// Without O_NONBLOCK os.NewFile leaves the socket out of Go's poller: see waiter. All calls ask
-	// not to wait (MSG_DONTWAIT).
+	// Without O_NONBLOCK os.NewFile leaves the socket out of Go's poller: see waiter. No call waits
+	// (MSG_DONTWAIT).
 	c.file = os.NewFile(uintptr(fd), "udp "+c.local.String())
 	if err := c.prepareWaits(); err != nil {
 		_ = c.file.Close()
@@ -108,8 +108,8 @@ func (c *Conn) open(fd int, cfg Config) error {
 	return nil
 }
 
-// LocalAddr is the address that the socket is bound to, with the port that the kernel chose if it
-// was to choose.
+// LocalAddr is the address that the socket is bound to, with the port that the kernel chose for
+// port 0.
 func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
 
 // Close closes the socket. Calls that wait end with [verbs.ErrClosed], as do later ones. Closing
@@ -148,7 +148,7 @@ func (c *Conn) WaitReadable(deadline time.Time) error {
 	if err == nil {
 		err = c.readable.wait(deadline)
 	}
-	if err != nil { // nobody waits any more
+	if err != nil { // nothing waits any more
 		c.readable.unwatch(c.raw)
 	}
 	return c.waitError(err)
@@ -166,7 +166,7 @@ func (c *Conn) WaitWritable(deadline time.Time) error {
 // Yield offers the processor to other threads. It is for callers that poll again and again.
 func (c *Conn) Yield() { yieldThread() }
 
-// waitError is the error of a wait as the caller may expect it.
+// waitError translates the error of a wait for the caller.
 func (c *Conn) waitError(err error) error {
 	switch {
 	case err == nil:

@@ -9,7 +9,7 @@ import (
 // The errors that a caller can act on, beside [verbs.ErrClosed], [verbs.ErrInvalid],
 // [verbs.ErrNotSupported] and os.ErrDeadlineExceeded. All but ErrAgain lie beneath an [*Error].
 var (
-	// ErrAgain: nothing to receive, or no room to send, at this moment. It comes as it is.
+	// ErrAgain: nothing to receive, or no room to send, at this moment. It is never wrapped.
 	ErrAgain = errors.New("would have to wait")
 	// ErrPortTaken: another socket of this network namespace has the port.
 	ErrPortTaken = errors.New("port already taken")
@@ -17,7 +17,7 @@ var (
 	ErrNotLocal = errors.New("not an address of this host")
 	// ErrPermission: the system does not allow it.
 	ErrPermission = errors.New("not permitted")
-	// ErrFamily: the system lacks IPv4 or IPv6, or one end is the one and its peer the other.
+	// ErrFamily: the system lacks IPv4 or IPv6, or the two ends use different ones.
 	ErrFamily = errors.New("address family does not fit")
 	// ErrTooLarge: a datagram does not fit the path, and must not be fragmented.
 	ErrTooLarge = errors.New("datagram too large for the path")
@@ -29,9 +29,9 @@ var (
 type Error struct {
 	Op     string         // "listen", "send", "receive", "path mtu"
 	Local  netip.AddrPort // the socket's address
-	Remote netip.AddrPort // the destination; not valid if none is concerned
+	Remote netip.AddrPort // the destination; not valid if there is none
 	Err    error          // a sentinel of this package or of verbs; nil if none fits
-	Errno  error          // what the system said; may be nil
+	Errno  error          // the system's error; may be nil
 	Detail string         // what was found, what to do; may be empty
 }
 
@@ -60,7 +60,7 @@ func (e *Error) Error() string {
 	return s.String()
 }
 
-// Unwrap returns the sentinel and what the system said.
+// Unwrap returns the sentinel and the system's error.
 func (e *Error) Unwrap() []error {
 	var errs []error
 	for _, err := range []error{e.Err, e.Errno} {

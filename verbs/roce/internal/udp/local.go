@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// LocalAddress is one address of this host that a socket can be bound to.
+// LocalAddress is one address of this host to which a socket can be bound.
 type LocalAddress struct {
 	Interface string     // the interface's name: "eth0"
 	Index     int        // the interface's number
@@ -18,8 +18,8 @@ type LocalAddress struct {
 	Speed     int // Mbit/s of the link; 0 if not known
 }
 
-// LocalAddresses lists the addresses of this host's interfaces, in the order of the interfaces.
-// Those of interfaces that are down are among them.
+// LocalAddresses lists the addresses of this host's interfaces, even of those that are down, in the
+// order of the interfaces.
 func LocalAddresses() ([]LocalAddress, error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {

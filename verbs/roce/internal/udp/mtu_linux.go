@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MTU returns what fits the way from the local address to another: the MTU of the interface that
-// packets leave by, or less if the route has an MTU of its own. It sends nothing to the network.
+// MTU returns the MTU from the local address to another: that of the outgoing interface, or less if
+// the route has its own. It sends nothing to the network.
 //
-// It does not ask for what the network has said of the way (IP_MTU of a connected socket): the
-// kernel takes that from any ICMP message with the right addresses and ports in it.
+// It does not ask for the path MTU that the network has reported (IP_MTU of a connected socket):
+// the kernel accepts that from any ICMP message with the right addresses and ports in it.
 func (c *Conn) MTU(to netip.AddrPort) (PathMTU, error) {
 	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
 	scope, err := c.check("path mtu", to)
@@ -31,7 +31,7 @@ func (c *Conn) MTU(to netip.AddrPort) (PathMTU, error) {
 	return pathMTU(ip, !to.Addr().Is4()), nil
 }
 
-// wayMTU asks the kernel for the way between two addresses (rtnetlink(7)).
+// wayMTU asks the kernel for the MTU between two addresses (rtnetlink(7)).
 func wayMTU(from, to netip.Addr, scope uint32) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -47,8 +47,8 @@ func wayMTU(from, to netip.Addr, scope uint32) (int, error) {
 		return 0, err
 	}
 	mtu := link.number(unix.IFLA_MTU)
-	// The way has the MTU that the network has said, if it has. The entry of the routing table that
-	// it comes from has the one that an administrator has set.
+	// The resolved route may have an MTU that the network has reported. Its entry in the routing
+	// table has the administrator's.
 	entry, err := ask(fd, unix.RTM_GETROUTE, routeRequest(from, to, scope, unix.RTM_F_FIB_MATCH))
 	if own := entry.metric(unix.RTAX_MTU); err == nil && own != 0 {
 		mtu = min(mtu, own)
@@ -89,7 +89,7 @@ func appendAttribute(b []byte, kind uint16, value []byte) []byte {
 // attributes are those of an answer of rtnetlink.
 type attributes []syscall.NetlinkRouteAttr
 
-// ask asks rtnetlink a question that has one message as its answer, which is there at once.
+// ask sends rtnetlink a request whose answer is one message, available at once.
 func ask(fd int, kind uint16, request []byte) (attributes, error) {
 	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(request)))
 	b = binary.NativeEndian.AppendUint16(b, kind)
@@ -116,7 +116,7 @@ func ask(fd int, kind uint16, request []byte) (attributes, error) {
 	return syscall.ParseNetlinkRouteAttr(&messages[0])
 }
 
-// refusal is the error of an NLMSG_ERROR, which begins with the negative errno.
+// refusal returns the error of an NLMSG_ERROR, which begins with the negative errno.
 func refusal(data []byte) error {
 	if len(data) < 4 {
 		return unix.EBADMSG
@@ -124,7 +124,7 @@ func refusal(data []byte) error {
 	return unix.Errno(-int32(binary.NativeEndian.Uint32(data)))
 }
 
-// number is the value of an attribute; 0 if there is none.
+// number returns the value of an attribute; 0 if there is none.
 func (a attributes) number(kind uint16) uint32 {
 	for i := range a {
 		if a[i].Attr.Type == kind && len(a[i].Value) >= 4 {
@@ -134,7 +134,7 @@ func (a attributes) number(kind uint16) uint32 {
 	return 0
 }
 
-// metric is a metric of a route; 0 if it has none.
+// metric returns a metric of a route; 0 if it has none.
 func (a attributes) metric(kind uint16) uint32 {
 	for i := range a {
 		if a[i].Attr.Type != unix.RTA_METRICS {

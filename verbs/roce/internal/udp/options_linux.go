@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setOptions makes a socket that is not bound yet what the package says.
+// setOptions sets the options of a new socket, before it is bound.
 func (c *Conn) setOptions(fd int, cfg Config) error {
 	for _, option := range required(cfg.Local.Addr()) {
 		if err := unix.SetsockoptInt(fd, option.level, option.name, option.value); err != nil {
@@ -41,12 +41,12 @@ type sockopt struct {
 	text               string
 }
 
-// required are the options without which peers would drop what the socket sends.
+// required returns the options without which peers would drop the socket's packets.
 func required(local netip.Addr) []sockopt {
 	if local.Is4() {
 		return []sockopt{
-			// Not connected and with this option, Linux sends identification 0 and DF. It does not
-			// obey "fragmentation needed", which anybody can send, as IP_PMTUDISC_DO would.
+			// Unconnected and with this option, Linux sends identification 0 and DF. Unlike
+			// IP_PMTUDISC_DO, it does not obey "fragmentation needed", which anybody can send.
 			{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, "IP_MTU_DISCOVER"},
 		}
 	}
@@ -57,7 +57,7 @@ func required(local netip.Addr) []sockopt {
 	}
 }
 
-// wanted are the options without which something is not seen or not sent.
+// wanted returns the options for ECN reports and flow labels, without which the socket still works.
 func wanted(local netip.Addr) []sockopt {
 	if local.Is4() {
 		return []sockopt{{unix.IPPROTO_IP, unix.IP_RECVTOS, 1, "IP_RECVTOS"}}
@@ -68,10 +68,11 @@ func wanted(local netip.Addr) []sockopt {
 	}
 }
 
-// ipv6FlowinfoSend is IPV6_FLOWINFO_SEND of linux/in6.h: the flow label of an address counts.
+// ipv6FlowinfoSend is IPV6_FLOWINFO_SEND of linux/in6.h: packets carry the flow label of the
+// address.
 const ipv6FlowinfoSend = 33
 
-// hopLimit is what packets have by default.
+// hopLimit returns the default hop limit of packets.
 func hopLimit(fd int, local netip.Addr) uint8 {
 	level, name := unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
 	if local.Is4() {
@@ -82,7 +83,7 @@ func hopLimit(fd int, local netip.Addr) uint8 {
 }
 
 // setBuffer asks for a buffer, with privilege if the host's limit (net.core.rmem_max, wmem_max) is
-// lower, and returns what was granted. The kernel keeps twice the number, for its own bookkeeping.
+// lower, and returns what was granted. The kernel doubles the number, for its own bookkeeping.
 func setBuffer(fd, name, force, size int) int {
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, name, size)
 	granted, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, name)
@@ -92,7 +93,7 @@ func setBuffer(fd, name, force, size int) int {
 	return granted / 2
 }
 
-// domain is the address family of the socket.
+// domain returns the address family of the socket.
 func domain(addr netip.Addr) int {
 	if addr.Is4() {
 		return unix.AF_INET
@@ -100,7 +101,7 @@ func domain(addr netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// sockaddr is the address as the kernel takes it.
+// sockaddr returns the address in the kernel's form.
 func sockaddr(to netip.AddrPort, scope uint32) unix.Sockaddr {
 	if to.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
@@ -108,8 +109,8 @@ func sockaddr(to netip.AddrPort, scope uint32) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16(), ZoneId: scope}
 }
 
-// scopeOf returns the number of the interface that a link-local IPv6 address is on, 0 for any other
-// address. Without a zone it must be an address of this host, on one interface alone.
+// scopeOf returns the number of the interface of a link-local IPv6 address, 0 for any other
+// address. Without a zone it must be an address of this host, on only one interface.
 func scopeOf(addr netip.Addr) (uint32, error) {
 	if !addr.Is6() || !addr.IsLinkLocalUnicast() {
 		return 0, nil
@@ -139,7 +140,7 @@ func scopeOf(addr netip.Addr) (uint32, error) {
 	return scope, nil
 }
 
-// zoneIndex is the number of an interface that is given by name or number.
+// zoneIndex returns the number of an interface that is given by name or number.
 func zoneIndex(zone string) (uint32, error) {
 	if n, err := strconv.ParseUint(zone, 10, 32); err == nil {
 		return uint32(n), nil
@@ -167,7 +168,7 @@ func linkSpeed(name string) int {
 // rocePort is the UDP port of RoCEv2.
 const rocePort = 4791
 
-// listenError says why a socket could not be opened or bound.
+// listenError explains why a socket could not be opened or bound.
 func listenError(local netip.AddrPort, errno error, sysfs fs.FS) error {
 	e := &Error{Op: "listen", Local: local, Errno: errno}
 	switch {
@@ -192,7 +193,7 @@ func listenError(local netip.AddrPort, errno error, sysfs fs.FS) error {
 	return e
 }
 
-// portTaken explains who may have a port, and what to do.
+// portTaken explains which program may have a port, and what to do.
 func portTaken(port uint16, sysfs fs.FS) string {
 	const choose = "between two ends of this library another port will do: the same one at both"
 	if port != rocePort {

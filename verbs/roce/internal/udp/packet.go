@@ -10,8 +10,8 @@ const (
 	// MaxSegments is the most packets that travel as one burst (UDP_MAX_SEGMENTS of Linux 4.18).
 	MaxSegments = 64
 
-	// MaxBurst is the most bytes of UDP payload that travel as one burst: what the length field of
-	// an IP packet leaves beside the headers of IPv6.
+	// MaxBurst is the most bytes of UDP payload that travel as one burst: the limit of an IP
+	// packet's length field, less the headers of IPv6.
 	MaxBurst = 65535 - 40 - 8
 )
 
@@ -26,8 +26,8 @@ type Packet struct {
 func (p *Packet) Len() int { return len(p.Header) + len(p.Payload) + len(p.Trailer) }
 
 // Burst returns how many packets from the first on leave as one burst where bursts are possible:
-// all of one length, but that the last may be shorter, at most [MaxSegments] and [MaxBurst]. It is
-// at least 1 unless there are none. [Destination.Send] divides its packets so, from the first on.
+// all of one length, except that the last may be shorter, at most [MaxSegments] and [MaxBurst]. It
+// is at least 1 unless there are none. [Destination.Send] divides its packets in this way.
 func Burst(packets []Packet) int {
 	if len(packets) == 0 {
 		return 0
@@ -54,13 +54,13 @@ func Burst(packets []Packet) int {
 type Datagram struct {
 	// Data is memory of the batch, valid until its next Recv.
 	Data []byte
-	// From is where it came from. It has no zone: a link-local source is on the interface of the
-	// socket's own address. Comparing two is cheap, and so is a map by it.
+	// From is the source. It has no zone: a link-local source is on the interface of the socket's
+	// own address. It is cheap to compare, and as the key of a map.
 	From netip.AddrPort
 	// Index is the place in the burst that the kernel handed over, and Bundle the length of that
 	// burst; 0 and 1 for a datagram by itself.
 	Index, Bundle uint8
-	// ECN is the field of the IP header by which routers tell of congestion (RFC 3168).
+	// ECN is the field of the IP header by which routers report congestion (RFC 3168).
 	ECN uint8
 }
 
@@ -73,30 +73,30 @@ const (
 	ecn    = 3 // the field, in the traffic class
 )
 
-// Way says how packets travel to a destination. The zero Way is how the kernel sends by default,
-// from the port of the Conn.
+// Way says how packets travel to a destination. The zero Way has the kernel's defaults and the port
+// of the Conn.
 type Way struct {
-	// SourcePort is the port that packets leave from. Routers and NICs that spread traffic look at
-	// it. It is the port of the Conn if the kernel does not give the socket another one.
+	// SourcePort is the port that packets leave from, by which routers and NICs spread traffic. The
+	// port of the Conn takes its place if the kernel does not grant it.
 	SourcePort uint16
 	// TrafficClass has the DSCP in its upper six bits (IP_TOS, IPV6_TCLASS). Its lower two are
 	// ignored.
 	TrafficClass uint8
-	// HopLimit is how many routers a packet passes; 0 is what the host has configured.
+	// HopLimit is how many routers a packet may pass; 0 means the host's default.
 	HopLimit uint8
 	// FlowLabel is the label of IPv6, which the kernel derives from the ports if it is 0.
 	FlowLabel uint32
 }
 
-// Stats are a socket's counters and what the kernel granted.
+// Stats are a socket's counters, and the settings that the kernel granted.
 type Stats struct {
-	RecvBuffer, SendBuffer int  // bytes that the kernel granted, counted as asked for
+	RecvBuffer, SendBuffer int  // granted bytes, in the unit of the request
 	GSO, GRO               bool // in use
 
 	RecvDropped   uint64 // datagrams or bursts that found the receive buffer full
-	RecvTruncated uint64 // datagrams that were longer than a buffer of the batch, and dropped
+	RecvTruncated uint64 // datagrams longer than a buffer of the batch, dropped
 	SendDropped   uint64 // packets that found a queue of the host full (ENOBUFS), lost as on the wire
-	GSORefused    uint64 // destinations to which bursts were given up
+	GSORefused    uint64 // destinations that no longer get bursts
 }
 
 // PathMTU is the size of datagrams that fit the path to a destination, in bytes.
@@ -105,7 +105,7 @@ type PathMTU struct {
 	Payload int // the largest UDP payload
 }
 
-// pathMTU is the PathMTU of IP packets of so many bytes.
+// pathMTU returns the PathMTU of IP packets of so many bytes.
 func pathMTU(ip int, v6 bool) PathMTU {
 	headers := 20 + 8
 	if v6 {

@@ -12,11 +12,11 @@ import (
 
 const (
 	// DefaultMessages is the number of datagrams or bursts that one Recv takes by default. On a
-	// loopback interface, 8 made no difference beyond that between rounds.
+	// loopback interface, the difference to 8 was less than that between rounds.
 	DefaultMessages = 16
 	// MaxMessage is the longest datagram or burst that can arrive, and the default of a buffer.
 	MaxMessage = 1 << 16
-	// maxMessages is the most that the kernel takes in one call.
+	// maxMessages is the kernel's limit for one call.
 	maxMessages = 1024
 
 	recvControl = 64 // bytes for control messages: UDP_GRO, and IP_TOS or IPV6_TCLASS
@@ -24,7 +24,7 @@ const (
 
 // Batch is memory to receive into. It belongs to one goroutine at a time.
 type Batch struct {
-	// Datagrams are those of the last Recv, in the order of arrival. They are valid until the next.
+	// Datagrams are those of the last Recv, in the order of arrival, valid until the next Recv.
 	Datagrams []Datagram
 	more      bool
 
@@ -42,8 +42,8 @@ type Batch struct {
 }
 
 // NewBatch makes a Batch for so many messages (datagrams, or bursts that the kernel hands over as
-// one) of at most size bytes; 0 stands for [DefaultMessages] and for [MaxMessage], below which
-// bursts are cut off. Memory that nothing was received into yet is not used.
+// one) of at most size bytes; 0 stands for [DefaultMessages] and for [MaxMessage]. A smaller size
+// cuts bursts off. Memory is used only once something is received into it.
 func (c *Conn) NewBatch(messages, size int) *Batch {
 	if messages <= 0 {
 		messages = DefaultMessages
@@ -72,14 +72,14 @@ func (c *Conn) NewBatch(messages, size int) *Batch {
 	return b
 }
 
-// Received are the Datagrams.
+// Received returns Datagrams.
 func (b *Batch) Received() []Datagram { return b.Datagrams }
 
 // More reports whether the last Recv filled all messages, so that there may be more to receive. If
-// not, nothing was left, and asking again costs a call for nothing.
+// not, nothing was left, and another Recv would be wasted.
 func (b *Batch) More() bool { return b.more }
 
-// rearm sets the lengths that the kernel overwrites, of the first messages.
+// rearm restores the lengths that the kernel overwrites, of the first messages.
 func (b *Batch) rearm(messages int) {
 	for i := range b.msgs[:messages] {
 		msg := &b.msgs[i].Hdr
@@ -123,7 +123,7 @@ func (b *Batch) split(i int) {
 	from := addressOf(b.names[i*unix.SizeofSockaddrInet6:][:unix.SizeofSockaddrInet6])
 	segment, ecnField := readControl(b.control[i*recvControl:][:msg.Hdr.Controllen])
 	if msg.Hdr.Flags&unix.MSG_TRUNC != 0 {
-		// The last datagram is cut off; of a burst the ones before it are whole.
+		// The last datagram is cut off; earlier ones of a burst are whole.
 		b.conn.recvTruncated.Add(1)
 		if segment == 0 {
 			return
@@ -146,7 +146,7 @@ func (b *Batch) split(i int) {
 	}
 }
 
-// addressOf is the address that the kernel wrote. The zone of a link-local one is left out.
+// addressOf returns the address that the kernel wrote, without a link-local zone.
 func addressOf(name []byte) netip.AddrPort {
 	port := binary.BigEndian.Uint16(name[2:])
 	if binary.NativeEndian.Uint16(name) == unix.AF_INET {

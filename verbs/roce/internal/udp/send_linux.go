@@ -12,12 +12,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// stagedPackets is the number of packets that go into one sendmmsg; the burst that reaches it may
-// go beyond. More than 8 messages per call gain nothing.
+// stagedPackets is the number of packets for one sendmmsg; the last burst may exceed it. More than
+// 8 messages per call gain nothing.
 const stagedPackets = 64
 
-// Destination is a peer's address, with what sending to it needs.
-// It belongs to one goroutine at a time.
+// Destination is a peer's address, with everything needed to send to it. It belongs to one
+// goroutine at a time.
 type Destination struct {
 	conn    *Conn
 	from    *source         // nil is the socket of the Conn
@@ -33,7 +33,7 @@ type Destination struct {
 	marks   [2 * controlSpace]byte // control messages of every message
 	marksOf int                    // bytes of marks that are in use
 
-	// The messages of one sendmmsg. They grow with what Send is asked for, and are reused.
+	// The messages of one sendmmsg. They grow as Send needs, and are reused.
 	msgs    []unix.Mmsghdr
 	iov     []unix.Iovec
 	control []byte // messageControl for each message
@@ -47,9 +47,9 @@ type Destination struct {
 // messageControl is the room of the control messages of a message.
 const messageControl = 3 * controlSpace
 
-// NewDestination lays out what sending to an address needs. The address must be of the family of
-// the local one; a link-local one without a zone is on the interface of the local address. The
-// Destination has to be closed.
+// NewDestination prepares to send to an address. The address must be of the family of the local
+// one; a link-local one without a zone is on the interface of the local address. Close the
+// Destination after use.
 func (c *Conn) NewDestination(to netip.AddrPort, way Way) (*Destination, error) {
 	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
 	scope, err := c.check("destination", to)
@@ -82,7 +82,7 @@ func (c *Conn) NewDestination(to netip.AddrPort, way Way) (*Destination, error) 
 // flowLabels are the bits of a flow label.
 const flowLabels = 1<<20 - 1
 
-// mark lays out the control messages for what differs from what the kernel does by default.
+// mark lays out the control messages for everything that differs from the kernel's defaults.
 func (d *Destination) mark() {
 	n := 0
 	level, class, hops := int32(unix.IPPROTO_IPV6), int32(unix.IPV6_TCLASS), int32(unix.IPV6_HOPLIMIT)
@@ -102,7 +102,7 @@ func (d *Destination) mark() {
 	d.marksOf = n
 }
 
-// check refuses addresses that the socket cannot send to, and returns the zone of those it can.
+// check refuses addresses that the socket cannot send to, and returns the zone of others.
 func (c *Conn) check(op string, to netip.AddrPort) (scope uint32, err error) {
 	e := &Error{Op: op, Local: c.local, Remote: to, Err: verbs.ErrInvalid}
 	addr := to.Addr()
@@ -147,7 +147,8 @@ func (d *Destination) Close() {
 	d.from = nil
 }
 
-// SetECT has packets leave with ECT(0) from now on, or without: the sender listens to CE.
+// SetECT sets whether packets leave with ECT(0) from now on, which says that the sender reacts to
+// CE.
 func (d *Destination) SetECT(on bool) {
 	if d.ect != on {
 		d.ect = on
@@ -158,14 +159,14 @@ func (d *Destination) SetECT(on bool) {
 // Segments reports whether Send sends bursts when it is allowed to.
 func (d *Destination) Segments() bool { return d.segments }
 
-// Send sends packets in their order, as bursts (see [Burst]) where segment allows it and the kernel
-// does, and returns how many it has sent. It does not wait: when the socket has no room it returns
-// ErrAgain, with the packets before that sent, and can be asked again with the others after
-// [Conn.WaitWritable]. A packet that the host itself drops counts as sent ([Stats].SendDropped).
-// Any other error concerns the first packet that was not sent.
+// Send sends packets in order, as bursts (see [Burst]) where segment and the kernel allow it, and
+// returns how many it has sent. It does not wait: when the socket has no room it returns ErrAgain
+// after the packets that did fit. Send the others after [Conn.WaitWritable]. A packet that the host
+// itself drops counts as sent ([Stats].SendDropped). Any other error concerns the first packet that
+// was not sent.
 func (d *Destination) Send(packets []Packet, segment bool) (n int, err error) {
 	segment = segment && d.segments
-	var refused bool // the kernel refused a burst, which may be the burst or the packets in it
+	var refused bool // the kernel refused a burst: for being one, or for a packet in it
 	for n < len(packets) {
 		d.stage(packets[n:], segment)
 		if err := d.raw.Control(d.call); err != nil {
@@ -178,7 +179,7 @@ func (d *Destination) Send(packets []Packet, segment bool) (n int, err error) {
 		}
 		switch {
 		case d.errno == 0 && refused:
-			// The kernel took packet by packet what it had refused as a burst.
+			// The kernel took the packets one by one that it had refused as a burst.
 			refused, d.segments = false, false
 			d.conn.gsoRefused.Add(1)
 		case d.errno == 0, d.errno == unix.EINTR:
@@ -201,8 +202,8 @@ func (d *Destination) Send(packets []Packet, segment bool) (n int, err error) {
 	return n, nil
 }
 
-// dropLabel takes the flow label away, and reports whether there was one. Kernels before 5.3, and
-// those on which a program has a label for itself, refuse labels that nobody has asked for.
+// dropLabel removes the flow label, and reports whether there was one. Kernels before 5.3, and
+// those on which a program has an exclusive label, refuse labels that were not requested first.
 func (d *Destination) dropLabel() bool {
 	label := d.name[4:8] // in IPv4 the address
 	if d.addr.Addr().Is4() || binary.BigEndian.Uint32(label) == 0 {
@@ -212,7 +213,7 @@ func (d *Destination) dropLabel() bool {
 	return true
 }
 
-// refusesBurst tells the errors by which kernels refuse a burst whose packets they may take.
+// refusesBurst reports whether a kernel uses the error to refuse a burst whose packets it may take.
 func refusesBurst(errno syscall.Errno) bool {
 	switch errno {
 	case unix.EIO, unix.EINVAL, unix.EOPNOTSUPP, unix.ENOPROTOOPT, unix.EMSGSIZE:
@@ -273,14 +274,14 @@ func (d *Destination) reserve(packets int, segment bool) {
 	}
 }
 
-// release forgets the packets' memory, which would otherwise live as long as the Destination.
+// release drops the packets' memory, which would otherwise live as long as the Destination.
 func (d *Destination) release(packets []Packet) {
 	clear(d.iov)
 	runtime.KeepAlive(packets)
 }
 
-// failed returns the error of a packet of so many bytes. It does not ask what the path takes,
-// because senders may hold a lock.
+// failed returns the error of a packet of so many bytes. It does not query the path MTU, because
+// senders may hold a lock.
 func (d *Destination) failed(size int) error {
 	e := &Error{Op: "send", Local: d.conn.local, Remote: d.addr, Errno: d.errno}
 	switch d.errno {

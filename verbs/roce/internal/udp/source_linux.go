@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// source is a socket on another port of the Conn's address, which only sends: routers, NICs and
-// hosts that spread traffic by its ports send what leaves from it over a path of its own. The Conn
-// receives all answers.
+// source is a socket on another port of the Conn's address, which only sends. Routers, NICs and
+// hosts that spread traffic by ports give its packets a separate path. The Conn receives all
+// answers.
 //
 // The Conn's mu guards users. A source without users is closed.
 type source struct {
@@ -21,8 +21,7 @@ type source struct {
 	users int // destinations
 }
 
-// MaxSources is how many ports beside its own a Conn sends from. Ports that are asked for beyond
-// share those.
+// MaxSources is how many ports beside its own a Conn sends from. Further ports share those.
 const MaxSources = 16
 
 // takeSource returns the socket that sends from a port; nil stands for that of the Conn.
@@ -39,8 +38,8 @@ func (c *Conn) takeSource(port uint16) *source {
 	return s
 }
 
-// findSource finds or makes the socket of a port. Where the kernel gives no other one, the one with
-// the fewest users serves.
+// findSource finds or makes the socket of a port. If no new one can be made, it returns the one
+// with the fewest users.
 func (c *Conn) findSource(port uint16) *source {
 	var least *source
 	for _, s := range c.sources {
@@ -83,8 +82,8 @@ func (c *Conn) openSource(port uint16) (*source, error) {
 	return s, nil
 }
 
-// prepareSource sets the options of a source, and binds it. A filter drops what is sent to it,
-// which would wait in its receive buffer for ever.
+// prepareSource sets the options of a source, and binds it. A filter drops the packets that arrive
+// there, which would otherwise wait in its receive buffer forever.
 func (c *Conn) prepareSource(fd int, at netip.AddrPort) error {
 	drop := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
 	filter := unix.SockFprog{Len: uint16(len(drop)), Filter: &drop[0]}
@@ -113,7 +112,7 @@ func (c *Conn) giveSource(s *source) {
 	if s.users--; s.users != 0 {
 		return
 	}
-	if c.full == s { // who waits for it would wait for ever
+	if c.full == s { // a waiter for it would wait forever
 		c.full = nil
 		_ = c.writable.watch(c.raw)
 	}
@@ -121,7 +120,7 @@ func (c *Conn) giveSource(s *source) {
 	_ = s.file.Close()
 }
 
-// hasNoRoom notes which socket WaitWritable has to wait for; nil stands for that of the Conn.
+// hasNoRoom records the socket that WaitWritable must wait for; nil stands for that of the Conn.
 func (c *Conn) hasNoRoom(s *source) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

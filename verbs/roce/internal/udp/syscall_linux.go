@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file is the package's gate to unsafe: what the kernel reads and writes through addresses.
+// This file is the package's gate to unsafe: memory that the kernel reads and writes by address.
 
 // sendmmsg sends messages until one is refused, and returns how many it sent; an errno only if the
 // first is refused.
@@ -32,8 +32,8 @@ func recvmmsg(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno) {
 	return int(n), 0
 }
 
-// yieldThread offers the processor to other threads. It returns at once,
-// so Go's scheduler need not know.
+// yieldThread offers the processor to other threads. It returns at once, so Go's scheduler need not
+// know.
 func yieldThread() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // gather appends a piece to a message's vector that begins at start. Pieces that lie side by side
@@ -59,7 +59,7 @@ func point(msg *unix.Msghdr, iov []unix.Iovec) {
 	msg.SetIovlen(len(iov))
 }
 
-// controlSpace is the room of a control message that has a number.
+// controlSpace is the size of a control message that contains a number.
 const controlSpace = 24
 
 // putSegment writes the control message that makes the kernel cut a message into datagrams of size

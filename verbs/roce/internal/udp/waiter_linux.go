@@ -9,12 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waiter waits in Go's poller until one of some sockets is ready for one thing.
+// waiter waits in Go's poller until one of several sockets is ready to receive, or to send.
 //
 // Go's poller does not know the socket itself: every burst that arrives would wake it, and a thread
-// with it, also while the program polls and nobody waits. What it knows is an epoll descriptor of
-// the waiter's own, which is told to watch a socket for the length of a wait only, and once
-// (EPOLLONESHOT).
+// with it, even while the program polls and nothing waits. Instead it knows an epoll descriptor of
+// the waiter's own, which watches a socket only during a wait, and once (EPOLLONESHOT).
 type waiter struct {
 	events   uint32
 	epoll    *os.File
@@ -38,8 +37,8 @@ func (w *waiter) init(events uint32) error {
 	if err != nil {
 		return os.NewSyscallError("epoll_create1", err)
 	}
-	// Without O_NONBLOCK os.NewFile would not register it with Go's poller. Nothing else looks at
-	// the flag: an epoll descriptor is neither read nor written.
+	// Without O_NONBLOCK os.NewFile would not register it with Go's poller. The flag has no other
+	// effect: an epoll descriptor is neither read nor written.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return os.NewSyscallError("fcntl", err)
@@ -47,7 +46,7 @@ func (w *waiter) init(events uint32) error {
 	w.events, w.epoll = events, os.NewFile(uintptr(fd), "epoll")
 	w.holdSocket, w.setUp, w.ready = w.withSocket, w.control, w.isReady
 	if w.epollRaw, err = w.epoll.SyscallConn(); err == nil {
-		// A descriptor that the poller does not take would refuse a deadline, and then block.
+		// A descriptor that the poller refuses would refuse a deadline too, and then block.
 		err = w.epoll.SetReadDeadline(time.Time{})
 	}
 	if err != nil {
@@ -56,7 +55,7 @@ func (w *waiter) init(events uint32) error {
 	return err
 }
 
-// add makes a socket known, which is not watched yet. It is forgotten when it is closed.
+// add registers a socket without watching it. Closing the socket removes it.
 func (w *waiter) add(socket syscall.RawConn) error { return w.ctl(socket, unix.EPOLL_CTL_ADD, 0) }
 
 // unwatch ends watch.
@@ -67,7 +66,7 @@ func (w *waiter) watch(socket syscall.RawConn) error {
 	return w.ctl(socket, unix.EPOLL_CTL_MOD, w.events)
 }
 
-// wait waits until a socket that is watched is ready, or the deadline has come.
+// wait waits until a watched socket is ready, or the deadline has come.
 func (w *waiter) wait(deadline time.Time) error {
 	if err := w.epoll.SetReadDeadline(deadline); err != nil {
 		return err
@@ -75,7 +74,7 @@ func (w *waiter) wait(deadline time.Time) error {
 	return w.epollRaw.Read(w.ready)
 }
 
-// ctl sets the events to watch a socket for from now on, once; with 0 these are only errors, which
+// ctl sets the events for which a socket is watched from now on, once; 0 leaves only errors, which
 // the kernel adds.
 func (w *waiter) ctl(socket syscall.RawConn, op int, events uint32) error {
 	w.mu.Lock()
@@ -99,7 +98,7 @@ func (w *waiter) control(epoll uintptr) {
 	w.err = os.NewSyscallError("epoll_ctl", unix.EpollCtl(int(epoll), w.op, w.fd, &w.event))
 }
 
-// isReady asks whether a socket was ready since the wait began, which ends the watch.
+// isReady reports whether a socket was ready since the wait began, which ends the watch.
 func (w *waiter) isReady(epoll uintptr) bool {
 	for {
 		n, err := unix.EpollWait(int(epoll), w.got[:], 0)

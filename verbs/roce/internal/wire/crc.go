@@ -7,12 +7,12 @@ import (
 	"ibverbx/verbs/roce/internal/crc"
 )
 
-// This file is the arithmetic of CRC-32: a register of 32 bits that bytes run through. The register
-// is that of the reflected polynomial of IEEE 802.3, without the complements at begin and end. It
-// is linear: what a byte does to the register at the end does not depend on the other bytes, nor on
-// the register at the beginning.
+// This file has the arithmetic of CRC-32: a register of 32 bits that bytes run through. The
+// register is that of the reflected polynomial of IEEE 802.3, without the complements at begin and
+// end. It is linear: the contribution of a byte to the final register depends neither on the other
+// bytes nor on the initial register.
 
-// zerosTables has the register after a byte and k zeros ran through an empty one: [k][byte].
+// zerosTables has, for [k][byte], an empty register after the byte and k zeros have run through it.
 var zerosTables = makeZerosTables()
 
 func makeZerosTables() (tables [16][256]uint32) {
@@ -40,8 +40,8 @@ func run4(w uint32) uint32 {
 		zerosTables[1][byte(w>>16)] ^ zerosTables[0][byte(w>>24)]
 }
 
-// run8 runs eight bytes through an empty register, and the zeros that t, of [tablesAfter], is for.
-// The bytes that a register was put into come last, so that the others need not wait for it.
+// run8 runs eight bytes through an empty register, and then the zeros of t (see [tablesAfter]). The
+// bytes that contain a register come last, so that the others need not wait for it.
 func run8(t *[8][256]uint32, w uint64) uint32 {
 	return (t[0][w>>56] ^ t[1][byte(w>>48)] ^ t[2][byte(w>>40)] ^ t[3][byte(w>>32)]) ^
 		(t[4][byte(w>>24)] ^ t[5][byte(w>>16)]) ^ (t[6][byte(w>>8)] ^ t[7][byte(w)])
@@ -89,8 +89,8 @@ func runMany(r uint32, p []byte) uint32 {
 	return runFew(r, p)
 }
 
-// polynomial is that of IEEE 802.3, reflected: the highest bit is the power 0, and the power 32 is
-// left out.
+// polynomial is that of IEEE 802.3, reflected: the highest bit is the power 0; the power 32 is left
+// out.
 const polynomial = crc32.IEEE
 
 // backTables has the powers of x that undo zeros which ran through a register: x^-8n for
@@ -127,15 +127,14 @@ func runBack(r uint32, n int) uint32 {
 	return multiply(multiply(r, backTables[0][n&0xff]), backTables[1][n>>8&0xff])
 }
 
-// multiply is the product of two polynomials, modulo that of the CRC.
+// multiply returns the product of two polynomials, modulo that of the CRC.
 func multiply(a, b uint32) uint32 {
 	p := multiplyLong(a, b) << 1 // the highest bit is the power 0
 	return uint32(p>>32) ^ run4(uint32(p))
 }
 
-// multiplyLong is the product of two polynomials. It takes bits that are four apart at a
-// time: at most eight of them are added, so that integer multiplication carries into the three bits
-// between, which are then dropped.
+// multiplyLong returns the product of two polynomials. At a time it takes the bits that are four
+// apart: sums of at most eight carry only into the three bits between, which are then dropped.
 func multiplyLong(a, b uint32) uint64 {
 	const every4 = 0x1111111111111111
 	a0, a1, a2, a3 := uint64(a)&every4, uint64(a)&(every4<<1), uint64(a)&(every4<<2), uint64(a)&(every4<<3)

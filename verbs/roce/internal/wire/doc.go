@@ -10,9 +10,9 @@
 //	BTH 12 | extended headers 0 to 28 | payload | 0 to 3 bytes of pad | ICRC 4
 //
 // An [Opcode] determines the extended headers. A [Header] holds the fields of all of them:
-// [Header.Put] encodes those that its opcode has, and [Parse] decodes them. A [Syndrome] is the
-// result that an acknowledgement carries. Packets are numbered modulo 2^24: [PSNDiff] compares such
-// numbers.
+// [Header.Put] encodes the fields that its opcode has, and [Parse] decodes them. A [Syndrome] is
+// the result that an acknowledgement carries. Packets are numbered modulo 2^24: [PSNDiff] compares
+// such numbers.
 //
 // The ICRC covers more than the packet: the addresses, the ports, the lengths, and the
 // identification of IPv4 too. A [Flow] is one direction between two sockets; it computes the ICRC
@@ -50,6 +50,6 @@
 // Nothing here allocates, errors included, so strangers' packets cost no memory. In ns, the least
 // of five rounds on a Xeon of family 6, model 207, with VPCLMULQDQ: Put 4 to 8, Parse 5 to 9, the
 // ICRC of an acknowledgement 12, of a header and 1024 bytes 25 (with hash/crc32 36), of a header
-// and 4096 bytes 58 to 63 (106 to 136); to find the identification of a packet 26 to 30 more. On
+// and 4096 bytes 58 to 63 (106 to 136); finding the identification of a packet 26 to 30 more. On
 // one of 2.5 GHz without that instruction, 103 and 282 for the two long ones.
 package wire

@@ -8,17 +8,18 @@ import (
 // Flow is one direction between two sockets: it computes the ICRC of packets from one to the other
 // (IBTA annex A17.3.3). It never changes.
 //
-// The ICRC is a CRC-32 over a pseudo header of eight ones, the IP header with what routers change
-// as ones, the UDP header with its checksum as ones; then over the packet with byte 4 of its BTH as
-// ones. A CRC is linear: each field of the pseudo header adds its own term to the register behind
-// it, whatever the others hold. So a Flow holds the register for a pseudo header whose length and
-// identification are zero, and a packet adds theirs from tables.
+// The ICRC is a CRC-32 over a pseudo header and the packet. The pseudo header has eight bytes of
+// ones, the IP header with the fields that routers change as ones, and the UDP header with its
+// checksum as ones; in the packet, byte 4 of the BTH counts as ones. A CRC is linear: each field of
+// the pseudo header adds its own term to the final register, whatever the others hold. So a Flow
+// holds the register for a pseudo header whose length and identification are zero, and a packet
+// adds its terms from tables.
 type Flow struct {
 	register uint32
 	ipv6     bool
 }
 
-// Sizes of the headers below the packet, and what stands before them in the pseudo header.
+// Sizes of the headers below the packet, and of the ones before them in the pseudo header.
 const (
 	onesSize = 8
 	ipv4Size = 20
@@ -26,7 +27,7 @@ const (
 	udpSize  = 8
 )
 
-// fieldTable has the terms of a 16-bit field of the pseudo header: of its high and of its low byte.
+// fieldTable has the terms of a 16-bit field of the pseudo header, for its high and its low byte.
 type fieldTable [2][256]uint32
 
 // term returns the field's contribution to the register for the value v.
@@ -48,7 +49,7 @@ var (
 )
 
 // NewFlow returns the flow from src to dst, which must be of one family. IPv4 addresses in the form
-// of IPv6 count as IPv4. IPv4 datagrams are taken to have DF set.
+// of IPv6 count as IPv4. IPv4 datagrams are assumed to have DF set.
 func NewFlow(src, dst netip.AddrPort) Flow {
 	from, to := src.Addr().Unmap(), dst.Addr().Unmap()
 	f := Flow{ipv6: !from.Is4() || !to.Is4()}
@@ -78,7 +79,7 @@ func NewFlow(src, dst netip.AddrPort) Flow {
 	return f
 }
 
-// begin is the register behind the pseudo header of a packet of size bytes, ICRC included.
+// begin returns the register after the pseudo header of a packet of size bytes, ICRC included.
 func (f *Flow) begin(id uint16, size int) uint32 {
 	length := uint16(udpSize + size)
 	r := f.register ^ udpLengthTable.term(length)
@@ -88,14 +89,14 @@ func (f *Flow) begin(id uint16, size int) uint32 {
 	return r ^ ipv4LengthTable.term(ipv4Size+length) ^ ipv4IDTable.term(id)
 }
 
-// bthOnes has ones where byte 4 of the BTH is, in its first eight bytes as a little-endian number.
-// That byte holds what routers change, and counts as ones.
+// bthOnes has ones in the place of byte 4, in the first eight bytes of the BTH as a little-endian
+// number. Routers change that byte, so it counts as ones.
 const bthOnes = 0xff << 32
 
-// Sum is the ICRC of a packet of this flow: of header, as [Header.Put] encodes it, payload and pad.
-// header has the whole BTH at least; it and payload may be split anywhere behind that. id is the
-// identification of the IPv4 header, 0 in IPv6: those of a burst by GSO are 0, 1, 2, ... The ICRC
-// is stored with its least significant byte first.
+// Sum returns the ICRC of a packet of this flow: header, as [Header.Put] encodes it, payload and
+// pad. header has at least the whole BTH; it and payload may be split anywhere behind that. id is
+// the identification of the IPv4 header, 0 in IPv6: those of a burst by GSO are 0, 1, 2, ... The
+// ICRC is stored with its least significant byte first.
 func (f *Flow) Sum(id uint16, header, payload []byte, pad int) uint32 {
 	r := f.begin(id, len(header)+len(payload)+pad+ICRCSize)
 	r = run8(tablesAfter(4), (binary.LittleEndian.Uint64(header)|bthOnes)^uint64(r)) ^
@@ -118,16 +119,16 @@ func (f *Flow) Check(id uint16, packet []byte) bool {
 	return len(packet) >= bthSize+ICRCSize && f.difference(id, packet) == 0
 }
 
-// difference is the ICRC at the end of packet, exclusive or the one that is right for id.
+// difference returns the exclusive or of the packet's ICRC and the one that is right for id.
 func (f *Flow) difference(id uint16, packet []byte) uint32 {
 	end := len(packet) - ICRCSize
-	begin := bthSize + (end-bthSize)&15 // what follows is a multiple of 16
+	begin := bthSize + (end-bthSize)&15 // the rest is a multiple of 16 bytes
 	return f.Sum(id, packet[:begin], packet[begin:end], 0) ^ binary.LittleEndian.Uint32(packet[end:])
 }
 
 // SolveID finds the IPv4 identification for which the ICRC of packet is right. Sockets do not show
-// it. A packet that is wrong in some other way passes once in 2^16.
-// In IPv6 it is Check, and id is 0.
+// it. A packet that is wrong in another way passes once in 2^16. For IPv6 SolveID is Check, and id
+// is 0.
 func (f *Flow) SolveID(packet []byte) (id uint16, ok bool) {
 	if len(packet) < bthSize+ICRCSize {
 		return 0, false

@@ -9,7 +9,7 @@ import (
 // significant byte first, unlike everything else.
 const ICRCSize = 4
 
-// The errors of packets that [Parse] refuses.
+// These are the errors of packets that [Parse] refuses.
 var (
 	ErrShort   = errors.New("roce: packet is shorter than its headers")
 	ErrVersion = errors.New("roce: packet has an unknown transport version")
@@ -18,8 +18,8 @@ var (
 	ErrPayload = errors.New("roce: packet has a payload that its opcode does not carry")
 )
 
-// Header is the BTH of a packet and the extended headers that its opcode has. The fields of the
-// others mean nothing.
+// Header is the BTH of a packet and the extended headers that its opcode has. The fields of other
+// headers mean nothing.
 type Header struct {
 	Opcode    Opcode
 	Solicited bool   // the completion at the receiver raises a solicited event
@@ -32,8 +32,8 @@ type Header struct {
 	// Backward is the bit BECN: the network has marked packets that the receiver of this one sent.
 	// The ICRC does not cover it.
 	Backward bool
-	// Marked is set by who has received the packet: the network has marked it as one that met
-	// congestion (the code point CE of the IP header). It is not encoded.
+	// Marked is set by the receiver of the packet if the network has marked it for congestion (the
+	// code point CE of the IP header). It is not encoded.
 	Marked bool
 
 	// Reserved is the seven bits beside AckReq. RoCE sends them as zero, and receivers ignore them
@@ -54,35 +54,35 @@ type Header struct {
 	Syndrome Syndrome
 	MSN      uint32 // 24 bits: messages that the responder completed
 
-	// AtomicAckETH: what the memory held before the atomic.
+	// AtomicAckETH: the value of the memory before the atomic.
 	Original uint64
 
 	// ImmDt: the immediate, which travels big-endian.
 	Imm uint32
 }
 
-// The values of the reserved bits between two ends of this provider. An end that only reflects what
-// it was sent sends neither in its place.
+// These are the values of the reserved bits between two ends of this provider. They differ by
+// direction, so an end that only reflects them sends the wrong one.
 const (
 	FromRequester = 'i' // in a request
 	FromResponder = 'b' // in an answer
 	Repeated      = 'r' // in a request that is sent again
 )
 
-// TellsGap reports whether the packet tells what has arrived behind a gap, which only ends of this
-// provider tell. In RoCE no acknowledgement has a payload, and a response to a READ refuses
-// nothing: such a packet is formed as the one and says the other.
+// TellsGap reports whether the packet lists arrivals behind a gap, which only ends of this provider
+// send. In RoCE no acknowledgement has a payload, and no response to a READ refuses anything: this
+// packet has the form of a READ response with a NAK's syndrome.
 func (h *Header) TellsGap() bool {
 	return h.Opcode == ReadResponseOnly && h.Syndrome == NakSequence
 }
 
-// PadOf is the pad of a payload of n bytes.
+// PadOf returns the pad of a payload of n bytes.
 func PadOf(n int) uint8 { return uint8(-n & 3) }
 
-// Len is the length in bytes that [Header.Put] encodes.
+// Len returns the length in bytes of the encoded header.
 func (h *Header) Len() int { return h.Opcode.HeaderLen() }
 
-// The bits of the BTH beside its numbers.
+// These are the bits of the BTH beside its numbers.
 const (
 	bthSolicited   = 1 << 7 // byte 1
 	bthMigReq      = 1 << 6
@@ -92,9 +92,10 @@ const (
 	bthAckReq      = 1 << 7 // byte 8
 )
 
-// Put encodes the BTH and the extended headers of h.Opcode, which is a known one, at the start of
-// b, which has room for [MaxHeader] bytes, and returns their length. Numbers of 24 bits lose what
-// is above them. The migration state says migrated, as NICs expect of a path that never migrates.
+// Put encodes the BTH and the extended headers of h.Opcode, which must be known, at the start of b,
+// which must have room for [MaxHeader] bytes, and returns their length. Numbers of 24 bits lose
+// their higher bits. The migration state says migrated, as NICs expect of a path that never
+// migrates.
 func (h *Header) Put(b []byte) int {
 	_ = b[MaxHeader-1]
 	flags := byte(bthMigReq) | h.Pad&3<<bthPadShift
@@ -152,7 +153,7 @@ func (h *Header) putExtended(b []byte, traits trait) {
 
 // Parse decodes the headers of b, a packet from its BTH to its ICRC, into h. It sets the fields of
 // h that the opcode has. The payload, without pad and ICRC, is a part of b. The error is one of the
-// sentinels above, and h then holds nothing of use. The ICRC is not checked: that is [Flow.Check].
+// sentinels above; h is then undefined. Parse does not check the ICRC: [Flow.Check] does.
 func Parse(b []byte, h *Header) (payload []byte, err error) {
 	if len(b) < bthSize+ICRCSize {
 		return nil, ErrShort
@@ -195,7 +196,7 @@ func Parse(b []byte, h *Header) (payload []byte, err error) {
 	return b[start : end-pad], nil
 }
 
-// parseExtended decodes the extended headers, which b is long enough for.
+// parseExtended decodes the extended headers; b is long enough.
 func (h *Header) parseExtended(b []byte, traits trait) {
 	at := bthSize
 	switch {
@@ -222,10 +223,10 @@ func (h *Header) parseExtended(b []byte, traits trait) {
 	}
 }
 
-// PSNMask is the largest packet sequence number, and the bits that one has. Message sequence
-// numbers and queue-pair numbers are as wide.
+// PSNMask is the largest packet sequence number, and the mask of its bits. Message sequence numbers
+// and queue-pair numbers are as wide.
 const PSNMask = 1<<24 - 1
 
-// PSNDiff returns how far a is ahead of b, negative if it is behind: -2^23 to 2^23 - 1. It serves
-// message sequence numbers as well.
+// PSNDiff returns how far a is ahead of b, negative if it is behind: -2^23 to 2^23 - 1. It also
+// works for message sequence numbers.
 func PSNDiff(a, b uint32) int { return int(int32((a-b)<<8) >> 8) }

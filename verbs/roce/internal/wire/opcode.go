@@ -3,10 +3,10 @@ package wire
 import "strconv"
 
 // Opcode is the operation of a packet, the first byte of its BTH (IBTA volume 1, table 35).
-// Those of the reliable connection are known, and the one that reports congestion.
+// Known are those of the reliable connection, and the one that reports congestion.
 type Opcode uint8
 
-// The operations of the reliable connection.
+// These are the operations of the reliable connection.
 const (
 	SendFirst          Opcode = 0x00
 	SendMiddle         Opcode = 0x01
@@ -32,8 +32,8 @@ const (
 )
 
 // Congestion is the operation of the congestion notification packet, CNP (IBTA annex A17, 17.9.3):
-// the network has marked a packet that its receiver sent to this queue pair. Its PSN is 0, it has
-// the mark Backward, and it is neither a request nor a response.
+// the network has marked a packet that the receiver of the CNP had sent. Its PSN is 0, it has the
+// mark Backward, and it is neither a request nor a response.
 const Congestion Opcode = 0x81
 
 // Sizes of the headers, in bytes.
@@ -72,7 +72,7 @@ const (
 	notifies
 )
 
-// The traits that the packets of one kind of message share.
+// Packets of one kind of message share these traits.
 const (
 	ofSend         = known | request | send | carries
 	ofWrite        = known | request | write | carries
@@ -81,7 +81,7 @@ const (
 )
 
 // opcodeTable has the traits, the length of the headers and the name of each opcode. It has an
-// entry for every byte, so that a look-up takes no comparison.
+// entry for every byte, so that a look-up needs no comparison.
 var opcodeTable = [256]struct {
 	traits trait
 	header uint8
@@ -112,7 +112,7 @@ var opcodeTable = [256]struct {
 	Congestion:         {known | notifies, bthSize + cnpSize, "CNP"},
 }
 
-// String is the name of the operation, as the specification has it.
+// String returns the name of the operation in the specification.
 func (o Opcode) String() string {
 	if name := opcodeTable[o].name; name != "" {
 		return name

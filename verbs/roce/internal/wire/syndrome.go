@@ -6,10 +6,10 @@ import "strconv"
 // the kind, the low five its value.
 type Syndrome uint8
 
-// The syndromes that do not carry a value of the connection.
+// These syndromes do not carry a value of the connection.
 const (
 	Ack                Syndrome = 0x1f // acknowledged; the credits are not limited
-	NakSequence        Syndrome = 0x60 // a packet is missing; the PSN is the one that is expected
+	NakSequence        Syndrome = 0x60 // a packet is missing; the PSN is the expected one
 	NakInvalidRequest  Syndrome = 0x61
 	NakRemoteAccess    Syndrome = 0x62
 	NakRemoteOperation Syndrome = 0x63
@@ -22,25 +22,25 @@ const (
 	kindNak  Syndrome = 0x60
 )
 
-// RNRNak says that no receive is posted, and for how long the requester waits: timer is a 5-bit
-// code of [ibverbx/verbs.RNRTimer].
+// RNRNak returns the syndrome for a missing receive. timer, a 5-bit code of
+// [ibverbx/verbs.RNRTimer], is how long the requester waits.
 func RNRNak(timer uint8) Syndrome { return kindRNR | Syndrome(timer)&^kindMask }
 
 // IsAck reports whether s acknowledges.
 func (s Syndrome) IsAck() bool { return s&kindMask == kindAck }
 
-// IsRNR reports whether s says that the receiver is not ready.
+// IsRNR reports whether s means that the receiver is not ready.
 func (s Syndrome) IsRNR() bool { return s&kindMask == kindRNR }
 
 // IsNak reports whether s refuses: one of the Nak constants, or a code that they do not name. An
-// RNR NAK is none of them.
+// RNR NAK is not one.
 func (s Syndrome) IsNak() bool { return s&kindMask == kindNak }
 
 // Value is the low five bits: the timer code of an RNR NAK, the code of a NAK,
 // the credits of an ACK.
 func (s Syndrome) Value() uint8 { return uint8(s &^ kindMask) }
 
-// String says the syndrome in words.
+// String describes the syndrome in words.
 func (s Syndrome) String() string {
 	switch {
 	case s.IsAck():
