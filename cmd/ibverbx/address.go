@@ -12,10 +12,10 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
-// defaultPort is where a listening end is found, as in perftest.
+// defaultPort is the default port of a listening end, as in perftest.
 const defaultPort = "18515"
 
-// meetFlags say where two processes meet.
+// meetFlags say where two processes connect.
 type meetFlags struct {
 	Listen  listenFlag    `group:"apart" placeholder:"[ADDR]"`
 	Connect connectFlag   `group:"apart" placeholder:"HOST[:PORT]"`
@@ -23,8 +23,8 @@ type meetFlags struct {
 	Timeout units.Seconds `group:"apart" default:"30s"`
 }
 
-// meet settles where the two processes meet: host, if it was given, is another way to say
-// --connect, and --port completes an address.
+// meet settles where the two processes connect: host, if given, is another form of --connect, and
+// --port completes an address.
 func (f *meetFlags) meet(host connectFlag) error {
 	switch {
 	case f.Timeout <= 0:
@@ -57,7 +57,7 @@ func (f *meetFlags) meet(host connectFlag) error {
 	return nil
 }
 
-// listenFlag is a flag that may be followed by an address, or by nothing.
+// listenFlag is a flag with an optional address.
 type listenFlag struct {
 	given   bool
 	address string
@@ -92,8 +92,8 @@ func (f *connectFlag) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// parseAddress reads HOST, HOST:PORT, :PORT or nothing. What is left out is every address, and
-// perftest's port. An IPv6 address has brackets before a port.
+// parseAddress reads HOST, HOST:PORT, :PORT or nothing. Without a host it means every address,
+// without a port perftest's. An IPv6 address has brackets before a port.
 func parseAddress(text string) (string, error) {
 	if _, err := strconv.ParseUint(text, 10, 64); err == nil {
 		return "", fmt.Errorf("address %q: a port has a colon before it, as in --listen=:%s", text, text)

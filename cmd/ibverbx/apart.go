@@ -14,8 +14,8 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// ownFlagNames are the flags that each of two processes chooses for itself; all others are the
-// connecting end's.
+// ownFlagNames are the flags that each of two processes chooses for itself; the connecting end
+// chooses all others.
 var ownFlagNames = []string{"listen", "help", "port", "timeout", "json", "csv", "verbose", "report-gbits",
 	"CPU-freq", "noPeak", "connection", "provider", "device", "library", "udp-port", "rate-limit",
 	"gid-index", "ib-port", "mtu", "tclass", "sl", "qp-timeout", "retry-count", "rnr-retry", "outs"}
@@ -65,7 +65,7 @@ func (f *perfCmd) runApart(c *console, p *bench.Params) error {
 	return errors.Join(f.measureApart(c, p, end), end.Close())
 }
 
-// measureApart opens the conversation, measures, and prints.
+// measureApart opens the conversation, measures and prints.
 func (f *perfCmd) measureApart(c *console, p *bench.Params, end *endNICs) error {
 	if f.Listen.given {
 		return f.serve(c, end)
@@ -75,7 +75,7 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, end *endNICs) error 
 		if err == nil {
 			_ = conn.Close()
 		}
-		return bench.ErrInterrupted // that is what ended the wait for the other process
+		return bench.ErrInterrupted // the interrupt ended the wait for the other process
 	}
 	if err != nil {
 		return err

@@ -26,7 +26,7 @@ type compareCmd struct {
 	JSON          bool     `name:"json"`
 }
 
-// cellKey is what two cells have in common that are compared.
+// cellKey identifies a cell: two cells with the same key are compared.
 type cellKey struct {
 	Layer         layers.Layer `json:"layer"`
 	Op            bench.Op     `json:"op"`
@@ -37,12 +37,12 @@ type cellKey struct {
 	Rails         int          `json:"rails"`
 }
 
-// String is the cell in words.
+// String describes the cell in words.
 func (k *cellKey) String() string {
 	return fmt.Sprintf("%s, %s, %v, %s", k.kind(), k.Mode, k.Size, k.column())
 }
 
-// kind is what moves the messages, in a heading.
+// kind names what moves the messages, for a heading.
 func (k *cellKey) kind() string {
 	kind := string(k.Op)
 	if k.Layer != bench.QP {
@@ -56,7 +56,7 @@ func (k *cellKey) kind() string {
 
 func (k *cellKey) column() string { return fmt.Sprintf("%s, %s", k.Scheme, count(k.Rails, "QP")) }
 
-// figure is what is compared of a cell.
+// figure is the compared figure of a cell.
 type figure struct {
 	name  string  // in JSON
 	title string  // in words, with its unit in the table
@@ -80,7 +80,7 @@ type side struct {
 	samples map[cellKey][]float64
 }
 
-// readSide reads a file of one or several documents, whose samples of a cell are taken together.
+// readSide reads a file of one or several documents, and pools their samples of a cell.
 func readSide(path string) (*side, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -137,7 +137,7 @@ type compared struct {
 	New         float64 `json:"new"`
 	Delta       float64 `json:"delta_percent"`
 	Significant bool    `json:"significant"` // at a level of 5 %
-	P           float64 `json:"p"`           // the probability of this difference where there is none
+	P           float64 `json:"p"`           // the probability of such a difference by chance
 
 	old, new   benchmath.Summary
 	comparison benchmath.Comparison
@@ -159,7 +159,7 @@ func compareCell(k cellKey, before, after []float64) compared {
 	return c
 }
 
-// regression is by how many percent the cell has become worse, if that is significant.
+// regression is by how many percent the cell is worse, if that is significant.
 func (c *compared) regression() float64 {
 	switch {
 	case !c.Significant:
@@ -170,7 +170,7 @@ func (c *compared) regression() float64 {
 	return -c.Delta
 }
 
-// comparisons is what --json writes.
+// comparisons is the document of --json.
 type comparisons struct {
 	Cells   []compared         `json:"cells"`
 	Geomean map[string]float64 `json:"geomean_delta_percent"` // by figure
@@ -201,7 +201,7 @@ func compareSides(before, after *side) *comparisons {
 	return all
 }
 
-// Run compares, and prints what it finds.
+// Run compares and prints the result.
 func (f *compareCmd) Run(c *console) error {
 	if m := f.MaxRegression; m != nil && !(*m >= 0 && *m <= math.MaxFloat64) {
 		return usage("--max-regression %v: want a percentage from 0 on", *m)

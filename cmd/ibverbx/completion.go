@@ -14,7 +14,7 @@ import (
 	"ibverbx/cmd/ibverbx/internal/perftest"
 )
 
-// completeShell answers a shell that asks, in the environment, for the completions of a command
+// completeShell answers a shell that asks through the environment for the completions of a command
 // line, and then ends the command.
 func completeShell(parser *kong.Kong) {
 	kongcompletion.Register(parser, kongcompletion.WithPredictors(predictors()))

@@ -12,8 +12,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
 
-// details writes what happened in a cell beyond its figures: faults, what failover did, and what
-// each rail carried.
+// details writes the events of a cell beyond its figures: faults, the work of failover, and the
+// traffic of each rail.
 func (t *perfTable) details(r *bench.Result) {
 	t.printf("\n  %s, %v: ", r.Scheme, r.Size)
 	if r.Failed {
@@ -51,7 +51,7 @@ func (t *perfTable) details(r *bench.Result) {
 	}
 }
 
-// failedOver says which queue pairs each end has lost, and how much work others have repeated.
+// failedOver writes which queue pairs each end has lost, and how much work others have repeated.
 func (t *perfTable) failedOver(r *bench.Result) {
 	label := "failover"
 	for i, of := range []*bench.QPStats{&r.Stats.A, &r.Stats.B} {
@@ -82,7 +82,7 @@ func (t *perfTable) failedOver(r *bench.Result) {
 	}
 }
 
-// repaired says what the NICs have counted of repairs and congestion, if anything.
+// repaired writes the NICs' counters of repairs and congestion, if they are not zero.
 func (t *perfTable) repaired(of *bench.EndRepairs) {
 	for i, r := range []bench.Repairs{of.A, of.B} {
 		var list []string
@@ -95,7 +95,7 @@ func (t *perfTable) repaired(of *bench.EndRepairs) {
 	}
 }
 
-// nameOf is what rail k is called.
+// nameOf returns the name of rail k.
 func nameOf(k int, r *ibverbx.RailStats) string {
 	switch {
 	case r.Notify:

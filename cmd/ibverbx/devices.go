@@ -21,10 +21,10 @@ type devicesCmd struct {
 	JSON     bool   `name:"json"`
 }
 
-// deviceList is what --json writes.
+// deviceList is the document of --json.
 type deviceList struct {
 	Provider string       `json:"provider"`
-	Note     string       `json:"note,omitempty"` // why this provider, where none was named
+	Note     string       `json:"note,omitempty"` // why this provider, if none was named
 	Devices  []deviceInfo `json:"devices"`
 	Reason   string       `json:"reason,omitempty"` // why there are none, or not all
 }
@@ -76,7 +76,7 @@ func (f *devicesCmd) Run(c *console, k *kong.Context) error {
 	doc := deviceList{Provider: provider}
 	list, err := listDevices(cfg)
 	if err != nil && len(list) == 0 && f.Provider == "" {
-		cfg.Provider = "" // which takes roce where the host has no NIC
+		cfg.Provider = "" // chooses roce if the host has no NIC
 		var host *nics.Host
 		if host, err = openNICs(cfg); err == nil {
 			err = host.Close()
@@ -103,7 +103,7 @@ func (f *devicesCmd) Run(c *console, k *kong.Context) error {
 	return errors.Join(err, out.err)
 }
 
-// listDevices opens NICs and queries them. With an error it returns what could be queried.
+// listDevices opens NICs and queries them. With an error it returns the partial result.
 func listDevices(cfg nics.Config) ([]deviceInfo, error) {
 	list := []deviceInfo{}
 	host, err := openNICs(cfg)
@@ -131,7 +131,7 @@ func listDevices(cfg nics.Config) ([]deviceInfo, error) {
 	return list, errors.Join(append(errs, host.Close())...)
 }
 
-// inspectPort queries a port of a device. With an error it returns what could be queried.
+// inspectPort queries a port of a device. With an error it returns the partial result.
 func inspectPort(d verbs.Device, n int) (portInfo, error) {
 	attr, err := d.QueryPort(n)
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"ibverbx/cmd/ibverbx/internal/layers"
 )
 
-// helpFiles have what a user reads of a command: its help, and behind a line "Flags:" the texts of
-// its flags and arguments, each name on a line of its own and its text indented below. What holds
-// without a flag is in brackets.
+// helpFiles have the help texts of a command: its help, and behind a line "Flags:" the texts of its
+// flags and arguments, each name on a line of its own and its text indented below. Defaults are in
+// brackets.
 //
 //go:embed help
 var helpFiles embed.FS
@@ -35,8 +35,8 @@ func helpText(command string) (help string, flags map[string]string) {
 	return strings.NewReplacer("{layers}", layerHelp(), "{faults}\n", bench.FaultHelp()).Replace(help), flags
 }
 
-// describeFlags gives each command its help, and its flags and arguments theirs: the command's own,
-// or that of perf.
+// describeFlags gives each command its help, and each flag and argument its text: the command's
+// own, or that of perf.
 func describeFlags(k *kong.Kong) error {
 	_, perf := helpText("perf")
 	for _, command := range k.Model.Children {

@@ -18,15 +18,15 @@ import (
 const (
 	// greeting is how long a connection may take to begin the conversation.
 	greeting = 5 * time.Second
-	// maxLines is how many connections that bring no client are described one by one.
+	// maxLines is how many connections without a client are described one by one.
 	maxLines = 10
 )
 
-// errBusy is what a listening end tells a client that comes while it measures with another one.
+// errBusy goes to a client that connects during a measurement with another one.
 var errBusy = errors.New("the listening end is busy with another client: try again later")
 
-// listen listens for clients. It reports why a connection brought none: each of the first ones, and
-// then their number whenever it has doubled.
+// listen listens for clients. It reports why a connection brought none: for each of the first
+// connections, and then their number whenever it has doubled.
 func (f *perfCmd) listen(c *console) (*rendezvous.Listener, error) {
 	cfg := f.conversation()
 	cfg.Greeting = min(greeting, cfg.Timeout)
@@ -43,8 +43,8 @@ func (f *perfCmd) listen(c *console) (*rendezvous.Listener, error) {
 	return l, cmp.Or(errors.Unwrap(err), err) // without the name of the package
 }
 
-// serve drives one end for the clients that come, one at a time, until one has been measured. It
-// tells all others that it is busy.
+// serve drives one end for its clients, one at a time, until one has been measured. It tells all
+// others that it is busy.
 func (f *perfCmd) serve(c *console, end *endNICs) error {
 	l, err := f.listen(c)
 	if err != nil {

@@ -41,7 +41,7 @@ const (
 	exitFailed = 1
 	exitUsage  = 2
 
-	exitInterrupted = 130 // as shells report Ctrl-C
+	exitInterrupted = 130 // the shells' code for Ctrl-C
 )
 
 // cli is the commands and their flags.
@@ -57,7 +57,7 @@ type cli struct {
 	Version kong.VersionFlag `short:"V" help:"Print the version."`
 }
 
-// helpCmd is --help for those who look for a command.
+// helpCmd is --help as a command.
 type helpCmd struct {
 	Command []string `arg:"" optional:"" help:"The command."`
 }
@@ -70,7 +70,7 @@ func (f *helpCmd) Run(k *kong.Context) error {
 	return nil
 }
 
-// console is where a command writes to, and what ends it.
+// console has a command's output, and the context that ends it.
 type console struct {
 	ctx context.Context // ends with Ctrl-C
 	out io.Writer
@@ -79,31 +79,31 @@ type console struct {
 	mu sync.Mutex // one line after another
 }
 
-// complain writes to stderr. Where that fails only the exit code tells. Control characters in text
-// that a message repeats from elsewhere must not reach the terminal.
+// complain writes to stderr. If that fails, only the exit code shows the error. Control characters
+// in text from elsewhere must not reach the terminal.
 func (c *console) complain(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, _ = io.WriteString(c.err, harmless(fmt.Sprintf(format, args...)))
 }
 
-// harmless is a text without control characters other than line ends.
+// harmless returns a text without control characters other than line ends.
 func harmless(text string) string { return peertext.Excerpt(text, len(text)) }
 
-// habits are flags that perftest's users type and that change nothing here.
+// habits are flags of perftest that change nothing here.
 type habits struct {
 	CPUFreq    bool   `name:"CPU-freq" short:"F" hidden:""` // perftest warns of a clock that changes
 	NoPeak     bool   `name:"noPeak" short:"N" hidden:""`   // there is no peak figure
 	Connection string `name:"connection" short:"c" default:"RC" enum:"RC" hidden:""`
 }
 
-// usage is the error of flags that make no sense.
+// usage returns the error of flags that make no sense.
 func usage(format string, args ...any) error {
 	return &bench.UsageError{Reason: fmt.Sprintf(format, args...)}
 }
 
-// reason is an error for stderr: further lines are indented behind the first, and the prefix of the
-// library, which has the command's name, is dropped.
+// reason formats an error for stderr: it indents further lines, and drops the library's prefix,
+// which equals the command's name.
 func reason(err error) string {
 	return strings.ReplaceAll(strings.TrimPrefix(err.Error(), "ibverbx: "), "\n", "\n  ")
 }
@@ -118,7 +118,7 @@ func main() {
 // helpShown ends parsing after --help.
 type helpShown struct{}
 
-// run is the whole command without the process around it. It returns the exit code.
+// run is the whole command without its process. It returns the exit code.
 func run(c *console, args []string) (code int) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -154,7 +154,7 @@ func run(c *console, args []string) (code int) {
 	if err != nil {
 		why, command := reason(err), "ibverbx"
 		if strings.HasPrefix(why, "unknown flag -") && !strings.HasPrefix(why, "unknown flag --") {
-			why, _, _ = strings.Cut(why, ", did you mean") // one of all letters
+			why, _, _ = strings.Cut(why, ", did you mean") // it would suggest any letter
 		}
 		why = strings.Replace(why, `expected value value but got "EOL" (<EOL>)`, "missing value", 1)
 		why = instead(args[0], negative.ReplaceAllString(why, "$1 $2: must not be negative"))
@@ -171,7 +171,7 @@ func run(c *console, args []string) (code int) {
 	return exitOK
 }
 
-// fail says why the command failed, and returns its exit code.
+// fail reports why the command failed, and returns its exit code.
 func (c *console) fail(err error) (code int) {
 	var exit *exitError
 	var usage *bench.UsageError
@@ -191,7 +191,7 @@ func (c *console) fail(err error) (code int) {
 	return code
 }
 
-// instead says what to type for what users of perftest type; all else is why.
+// instead returns what to type in place of a command of perftest; otherwise why.
 func instead(first, why string) string {
 	at := slices.Index(perftest.Kinds(), perftest.Kind(first))
 	op, mode, _ := strings.Cut(strings.TrimPrefix(first, "ib_"), "_")
@@ -209,7 +209,7 @@ func instead(first, why string) string {
 	return why
 }
 
-// negative is what kong says of a negative number, which it takes for a flag.
+// negative matches kong's error for a negative number, which kong takes for a flag.
 var negative = regexp.MustCompile(`^(--[a-z-]+): expected .* value but got "(-[0-9][^"]*)".*`)
 
 // versionLine says which version this is, and what it was built with and for.

@@ -28,7 +28,7 @@ const (
 	roceNICs = nics.RoCE
 )
 
-// providers are further sources of devices, beside those of package nics. Tests have some.
+// providers are sources of devices beside those of package nics. Tests add some.
 var providers []nics.Source
 
 // nicFlags choose the NICs of this process.
@@ -40,7 +40,7 @@ type nicFlags struct {
 	Rate     units.Rate `group:"rails" name:"rate-limit"`
 }
 
-// connFlags are what the queue pairs of this process are connected with.
+// connFlags are the connection settings of this process's queue pairs.
 type connFlags struct {
 	GIDIndex     int     `group:"rails" name:"gid-index" short:"x" range:"0..255"`
 	IBPort       int     `group:"rails" name:"ib-port" short:"i" range:"1..254"`
@@ -67,7 +67,7 @@ func (m *mtuFlag) UnmarshalText(text []byte) error {
 	return fmt.Errorf("%.20q: must be 256, 512, 1024, 2048 or 4096", text)
 }
 
-// conn is the connection that the flags ask for.
+// conn returns the connection settings of the flags.
 func (f *connFlags) conn(k *kong.Context) ibverbx.ConnConfig {
 	orNone := func(flag string, n int) int { // 0 in a ConnConfig is the default
 		if n == 0 && given(k, flag) {
@@ -83,8 +83,8 @@ func (f *connFlags) conn(k *kong.Context) ibverbx.ConnConfig {
 	}
 }
 
-// asked is the provider that the flags ask for: by an address roce. Where they ask for none it is
-// that of real NICs.
+// asked returns the provider that the flags ask for: roce for an address. The default is that of
+// real NICs.
 func (f *nicFlags) asked() string {
 	switch {
 	case f.Provider != "":
@@ -112,11 +112,11 @@ func (f *nicFlags) check(provider string) error {
 	return flagError(f.config(provider).Validate())
 }
 
-// config says which NICs this process has, of a provider; empty chooses one.
+// config returns the NICs of this process, from a provider; empty chooses one.
 func (f *nicFlags) config(provider string) nics.Config {
 	return nics.Config{Provider: provider, Devices: f.Device, Library: f.Library, Sources: providers,
 		RoCE:   roce.Config{Rate: float64(f.Rate), Port: uint16(f.UDPPort)},
-		Logger: slog.New(slog.DiscardHandler)} // the command says it in its own way
+		Logger: slog.New(slog.DiscardHandler)} // the command has its own message
 }
 
 // openNICs opens NICs.
@@ -125,7 +125,7 @@ func openNICs(cfg nics.Config) (*nics.Host, error) {
 	return h, flagError(err)
 }
 
-// flagError words an error of package nics in terms of flags, and without the package's name.
+// flagError rewrites an error of package nics in terms of flags, without the package's name.
 func flagError(err error) error {
 	var bad *nics.ConfigError
 	if errors.As(err, &bad) {
@@ -137,8 +137,8 @@ func flagError(err error) error {
 	return cmp.Or(errors.Unwrap(err), err)
 }
 
-// openHere opens the NICs that two ends in this process share: so many, where a provider makes any
-// number.
+// openHere opens the NICs that two ends in this process share; count applies to a provider that
+// makes any number.
 func (f *nicFlags) openHere(c *console, provider string, count int, conn ibverbx.ConnConfig,
 	said *outcome) (verbs.Provider, error) {
 	cfg := f.config(provider)
@@ -163,8 +163,8 @@ type endNICs struct {
 	config ibverbx.ConnConfig
 }
 
-// openEnd opens the NICs of one of two processes. Where nobody has named a provider it says which
-// one it is, if that is not the one of real NICs.
+// openEnd opens the NICs of one of two processes. If no provider was named and these are not real
+// NICs, it says which they are.
 func (f *nicFlags) openEnd(c *console, conn ibverbx.ConnConfig, said *outcome) (*endNICs, error) {
 	host, err := openNICs(f.config(f.Provider))
 	if err != nil {
@@ -178,7 +178,7 @@ func (f *nicFlags) openEnd(c *console, conn ibverbx.ConnConfig, said *outcome) (
 	switch {
 	case host.Name() != roceNICs || f.Device != "":
 		err = checkPorts(conn, host)
-	case conn.Port > 1 || conn.GIDIndex > 0: // of a NIC that is made when the other process comes
+	case conn.Port > 1 || conn.GIDIndex > 0: // for a NIC that is made when the other process connects
 		err = usage("--ib-port, --gid-index: a NIC made of a UDP socket has port 1, with GID 0")
 	}
 	if err != nil {
@@ -187,7 +187,7 @@ func (f *nicFlags) openEnd(c *console, conn ibverbx.ConnConfig, said *outcome) (
 	return &endNICs{host, conn}, nil
 }
 
-// warn says once that some NICs are left out.
+// warn reports once that some NICs are left out.
 func (o *outcome) warn(c *console, without error) {
 	if without != nil && !o.warning {
 		o.warning = true
@@ -217,14 +217,14 @@ func checkPorts(conn ibverbx.ConnConfig, host *nics.Host) error {
 	return nil
 }
 
-// The note of a provider that nobody has named.
+// These are the notes of a provider that was not named.
 const (
 	roceNote     = "no RDMA NIC here: " + usesRoCE
 	roceDownNote = "no RDMA NIC of this host has a port that is up: " + usesRoCE
 	usesRoCE     = "using --provider roce, RoCEv2 over UDP sockets"
 )
 
-// noteOf says why NICs of roce took the place of real ones.
+// noteOf explains why NICs of roce took the place of real ones.
 func noteOf(host *nics.Host) string {
 	if errors.Is(host.Instead(), verbs.ErrNotSupported) {
 		return roceNote
@@ -232,7 +232,7 @@ func noteOf(host *nics.Host) string {
 	return roceDownNote
 }
 
-// half is this end's part in a conversation. An error ends the conversation.
+// half returns this end's part in a conversation. An error ends the conversation.
 func (n *endNICs) half(conn *rendezvous.Conn) (*bench.Half, error) {
 	devices, err := n.Reaching(conn)
 	if err != nil {
@@ -243,8 +243,8 @@ func (n *endNICs) half(conn *rendezvous.Conn) (*bench.Half, error) {
 		Version: version()}, nil
 }
 
-// explainSilence adds to the error of a NIC made of a UDP socket that never got an answer what may
-// have kept it from coming.
+// explainSilence adds the likely reasons to the error of a NIC made of a UDP socket that never got
+// an answer.
 func explainSilence(err error, provider string, d verbs.Device) error {
 	if provider != roceNICs || !errors.Is(err, verbs.StatusRetryExcErr) {
 		return err

@@ -42,7 +42,7 @@ type perfCmd struct {
 	outcome outcome
 }
 
-// outcome is what a run has written so far.
+// outcome records what a run has written so far.
 type outcome struct {
 	document bool // the JSON document
 	table    bool
@@ -78,7 +78,7 @@ func (f *perfCmd) document(c *console, err error) error {
 	return writeJSON(c.out, &report)
 }
 
-// perfTool is what documents of perf are called.
+// perfTool is the tool's name in documents of perf.
 const perfTool = "ibverbx perf"
 
 // document begins a document.
@@ -134,7 +134,7 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, open, o) })
 }
 
-// countNICs is how many real NICs are chosen.
+// countNICs returns how many real NICs are chosen.
 func countNICs(open bench.OpenFunc) (n int, err error) {
 	provider, err := open(0)
 	if err != nil {
@@ -162,7 +162,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		return err
 	}
 	report.Version, report.Note = version(), f.outcome.note
-	table.footer(report) // of the run: a figure that misses a limit does not make it incomplete
+	table.footer(report) // a figure that misses a limit does not make the run incomplete
 	if missed := f.missed(report); missed != nil && err == nil {
 		err = missed
 		report.OK, report.Error = false, err.Error()
@@ -177,15 +177,15 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	return cmp.Or(err, table.err, writePlot(file, report, unitOf(f.ReportGbits), f.Verbose))
 }
 
-// writeJSON writes a document for machines that people can read.
+// writeJSON writes an indented document.
 func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }
 
-// writeCSV writes a row for each cell, with the keys and values that JSON has: those of the spread
-// and of the latency with the others.
+// writeCSV writes a row for each cell, with the keys and values of JSON; those of the spread and of
+// the latency are on the same level.
 func writeCSV(w io.Writer, r *bench.Report) error {
 	keys := []string{"layer", "op", "mode", "size_bytes", "scheme", "rails", "outstanding", "messages",
 		"bytes", "seconds", "gb_per_second", "messages_per_second", "percent", "min_ns", "mean_ns",

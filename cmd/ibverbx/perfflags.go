@@ -19,7 +19,7 @@ type choiceFlags struct {
 	BusyPoll bool `group:"how" xor:"wait"`
 }
 
-// outFlags say what is written, and which figures are a failure.
+// outFlags choose the output, and the figures that count as a failure.
 type outFlags struct {
 	JSON        bool   `group:"out" name:"json" xor:"document"`
 	CSV         bool   `group:"out" name:"csv" xor:"document"`
@@ -29,7 +29,7 @@ type outFlags struct {
 	limits
 }
 
-// params turns the flags into what to measure.
+// params turns the flags into parameters.
 func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	p := f.Params
 	p.Provider, p.Shared = f.provider(), f.provider() != softNICs
@@ -53,7 +53,7 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	}
 	p.Conn = f.conn(k)
 	if len(p.Faults) > 0 {
-		p.Conn.Patience = ibverbx.PatienceShort // the faults are there to be noticed
+		p.Conn.Patience = ibverbx.PatienceShort // notice the faults soon
 	}
 	var err error
 	if f.All {
@@ -62,8 +62,8 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	return &p, cmp.Or(err, f.checkLimits(&p))
 }
 
-// checkGiven compares what the command line gives with the range of each flag: a 0 there is no
-// default.
+// checkGiven compares the values on the command line with the range of each flag: a 0 there does
+// not mean the default.
 func checkGiven(k *kong.Context) error {
 	for _, el := range k.Path {
 		if el.Flag == nil || el.Flag.Tag.Get("range") == "" {
@@ -76,13 +76,13 @@ func checkGiven(k *kong.Context) error {
 	return nil
 }
 
-// limits are what figures have to keep, or the exit code is 1.
+// limits are thresholds for figures; the exit code is 1 if one misses them.
 type limits struct {
 	MinBW  units.Rate     `group:"out" name:"min-bw"`
 	MaxLat *units.Seconds `group:"out" name:"max-lat"`
 }
 
-// checkLimits says which limits make no sense for what is measured.
+// checkLimits refuses limits that make no sense for the measurement.
 func (l *limits) checkLimits(p *bench.Params) error {
 	switch {
 	case l.MinBW != 0 && p.Mode.Series():
@@ -95,7 +95,7 @@ func (l *limits) checkLimits(p *bench.Params) error {
 	return nil
 }
 
-// missed says which figures do not keep the limits.
+// missed returns which figures miss the limits.
 func (l *limits) missed(r *bench.Report) error {
 	var missed []error
 	for i := range r.Results {

@@ -20,8 +20,8 @@ import (
 	"ibverbx/verbs/roce"
 )
 
-// perftestCmd is one end of a test whose other end is a tool of perftest. Its flags mean what they
-// mean there.
+// perftestCmd is one end of a test whose other end is a tool of perftest. Its flags have perftest's
+// meaning.
 type perftestCmd struct {
 	Test string      `arg:"" placeholder:"TEST" predictor:"perftest"`
 	Host connectFlag `arg:"" optional:"" placeholder:"HOST"`
@@ -37,7 +37,7 @@ type perftestCmd struct {
 	said outcome
 }
 
-// perftestFlags say what is measured.
+// perftestFlags are the parameters of the test.
 type perftestFlags struct {
 	Size    *units.Size `group:"what" short:"s" placeholder:"SIZE"`
 	Iters   int         `group:"what" short:"n" placeholder:"N" range:"1..100000000"`
@@ -87,7 +87,7 @@ func (f *perftestCmd) run(c *console, k *kong.Context) (*perftest.Report, error)
 	return report, errors.Join(err, end.Close())
 }
 
-// config is what the flags say. Nothing has happened yet.
+// config returns the configuration of the flags. It opens nothing.
 func (f *perftestCmd) config(k *kong.Context) (cfg *perftest.Config, err error) {
 	cfg = &perftest.Config{Kind: perftest.Kind(f.Test), QPs: f.QPs, Messages: f.Iters, TxDepth: f.TxDepth,
 		RxDepth: f.RxDepth, Gbits: f.ReportGbits, Timeout: time.Duration(f.Timeout)}
@@ -118,8 +118,8 @@ func (f *perftestCmd) config(k *kong.Context) (cfg *perftest.Config, err error) 
 	return cfg, nil
 }
 
-// connection is the one with the peer: the first that comes, or the one with the host that was
-// named. perftest knows IPv4 only.
+// connection returns the one with the peer: the first that arrives, or the one to the named host.
+// perftest knows only IPv4.
 func (f *perftestCmd) connection(c *console, end *endNICs) (net.Conn, error) {
 	if f.Connect != "" {
 		d := net.Dialer{Timeout: time.Duration(f.Timeout)}
@@ -147,7 +147,7 @@ func (f *perftestCmd) connection(c *console, end *endNICs) (net.Conn, error) {
 	return nc, err
 }
 
-// measure is the test itself.
+// measure runs the test itself.
 func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perftest.Config) (
 	*perftest.Report, error) {
 	dev, err := f.nic(c, nc, end)
@@ -165,7 +165,7 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perfte
 	return report, err
 }
 
-// nic is the NIC that reaches the peer: perftest uses one.
+// nic returns the NIC that reaches the peer: perftest uses one.
 func (f *perftestCmd) nic(c *console, nc net.Conn, end *endNICs) (verbs.Device, error) {
 	devices, err := end.Reaching(nc)
 	if err != nil {

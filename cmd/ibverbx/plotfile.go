@@ -13,8 +13,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/plot"
 )
 
-// createPlot creates the file that --plot names, before anything is measured: that it cannot be
-// written is better known then. Without a name there is no file.
+// createPlot creates the file of --plot before anything is measured, so that an unwritable file
+// fails early. Without a name there is no file.
 func createPlot(name string) (file *os.File, err error) {
 	if name != "" {
 		file, err = os.Create(name)
@@ -22,7 +22,7 @@ func createPlot(name string) (file *os.File, err error) {
 	return file, plotError(err)
 }
 
-// closePlot closes the file, and removes it if there was nothing to write to it.
+// closePlot closes the file, and removes it if nothing was written.
 func closePlot(file *os.File) error {
 	if file == nil {
 		return nil
@@ -54,7 +54,7 @@ func plotError(err error) error {
 	return fmt.Errorf("--plot: %w", err)
 }
 
-// plotPage is what the file shows: a chart for each size and scheme.
+// plotPage returns the contents of the file: a chart for each size and scheme.
 func plotPage(r *bench.Report, in unit, rails bool) *plot.Page {
 	p, m := r.Params, r.Machine
 	page := &plot.Page{
@@ -73,7 +73,7 @@ func plotPage(r *bench.Report, in unit, rails bool) *plot.Page {
 	return page
 }
 
-// plotChart is the time line of a cell.
+// plotChart returns the time line of a cell.
 func plotChart(r *bench.Result, in unit, rails bool) plot.Chart {
 	t := r.Timeline
 	chart := plot.Chart{Title: fmt.Sprintf("%s, %v", r.Scheme, r.Size), Unit: in.name, Marks: plotMarks(t)}
@@ -104,7 +104,7 @@ func plotChart(r *bench.Result, in unit, rails bool) plot.Chart {
 	return chart
 }
 
-// all are bandwidths in GB/s in this unit.
+// all converts bandwidths in GB/s to this unit.
 func (u unit) all(gbPerSecond []float64) []float64 {
 	list := make([]float64, len(gbPerSecond))
 	for i, v := range gbPerSecond {
@@ -113,8 +113,8 @@ func (u unit) all(gbPerSecond []float64) []float64 {
 	return list
 }
 
-// plotMarks are the marks of a time line. That of a fault lasts until it has ended. Rails that are
-// lost, or back, one after another within two intervals have one mark.
+// plotMarks returns the marks of a time line. A fault's mark lasts until the fault ends. Rails that
+// are lost, or back, one after another within two intervals share a mark.
 func plotMarks(t *bench.Timeline) []plot.Mark {
 	list := []plot.Mark{}
 	var last bench.Mark

@@ -19,10 +19,10 @@ type runCmd struct {
 	Program []string `arg:"" passthrough:"" placeholder:"PROGRAM" help:"The program, and its arguments."`
 }
 
-// maxProcesses is how many processes run starts.
+// maxProcesses is the most processes that run starts.
 const maxProcesses = 4096
 
-// exitError ends the command with a code, and says why where that has not been said.
+// exitError ends the command with a code, and reports why unless that was reported.
 type exitError struct {
 	code int
 	why  error
@@ -30,8 +30,8 @@ type exitError struct {
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.code, e.why) }
 
-// Exit codes as of a shell: for a program that is not there, a file that is no program, and a
-// command whose reader has gone.
+// These are a shell's exit codes for a missing program, a file that is no program, and a command
+// whose reader has gone.
 const (
 	exitMissing       = 127
 	exitNotExecutable = 126
@@ -51,7 +51,7 @@ func (f *runCmd) Run(c *console) error {
 		return usage("--grace %v: must not be negative", f.Grace)
 	case len(program) == 0:
 		return usage("no program: ibverbx run -n 4 PROGRAM ARGS")
-	case program[0] == "": // as env and timeout end
+	case program[0] == "": // as env and timeout do
 		return &exitError{exitMissing, errors.New("the program's name is empty")}
 	}
 	j := launch.Job{N: f.Processes, Program: program[0], Args: program[1:], Stdout: c.out, Stderr: c.err,

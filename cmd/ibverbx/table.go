@@ -15,8 +15,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
-// perfTable writes a run for people: a header that says what is measured, a row for each size as it
-// comes, and remarks below.
+// perfTable writes a run for people: a header that describes the measurement, a row for each size
+// as it is measured, and remarks below.
 type perfTable struct {
 	printer
 	p       *bench.Params
@@ -32,7 +32,7 @@ func newPerfTable(w io.Writer, verbose bool) *perfTable {
 	return &perfTable{printer: printer{w: w}, verbose: verbose, unit: unitOf(false)}
 }
 
-// Start writes what comes above the rows.
+// Start writes everything above the rows.
 func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
 	t.p, t.peer = p, peer
 	if t.again {
@@ -41,7 +41,7 @@ func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
 	t.header()
 }
 
-// opName is what is measured.
+// opName names the measured operation.
 func opName(p *bench.Params) string {
 	if p.Layered() {
 		return fmt.Sprintf("%s: %s", p.Layer, p.Shape().Name)
@@ -49,7 +49,7 @@ func opName(p *bench.Params) string {
 	return p.Shape().Name
 }
 
-// header says what is measured, where, and how; then come the columns' names.
+// header describes what is measured, where and how, and names the columns.
 func (t *perfTable) header() {
 	p := t.p
 	what := "bandwidth"
@@ -92,7 +92,7 @@ func (t *perfTable) header() {
 	t.headings()
 }
 
-// layout is how the figures of a scheme are printed, and their names: three schemes fit 80 columns.
+// layout returns the format and the names of a scheme's figures: three schemes fit 80 columns.
 // Atomics have no bandwidth.
 func (t *perfTable) layout() (format string, names []any) {
 	if t.p.Op.Atomic() {
@@ -114,7 +114,7 @@ func (t *perfTable) headings() {
 	t.printf("%s\n%s\n", first, second)
 }
 
-// between says where the ends are.
+// between describes where the ends are.
 func (t *perfTable) between() string {
 	if t.peer.End == "b" {
 		return "from here to " + t.peer.Address
@@ -122,7 +122,7 @@ func (t *perfTable) between() string {
 	return "from " + t.peer.Address + " to here"
 }
 
-// side says which NICs an end has.
+// side names the NICs of an end.
 func (t *perfTable) side(end string) string {
 	if t.peer.End == end {
 		return "(there): " + strings.Join(t.peer.NICs, ", ")
@@ -130,7 +130,7 @@ func (t *perfTable) side(end string) string {
 	return "(here): " + strings.Join(t.peer.Own, ", ")
 }
 
-// name is what a scheme's column is called.
+// name returns the title of a scheme's column.
 func (t *perfTable) name(s bench.Scheme) string {
 	if s == bench.Single {
 		return "single, 1 QP"
@@ -164,7 +164,7 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// how says what the figures depend on.
+// how describes the conditions of the figures.
 func (t *perfTable) how(m bench.Machine) string {
 	p, series := t.p, t.p.Mode.Series()
 	var said []string
@@ -220,7 +220,7 @@ func (t *perfTable) bandwidths(row []bench.Result) {
 	t.printf("%s\n", line)
 }
 
-// figures are what is printed of a scheme.
+// figures returns the printed values of a scheme.
 func (t *perfTable) figures(r *bench.Result) []any {
 	switch {
 	case r != nil && r.Failed:
@@ -238,7 +238,7 @@ func (t *perfTable) figures(r *bench.Result) []any {
 // up to a hundred thousand.
 func digits(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
 
-// spread is how far a figure may be off, in percent, and marks what is noise.
+// spread formats the possible error of a figure, in percent, and marks noise.
 func (t *perfTable) spread(s *bench.Spread) string {
 	if s == nil {
 		return ""
@@ -279,7 +279,7 @@ func (t *perfTable) latencies(row []bench.Result) {
 	}
 }
 
-// footer says how the run ended.
+// footer reports how the run ended.
 func (t *perfTable) footer(r *bench.Report) {
 	if t.p == nil {
 		return // the NICs could not be opened
@@ -308,10 +308,10 @@ func (t *perfTable) footer(r *bench.Report) {
 	}
 }
 
-// micros writes a time in µs.
+// micros formats a time in µs.
 func micros(ns int64) string { return fmt.Sprintf("%.2f", float64(ns)/1e3) }
 
-// bytesOf is a number of bytes for people.
+// bytesOf formats a number of bytes for people.
 func bytesOf(n uint64) string {
 	if n >= 1<<20 {
 		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
@@ -331,8 +331,8 @@ func (p *printer) printf(format string, args ...any) {
 	}
 }
 
-// wrap writes a sentence in lines of at most 80 columns, behind a label that is as wide as further
-// lines are indented.
+// wrap writes a sentence in lines of at most 80 columns, behind a label; further lines are indented
+// by its width.
 func (p *printer) wrap(label, format string, args ...any) {
 	line, indent := label, strings.Repeat(" ", len(label))
 	for i, word := range strings.Fields(fmt.Sprintf(format, args...)) {
@@ -349,7 +349,7 @@ func (p *printer) wrap(label, format string, args ...any) {
 	p.printf("%s\n", line)
 }
 
-// columns lays out what fill prints, whose cells end in tabs.
+// columns aligns the cells that fill prints, which end in tabs.
 func (p *printer) columns(flags uint, fill func(*printer)) {
 	w := tabwriter.NewWriter(p.w, 0, 0, 2, ' ', flags)
 	cells := &printer{w: w}
@@ -357,13 +357,13 @@ func (p *printer) columns(flags uint, fill func(*printer)) {
 	p.err = errors.Join(p.err, cells.err, w.Flush())
 }
 
-// unit is what bandwidths are shown in.
+// unit is the displayed unit of bandwidths.
 type unit struct {
-	name  string  // as it stands above a column
+	name  string  // above a column
 	scale float64 // of bytes a second
 }
 
-// unitOf is the one that --report-gbits asks for.
+// unitOf returns the unit that --report-gbits chooses.
 func unitOf(gbits bool) unit {
 	if gbits {
 		return unit{"Gbit/s", 8e-9}
@@ -371,5 +371,5 @@ func unitOf(gbits bool) unit {
 	return unit{"GB/s", 1e-9}
 }
 
-// of is a bandwidth in GB/s in this unit.
+// of converts a bandwidth in GB/s to this unit.
 func (u unit) of(gbPerSecond float64) float64 { return gbPerSecond * 1e9 * u.scale }
