@@ -36,14 +36,14 @@ func checkListen(k *kong.Context) error {
 	return nil
 }
 
-// given says whether a flag is on the command line.
+// given reports whether a flag is on the command line.
 func given(k *kong.Context, name string) bool {
 	return slices.ContainsFunc(k.Path, func(el *kong.Path) bool {
 		return el.Flag != nil && el.Flag.Name == name
 	})
 }
 
-// apart says whether another process drives the other end.
+// apart reports whether another process drives the other end.
 func (f *perfCmd) apart() bool { return f.Listen.given || f.Connect != "" || f.Host != "" }
 
 // runApart drives one end, and another process the other.

@@ -13,7 +13,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Half is what a process brings into a run of which it drives one end.
+// Half is a process's contribution to a run of which it drives one end.
 type Half struct {
 	Conn     *rendezvous.Conn
 	Provider string             // its name
@@ -26,8 +26,8 @@ func (h *Half) self() selfBody {
 	return selfBody{Version: h.Version, Machine: ThisMachine(), Offer: nicoffer.Of(h.Provider, h.Devices)}
 }
 
-// reaches says why the NICs of two processes do not reach each other; nil where they do, or where
-// that is not known.
+// reaches returns why the NICs of two processes do not reach each other; nil if they do, or if that
+// is not known.
 func (h *Half) reaches(theirs *selfBody) error {
 	mine := nicoffer.Of(h.Provider, h.Devices)
 	if err := mine.Reaches(&theirs.Offer); err != nil {
@@ -36,7 +36,7 @@ func (h *Half) reaches(theirs *selfBody) error {
 	return nil
 }
 
-// describe returns what is shown of the other process, of which this one uses n NICs.
+// describe returns the description of the other process, n of whose NICs are used.
 func (h *Half) describe(theirs *selfBody, n int, end string) *Peer {
 	p := &Peer{Address: h.Conn.RemoteAddr().String(), End: end, Version: theirs.Version,
 		Machine: theirs.Machine, Provider: theirs.Provider, NICs: theirs.NICs[:n]}
@@ -46,10 +46,10 @@ func (h *Half) describe(theirs *selfBody, n int, end string) *Peer {
 	return p
 }
 
-// Lead measures together with a process that follows: it decides what is measured, as p says, and
-// drives end a. With p.NICs 0 as many NICs are used as both processes have. Errors are those of
-// [Run]; there is no report when the ends did not agree on what to measure. The conversation is
-// over when it returns.
+// Lead measures together with a process that follows: p decides what is measured, and Lead drives
+// end a. With p.NICs 0 it uses as many NICs as both processes have. Errors are those of [Run];
+// there is no report if the ends did not agree on what to measure. The conversation is over when it
+// returns.
 func Lead(ctx context.Context, p *Params, h *Half, o Observer) (*Report, error) {
 	l := &peer{conn: h.Conn, leads: true, steps: ctx}
 	p, theirs, err := l.agree(*p, h)
@@ -59,9 +59,9 @@ func Lead(ctx context.Context, p *Params, h *Half, o Observer) (*Report, error) 
 	return l.measure(p, h, h.describe(theirs, p.NICs, endName(1)), o)
 }
 
-// Follow measures together with a process that leads: it drives end b as the other one asks for,
-// within limits. The report has the other one's parameters and figures. There is none when nothing
-// could be measured. The conversation is over when it returns.
+// Follow measures together with a process that leads: it drives end b with the other's parameters,
+// within limits. The report has the other's parameters and figures. There is none if nothing could
+// be measured. The conversation is over when it returns.
 func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 	f := &peer{conn: h.Conn, steps: ctx}
 	task, err := f.receiveTask(h)
@@ -74,7 +74,7 @@ func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 	return f.measure(task.Params, h, h.describe(&task.Self, task.Params.NICs, endName(0)), o)
 }
 
-// agree settles with the following process what is measured.
+// agree agrees with the following process on what is measured.
 func (p *peer) agree(params Params, h *Half) (*Params, *selfBody, error) {
 	var theirs selfBody
 	if err := p.conn.Receive(p.steps, kindOffer, &theirs); err != nil {
@@ -104,10 +104,10 @@ func (p *peer) agree(params Params, h *Half) (*Params, *selfBody, error) {
 	return &params, &theirs, p.conn.Receive(p.steps, kindAccept, nil)
 }
 
-// taskPatience is how long a client may take to say what it wants to have measured: others wait.
+// taskPatience is how long a client may take to send its task, because others wait.
 const taskPatience = 5 * time.Second
 
-// receiveTask receives what is measured.
+// receiveTask receives the parameters of the measurement.
 func (p *peer) receiveTask(h *Half) (*taskBody, error) {
 	if err := p.conn.Send(p.steps, kindOffer, h.self()); err != nil {
 		return nil, err
@@ -135,8 +135,8 @@ func (p *peer) receiveTask(h *Half) (*taskBody, error) {
 	return task, nil
 }
 
-// measure drives this process's end of what both have agreed on, and ends the conversation. Both
-// ends go through the same steps; where there is something to decide, the leading one does.
+// measure drives this process's end of the agreed measurement, and ends the conversation. Both ends
+// go through the same steps; the leading one makes all decisions.
 func (p *peer) measure(params *Params, h *Half, about *Peer, o Observer) (*Report, error) {
 	ctx := p.steps
 	r := newRunner(ctx, params, [2]bool{p.leads, !p.leads}, o)
@@ -144,7 +144,7 @@ func (p *peer) measure(params *Params, h *Half, about *Peer, o Observer) (*Repor
 	o.Start(params, about)
 	err := r.connect(h.Devices[:params.NICs])
 	if err == nil {
-		after := lastRound // the leading end finishes what is under way
+		after := lastRound // the leading end finishes the round under way
 		if !p.leads {
 			after = 0
 		}
@@ -157,7 +157,7 @@ func (p *peer) measure(params *Params, h *Half, about *Peer, o Observer) (*Repor
 	}
 	switch {
 	case r.complete && errors.Is(err, ErrInterrupted):
-		err = nil // everything is measured, and the goodbye was to end
+		err = nil // everything is measured; only the goodbye was cut short
 	case err != nil && !errors.Is(err, errPeerInterrupted):
 		err = p.part(interruptedOr(ctx, err))
 	}
@@ -169,7 +169,7 @@ func (p *peer) measure(params *Params, h *Half, about *Peer, o Observer) (*Repor
 	return r.end(interruptedOr(ctx, err))
 }
 
-// bye ends the conversation, which takes a moment also where the user has asked for the end.
+// bye ends the conversation. It takes a moment even after an interrupt.
 func (r *runner) bye() error {
 	steps, stop := stepsOf(r.ctx, lastRound)
 	defer stop()
@@ -222,10 +222,10 @@ func (r *runner) connectEnd(e *layers.End, other int) error {
 	return r.peer.meet(kindConnected)
 }
 
-// errPeerInterrupted is why the figures are not complete, although nothing is wrong at this end.
+// errPeerInterrupted explains incomplete figures although nothing is wrong at this end.
 var errPeerInterrupted = errors.New("the other end was interrupted: the rest was not measured")
 
-// taskError says why a listening end refuses what its client asks for.
+// taskError is why a listening end refuses its client's task.
 type taskError struct{ reason string }
 
 // Error names the client's request as the cause.

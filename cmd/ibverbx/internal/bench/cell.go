@@ -21,16 +21,16 @@ type cell struct {
 	directions int // in which messages are counted, 1 or 2
 	result     Result
 
-	turn  int           // of the size's turns, in each of which a sample is taken
+	turn  int           // of the size; each turn takes a sample
 	timed time.Duration // all timed rounds together
-	pace  float64       // messages a second of a direction, as the last round went; 0 before
+	pace  float64       // messages a second of a direction in the last round; 0 before
 	warm  bool          // the warm-up is over
 	hist  *Latencies
-	part  *Latencies // what hist got in this turn
+	part  *Latencies // the latencies of this turn
 	times []int64    // room for those of a series, in nanoseconds
 
-	before   [2]ibverbx.Stats // what the ends had counted when the cell began
-	recorder *recorder        // nil where no time line is asked for
+	before   [2]ibverbx.Stats // the ends' counters at the beginning of the cell
+	recorder *recorder        // nil without a time line
 }
 
 func newCell(r *runner, column *pair, size int) *cell {
@@ -51,13 +51,13 @@ func newCell(r *runner, column *pair, size int) *cell {
 	return c
 }
 
-// outstanding is how many messages an end has outstanding at most.
+// outstanding is the most messages that an end has outstanding.
 func (c *cell) outstanding() int {
 	return c.accepted(min(c.p.TxDepth, c.longest()))
 }
 
-// accepted is how many of n messages a virtual queue pair accepts at a time: pass-through refuses
-// more than its queue holds.
+// accepted returns how many of n messages a virtual queue pair accepts at a time: pass-through
+// refuses more than its queue holds.
 func (c *cell) accepted(n int) int {
 	if c.pair.dataRails() == 1 && !c.p.Layered() {
 		return min(n, c.p.Depth)
@@ -65,9 +65,9 @@ func (c *cell) accepted(n int) int {
 	return n
 }
 
-// longest is how many messages a round has at most. Those that are compared at its end have a slot
-// each, and so have those of software NICs, which would copy two to one place at a time. Others
-// share the slots: NICs are faster where these fit into the processor's cache.
+// longest is the most messages of a round. Messages that are compared at its end have a slot each,
+// and so do those of software NICs, which would otherwise copy two to one place at a time. Others
+// share the slots: NICs are faster if these fit into the processor's cache.
 func (c *cell) longest() int {
 	if c.p.Verify || c.p.Mode.Series() || c.p.Layered() || c.p.Op.Atomic() || !c.p.unknownSpeed() {
 		return c.mem.slots(c.size)
@@ -98,7 +98,7 @@ func (c *cell) measure(turn int) {
 	}
 }
 
-// sample plays rounds until this turn has had its share of the time, or of the messages.
+// sample plays rounds until this turn has used its share of the time, or of the messages.
 func (c *cell) sample() (err error) {
 	if !c.warm {
 		if err := c.warmUp(); err != nil {
@@ -121,8 +121,8 @@ func (c *cell) sample() (err error) {
 	return err
 }
 
-// messages is how many the next round has: not more than the time left allows, for a slow link must
-// not make the run much longer than asked for, and not so few that they are never all outstanding.
+// messages returns how many the next round has: not more than the time left allows, because a slow
+// link must not make the run much longer than asked for, and enough to fill the window.
 func (c *cell) messages(target time.Duration) int {
 	most := c.pace * roundTime.Seconds()
 	if target > 0 {
@@ -132,18 +132,17 @@ func (c *cell) messages(target time.Duration) int {
 }
 
 const (
-	// The longest warm-up, and the longest round: a longer one of a slow NIC would look as if it
-	// had stalled.
+	// These limit a warm-up and a round: a longer one of a slow NIC would look stalled.
 	warmupTime = 50 * time.Millisecond
 	roundTime  = time.Second / 4
-	// overtime is how many times as long as asked for a cell may take for its samples, and as the
-	// round before a round of which this end sees nothing.
+	// overtime limits the time of a cell's samples, as a multiple of the requested time, and of a
+	// round of which this end sees nothing, as a multiple of the round before.
 	overtime = 4
 )
 
-// warmUp sends the messages that do not count: they grow rings and wake workers, and show how fast
-// messages go. They are compared, those that notify at the moment of the notification, by when they
-// must be there. Some messages show how many those can be.
+// warmUp sends messages that do not count: they grow rings, wake workers, and show the speed. They
+// are compared; those that notify, at the moment of the notification, when their data must be
+// there. A few messages first show how many the warm-up can have.
 func (c *cell) warmUp() error {
 	n, first := min(c.longest(), c.left(), c.outstanding()), 1
 	if c.p.Mode.Series() {
@@ -160,8 +159,8 @@ func (c *cell) warmUp() error {
 	return nil
 }
 
-// more reports whether a further round is wanted. Each turn gives a sample, although the turns
-// before took longer than asked for, unless the run would take many times as long.
+// more reports whether another round follows. Each turn gives a sample even if earlier turns took
+// longer than asked for, unless the run would take many times as long.
 func (c *cell) more(target, begun time.Duration) bool {
 	switch {
 	case c.interrupted():
@@ -172,7 +171,7 @@ func (c *cell) more(target, begun time.Duration) bool {
 	return c.timed < target || c.timed == begun && c.timed < overtime*time.Duration(c.p.Duration)
 }
 
-// left is how many messages a direction still has to send in this turn, of a run by iterations.
+// left returns how many messages a direction must still send in this turn of a run by iterations.
 func (c *cell) left() int {
 	if c.p.Iterations == 0 {
 		return maxRound
@@ -209,8 +208,8 @@ func (c *cell) giveUp() {
 	}
 }
 
-// explain replaces layers.ErrRequests by what the virtual queue pairs say: each end that has
-// noticed the failure has its own error.
+// explain replaces layers.ErrRequests by the errors of the virtual queue pairs: each end that has
+// noticed the failure has its own.
 func (c *cell) explain(err error) error {
 	if !errors.Is(err, layers.ErrRequests) && !errors.Is(err, verbs.ErrDeviceGone) {
 		return err
@@ -228,11 +227,10 @@ func (c *cell) explain(err error) error {
 	return errors.Join(errs...)
 }
 
-// settleTime is how long after the last completion both ends have noticed a failure as far as they
-// will.
+// settleTime is how long after the last completion both ends get to notice a failure.
 const settleTime = 5 * time.Millisecond
 
-// settle polls until the ends here have noticed a failure as far as they will.
+// settle gives the ends here time to notice a failure, and polls meanwhile.
 func (c *cell) settle() {
 	for end := time.Now().Add(settleTime); time.Now().Before(end); time.Sleep(settleTime / 50) {
 		known := true
@@ -255,7 +253,7 @@ func (c *cell) settle() {
 // sends reports whether an end sends messages.
 func (c *cell) sends(end int) bool { return end == 0 || c.directions == 2 }
 
-// compares is the end that has what an end's messages bring.
+// compares returns the end that has the data of an end's messages.
 func (c *cell) compares(end int) int {
 	if c.shape.Reads || c.p.Op.Atomic() {
 		return end

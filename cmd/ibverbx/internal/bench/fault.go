@@ -11,22 +11,22 @@ import (
 	"time"
 )
 
-// Fault is something that goes wrong in a run on purpose: a kind, and where and when. It reads
+// Fault is a deliberate failure in a run: a kind, a place and a time. Its text is
 // KIND[@KEY=VALUE,...], such as nic-down@nic=1,msg=100.
 type Fault struct {
 	Kind    string
 	End     string        // "a", the initiator, or "b"
 	NIC     int           // of that end, from 0
 	Rail    int           // queue pair of the virtual queue pair, from 0
-	Message int           // strikes when so many messages have been posted in the column
-	At      time.Duration // or, where that is not 0, when the column has been measured for so long
-	For     time.Duration // how long it lasts; 0 is for ever
+	Message int           // strikes after so many messages of the column were posted
+	At      time.Duration // or, if not 0, after so much measured time of the column
+	For     time.Duration // how long it lasts; 0 is forever
 	By      int           // how many times slower something gets
 
 	text string
 }
 
-// String is how the fault was written.
+// String returns the fault as it was written.
 func (f Fault) String() string { return f.text }
 
 // MarshalJSON writes the text.
@@ -41,13 +41,13 @@ func (f *Fault) UnmarshalText(text []byte) (err error) {
 // faultKind is a row of the table of faults.
 type faultKind struct {
 	name, help string
-	keys       string // that it understands, beside msg and at, with what holds where they are not given
+	keys       string // that it understands, beside msg and at, with their defaults
 	strike     func(c *pair, f *Fault) (*struck, error)
 }
 
-// faultKinds is the table of faults. A new one is a row here and a function in inject.go that puts
-// it in force and returns how to take it back; help, completion, the checks of keys and the time
-// line follow from the row.
+// faultKinds is the table of faults. A new one is a row here and a function in inject.go that
+// injects it and returns how to remove it; help, completion, the checks of keys and the time line
+// follow from the row.
 func faultKinds() []faultKind {
 	return []faultKind{
 		{"kill-qp", "a queue pair goes to ERR", "rail=0 end", killQP},
@@ -58,7 +58,7 @@ func faultKinds() []faultKind {
 	}
 }
 
-// all is the keys that it understands, with what holds where they are not given.
+// all returns the keys that it understands, with their defaults.
 func (k *faultKind) all() (names, usual []string) {
 	for _, key := range strings.Fields(k.keys + " msg at") {
 		name, value, _ := strings.Cut(key, "=")
@@ -76,7 +76,7 @@ func (f *Fault) kind() *faultKind {
 	return nil
 }
 
-// FaultHelp lists the kinds of faults, one a line.
+// FaultHelp lists the kinds of faults, one per line.
 func FaultHelp() string {
 	var b strings.Builder
 	for _, k := range faultKinds() {
@@ -102,7 +102,7 @@ func FaultNames() (names []string) {
 	return names
 }
 
-// mostBy is how many times slower a NIC becomes at most.
+// mostBy is the largest factor by which a NIC becomes slower.
 const mostBy = 1000
 
 // ParseFault reads a fault.
@@ -185,7 +185,7 @@ func (f *Fault) set(key, value string) error {
 	return fmt.Errorf("key %q has no value", key)
 }
 
-// check says whether the run has what the fault is to strike.
+// check returns an error if the run lacks the fault's target.
 func (f *Fault) check(p *Params) error {
 	switch {
 	case f.NIC >= p.NICs:
@@ -200,7 +200,7 @@ func (f *Fault) check(p *Params) error {
 	return nil
 }
 
-// FaultReport says what became of a fault in a column.
+// FaultReport is the effect of a fault in a column.
 type FaultReport struct {
 	Fault  Fault  `json:"fault"`
 	Struck bool   `json:"struck"`

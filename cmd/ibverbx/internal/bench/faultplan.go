@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// faultPlan is the faults of a column. The goroutine that plays the rounds puts them in force and
-// takes them back, by the messages posted and by the time of the column.
+// faultPlan is the faults of a column. The goroutine that plays the rounds injects and removes
+// them, by the messages posted and by the time of the column.
 type faultPlan struct {
 	pair   *pair
 	faults []*faultState
@@ -17,8 +17,8 @@ type faultPlan struct {
 type faultState struct {
 	fault    Fault
 	*struck                // nil until it is due
-	at       time.Duration // when it was put in force, by the watch of the column
-	over     bool          // it was taken back
+	at       time.Duration // when it was injected, by the watch of the column
+	over     bool          // it was removed
 	reported bool          // in a cell
 }
 
@@ -36,8 +36,8 @@ func newFaultPlan(c *pair, faults []Fault) *faultPlan {
 	return fp
 }
 
-// look puts the faults in force that are due when posted messages have been posted in the column,
-// and takes back those that have lasted long enough. It marks both on the time line.
+// look injects the faults that are due after the given number of posted messages, and removes those
+// that have lasted long enough. It marks both on the time line.
 func (fp *faultPlan) look(posted int, line *recorder) error {
 	for _, s := range fp.faults {
 		now := fp.pair.watch.now()
@@ -58,7 +58,7 @@ func (fp *faultPlan) look(posted int, line *recorder) error {
 	return nil
 }
 
-// due reports whether the fault has to strike.
+// due reports whether the fault must strike now.
 func (f *Fault) due(posted int, now time.Duration) bool {
 	if f.At > 0 {
 		return now >= f.At
@@ -66,7 +66,7 @@ func (f *Fault) due(posted int, now time.Duration) bool {
 	return posted >= f.Message
 }
 
-// strike puts a fault in force.
+// strike injects a fault.
 func (fp *faultPlan) strike(s *faultState) (err error) {
 	switch f, c := &s.fault, fp.pair; {
 	case f.Rail >= c.dataRails():
@@ -79,7 +79,7 @@ func (fp *faultPlan) strike(s *faultState) (err error) {
 	return err
 }
 
-// end takes the fault back, if that is possible and has not happened yet.
+// end removes the fault, if that is possible and has not happened yet.
 func (s *faultState) end() {
 	if s.struck != nil && s.undo != nil && !s.over {
 		s.undo()
@@ -87,14 +87,15 @@ func (s *faultState) end() {
 	}
 }
 
-// end takes all faults back that can be.
+// end removes all faults that are not permanent.
 func (fp *faultPlan) end() {
 	for _, s := range fp.faults {
 		s.end()
 	}
 }
 
-// report says what became of the faults that no cell has reported yet, and which have not struck.
+// report returns the effects of faults that no cell has reported yet, and those that have not
+// struck.
 func (fp *faultPlan) report() (list []FaultReport) {
 	for _, s := range fp.faults {
 		switch {

@@ -11,24 +11,24 @@ import (
 const (
 	// Confidence is the probability that the median lies within a spread.
 	Confidence = 0.95
-	// leastSamples is how many samples that takes at least.
+	// leastSamples is the least number of samples for that.
 	leastSamples = 6
-	// noisy is the spread, in percent, beyond which a figure is taken for noise.
+	// noisy is the spread, in percent, beyond which a figure counts as noise.
 	noisy = 20
 )
 
 // Spread is how far the samples of a figure lie apart; the figure is their median. It assumes
-// nothing of how they are distributed.
+// nothing about their distribution.
 type Spread struct {
 	Samples    []float64 `json:"samples"` // in the order in which they were measured
 	Low        float64   `json:"low"`     // the median of many more samples would lie between Low
 	High       float64   `json:"high"`    // and High
 	Confidence float64   `json:"confidence"`
-	Percent    float64   `json:"percent"`         // from the figure to the farther one of both
+	Percent    float64   `json:"percent"`         // from the figure to the farther of the two
 	Noise      bool      `json:"noise,omitempty"` // that is more than 20
 }
 
-// spreadOf is the spread of samples; nil where there are too few.
+// spreadOf returns the spread of samples; nil if there are too few.
 func spreadOf(samples []float64) *Spread {
 	if len(samples) < leastSamples {
 		return nil
@@ -43,7 +43,7 @@ func spreadOf(samples []float64) *Spread {
 	return s
 }
 
-// median is the one of samples, of which there is at least one.
+// median returns the median of samples, which has at least one.
 func median(samples []float64) float64 {
 	sorted := slices.Sorted(slices.Values(samples))
 	n := len(sorted)
@@ -51,18 +51,17 @@ func median(samples []float64) float64 {
 }
 
 const (
-	// latencyWindow is the memory that latency is measured over, in bytes: small, because the NIC
-	// is measured and not the memory.
+	// latencyWindow is the memory for measuring latency, in bytes: small, because the NIC is
+	// measured and not the memory.
 	latencyWindow = 1 << 20
 	// latencyWarmup is how many messages go before the measured ones.
 	latencyWarmup   = 200
 	latencyPatience = 20 * time.Millisecond // that those may take
-	// latencySpin is how long an end polls for what comes from a real NIC before it sleeps: longer
-	// than any message is under way between such NICs, and no longer, because emulated ones need
-	// the core.
+	// latencySpin is how long an end with a real NIC polls before it sleeps: longer than any
+	// message between such NICs takes, but no longer, because emulated NICs need the core.
 	latencySpin = time.Millisecond
-	// patientSpin is how long an end polls otherwise before it sleeps. Where two NICs copy on two
-	// cores it gains a sixth of the bandwidth, and half of it when another process uses a core too.
+	// patientSpin is how long an end polls otherwise before it sleeps. With two NICs that copy on
+	// two cores it gains a sixth of the bandwidth, and half when another process uses a core too.
 	patientSpin = 20 * time.Microsecond
 	// longest is the longest latency that the histogram distinguishes, in nanoseconds.
 	longest = int64(100 * time.Second)
@@ -71,10 +70,10 @@ const (
 // Latencies counts latencies. A nil one has none.
 type Latencies struct {
 	*hdrhistogram.Histogram
-	halved bool // what is recorded are round trips
+	halved bool // round trips are recorded
 }
 
-// NewLatencies counts what is recorded, or halves of it: of round trips.
+// NewLatencies counts the recorded times, or if these are round trips their halves.
 func NewLatencies(halved bool) *Latencies {
 	return &Latencies{hdrhistogram.New(1, longest, 3), halved}
 }
@@ -87,7 +86,7 @@ func (l *Latencies) Record(took int64) {
 	_ = l.RecordValue(min(max(took, 1), longest)) // in range
 }
 
-// Percentiles is the distribution of what was recorded.
+// Percentiles returns the distribution of the recorded times.
 func (l *Latencies) Percentiles() *Percentile {
 	if l == nil {
 		return nil

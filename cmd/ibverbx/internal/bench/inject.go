@@ -12,7 +12,7 @@ import (
 
 var errNeedsSoft = errors.New("only software NICs fail on demand: use --provider soft")
 
-// struck is a fault that has been put in force.
+// struck is a fault that has been injected.
 type struck struct {
 	what   string // for people
 	undo   func() // nil when it is permanent
@@ -75,7 +75,7 @@ func linkDown(c *pair, f *Fault) (*struck, error) {
 		func(d *soft.Device) { d.SetLink(true) })
 }
 
-// strikeNIC strikes a NIC, for good where the fault lasts for no time.
+// strikeNIC strikes a NIC, permanently if the fault has no duration.
 func strikeNIC(c *pair, f *Fault, what string, strike, undo func(*soft.Device)) (*struck, error) {
 	d, err := softNIC(c, f)
 	if err != nil {
@@ -88,8 +88,8 @@ func strikeNIC(c *pair, f *Fault, what string, strike, undo func(*soft.Device)) 
 	return nicStruck(f, d, what, func() { undo(d) }), nil
 }
 
-// slowNIC slows a NIC down, and the one at the other end of its link, where the data of reads takes
-// the wire.
+// slowNIC slows a NIC down, and the one at the other end of its link, which sends the data of
+// reads.
 func slowNIC(c *pair, f *Fault) (*struck, error) {
 	var nics [2]*soft.Device
 	for i := range nics {
@@ -102,7 +102,7 @@ func slowNIC(c *pair, f *Fault) (*struck, error) {
 	}
 	usual, latency := uint64(pick(c.p.Speeds, f.NIC)), time.Duration(pick(c.p.Latencies, f.NIC))
 	speed, from := float64(usual), "its speed"
-	if speed == 0 { // unlimited: what it has carried is its speed
+	if speed == 0 { // unlimited: its speed is what it has carried
 		speed, from = c.carried/float64(len(c.nics[0])), "what it carried"
 	}
 	slow := units.Rate(max(speed/float64(f.By), 1))

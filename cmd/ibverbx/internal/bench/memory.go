@@ -10,28 +10,27 @@ import (
 )
 
 const (
-	// maxRound bounds the messages of a round: the immediates of its messages have 16 bits for the
-	// number.
+	// maxRound bounds the messages of a round: their immediates have 16 bits for the number.
 	maxRound = 1 << 16
-	// maxSlots bounds those that have a slot each: more small ones only make the rounds longer.
+	// maxSlots bounds the messages with a slot each: more small ones only make the rounds longer.
 	maxSlots = 16384
-	// tail is room behind the target slots for the counter of atomics,
-	// and for the words of the layers.
+	// tail is the room behind the target slots for the counter of atomics and the words of the
+	// layers.
 	tail = 64
 )
 
-// memory is what the two ends of a run send from and write to. All columns of a table use the same
+// memory has the sources and targets of the two ends of a run. All columns of a table use the same
 // memory.
 type memory struct {
 	window int // bytes that a round writes to
 	ends   [2]buffers
 	seed   uint64
-	rounds uint64 // so far, of all that was measured over it
+	rounds uint64 // so far, of all measurements over it
 }
 
-// nextRound is the number of the next round. No number comes twice, so that what an earlier cell
-// left is as wrong as what an earlier round of this one left. Two processes count alike, because
-// both take part in every round.
+// nextRound returns the number of the next round. No number comes twice, so that the data of an
+// earlier cell is as wrong as that of an earlier round of this cell. Two processes count alike,
+// because both take part in every round.
 func (m *memory) nextRound() uint64 {
 	m.rounds++
 	return m.rounds
@@ -43,8 +42,8 @@ type buffers struct {
 	dst []byte // window bytes, and the tail
 }
 
-// newMemory makes the memory of a run, filled and touched. Of an end that another process drives it
-// has the source alone, and only where that is needed to compare what comes from there.
+// newMemory makes the memory of a run, filled and touched. For an end that another process drives
+// it has only the source, if that is needed to compare the end's messages.
 func newMemory(p *Params, here [2]bool) *memory {
 	m := &memory{window: int(p.Memory), seed: p.Seed}
 	if p.Mode.Series() {
@@ -72,7 +71,7 @@ func newMemory(p *Params, here [2]bool) *memory {
 	return m
 }
 
-// bufferSizes is how large the buffers of an end are.
+// bufferSizes returns the sizes of an end's buffers.
 func (p *Params) bufferSizes(end, window int) (src, dst int) {
 	both := p.Bidirectional || p.Answered()
 	sends := (end == 0) != p.reads()
@@ -94,15 +93,15 @@ func randomBytes(n int, seed uint64) []byte {
 	return b
 }
 
-// slots is how many messages of a size have room.
+// slots returns how many messages of a size fit.
 func (m *memory) slots(size int) int { return min(m.window/size, maxSlots) }
 
-// round is what the messages of a round carry.
+// round returns the contents of a round's messages.
 func (m *memory) round(number uint64, size int) layers.Round {
 	return layers.Round{Number: number, Seed: m.seed, Size: size, Slots: m.slots(size)}
 }
 
-// verify compares the slots of a round with what was sent into them.
+// verify compares the slots of a round with the data sent to them.
 func (m *memory) verify(dst, src []byte, round uint64, slots, size int) error {
 	for slot := range slots {
 		if err := m.verifySlot(dst, src, round, slot, size); err != nil {
@@ -121,7 +120,7 @@ func (m *memory) verifySlot(dst, src []byte, round uint64, slot, size int) error
 	return wrongBytes(got, want, round, slot)
 }
 
-// wrongBytes says where two messages differ.
+// wrongBytes reports where two messages differ.
 func wrongBytes(got, want []byte, round uint64, slot int) error {
 	first, count := -1, 0
 	for i := range want {

@@ -19,7 +19,7 @@ import (
 // other. A golden file holds the messages as they are on the wire.
 const Protocol = "ibverbx perf/17"
 
-// The messages between the two processes of a run. End a leads, end b follows:
+// These are the messages between the two processes of a run. End a leads, end b follows:
 //
 //	a                b
 //	      offer  <-     which NICs there are
@@ -62,7 +62,7 @@ const (
 type selfBody struct {
 	Version        string  `json:"version"`
 	Machine        Machine `json:"machine"`
-	nicoffer.Offer         // all NICs that it may use
+	nicoffer.Offer         // all NICs available to it
 }
 
 // check bounds the peer's description of itself, and makes it printable.
@@ -87,7 +87,7 @@ type taskBody struct {
 	Params *Params  `json:"parameters"`
 }
 
-// UnmarshalJSON reads a task, all of which this end must know.
+// UnmarshalJSON reads a task. Unknown fields are an error.
 func (b *taskBody) UnmarshalJSON(text []byte) error {
 	type plain taskBody // without this method
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -95,16 +95,16 @@ func (b *taskBody) UnmarshalJSON(text []byte) error {
 	return d.Decode((*plain)(b))
 }
 
-// Limits of what a process measures for another one, which it does not trust. All else is bounded
-// by the parameters' own limits: memory by three times 1 GiB.
+// These limit what a process measures for another one, which it does not trust. The parameters' own
+// limits bound everything else: memory by three times 1 GiB.
 const (
 	maxServedSizes    = 256
 	maxServedDuration = Seconds(time.Hour) // of a cell
 	maxServedMessages = 1 << 40            // of a cell
 )
 
-// check says why this process refuses what another one asks for. What only two ends in one process
-// can have is refused too.
+// check returns why this process refuses the task of another. It also refuses parameters that need
+// both ends in one process.
 func (b *taskBody) check() error {
 	if err := b.Self.check(); err != nil {
 		return err
@@ -125,7 +125,7 @@ func (b *taskBody) check() error {
 	return p.completeApart()
 }
 
-// ValidateApart says, as a [*UsageError], what is not possible between two processes, as far as
+// ValidateApart returns, as a [*UsageError], what is not possible between two processes, as far as
 // that is known before they connect: NICs 0 stands for as many as both have. It changes nothing.
 func (p Params) ValidateApart() error {
 	if p.NICs == 0 {
@@ -137,7 +137,7 @@ func (p Params) ValidateApart() error {
 	return p.completeApart()
 }
 
-// completeApart is Complete of what is measured between two processes.
+// completeApart is Complete for a measurement between two processes.
 func (p *Params) completeApart() error {
 	if len(p.Faults)+len(p.Speeds)+len(p.Latencies) > 0 {
 		return usage("--fault, --nic-speed and --nic-latency are of software NICs, which live inside one " +
@@ -150,11 +150,11 @@ func (p *Params) completeApart() error {
 	return p.Complete()
 }
 
-// checkCard says whether the memory of an end is what the rounds will name.
+// checkCard returns an error if the memory of an end does not match the rounds.
 func checkCard(card *layers.Card, p *Params, window, end int) error {
 	src, dst := p.bufferSizes(end, window)
 	if p.Layer == layers.Tagged {
-		src = 0 // nothing names it
+		src = 0 // no request names it
 	}
 	for _, m := range []struct {
 		name string
@@ -184,14 +184,14 @@ type roundBody struct {
 
 type verdictBody struct {
 	Verified int   `json:"verified"`
-	Took     int64 `json:"took_ns"` // until what the end sends was reported
+	Took     int64 `json:"took_ns"` // until the end's sends were reported
 }
 
-// maxRailStats is how many rails a virtual queue pair has at most: beside those for data up to two
-// on each NIC.
+// maxRailStats is the most rails of a virtual queue pair: beside those for data up to two on each
+// NIC.
 const maxRailStats = ibverbx.MaxRails + 2*verbs.MaxDevices
 
-// cleanStats makes statistics of the peer printable, in which the scheme is known.
+// cleanStats makes statistics of the peer printable; the scheme in them is known.
 func (r *Result) cleanStats() {
 	for _, s := range []*QPStats{&r.Stats.A, &r.Stats.B} {
 		s.Rails = s.Rails[:min(len(s.Rails), maxRailStats)]
@@ -209,7 +209,7 @@ type rowBody struct {
 	Stop    bool     `json:"stop,omitempty"` // nothing more is measured
 }
 
-// check makes a row printable, and says what is impossible in it: this end has measured mine.
+// check makes a row printable, and returns what is impossible in it, given mine, this end's row.
 func (b *rowBody) check(mine []Result) error {
 	if len(b.Results) != len(mine) {
 		return fmt.Errorf("%w: a row of %d cells, measured were %d", rendezvous.ErrProtocol, len(b.Results),

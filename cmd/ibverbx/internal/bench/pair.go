@@ -14,8 +14,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// OpenFunc opens a provider that has two times the given number of NICs, the first half for one
-// end; with [Params.Shared] the ends share that number.
+// OpenFunc opens a provider with twice the given number of NICs, the first half for one end; with
+// [Params.Shared] the ends share that number.
 type OpenFunc func(nics int) (verbs.Provider, error)
 
 // pair is a column of the table: two connected ends that use one scheme, or this process's one. End
@@ -23,30 +23,29 @@ type OpenFunc func(nics int) (verbs.Provider, error)
 type pair struct {
 	p        *Params
 	scheme   Scheme
-	provider verbs.Provider // nil when it is not the pair's to close
+	provider verbs.Provider // nil unless the pair closes it
 	mem      *memory
 	ends     [2]*layers.End    // nil if another process drives it
-	devices  [2][]verbs.Device // all NICs of an end, of which single uses the first
+	devices  [2][]verbs.Device // all NICs of an end; single uses the first
 	failed   bool              // nothing more can be measured
 
-	// Only of virtual queue pairs, to make them fail:
+	// Only for virtual queue pairs, to make them fail:
 
-	nics   [2][]verbs.Device // that the queue pairs are on
+	nics   [2][]verbs.Device // of the queue pairs
 	faults *faultPlan
-	// sent is how many timed messages end a has posted in the column in earlier rounds, over all
-	// sizes. Faults strike by it.
+	// sent is how many timed messages end a has posted in earlier rounds of the column, over all
+	// sizes. It decides when faults strike.
 	sent   int
 	watch  stopwatch // of the timed rounds, over all sizes
-	losses []Loss    // why the ends have lost queue pairs, until a cell reports that
-	// carried is how many bytes a second went in each direction when it was measured last; 0
-	// before.
+	losses []Loss    // why the ends have lost queue pairs, not yet reported in a cell
+	// carried is the last measured bytes a second of each direction; 0 before.
 	carried float64
 }
 
-// endName is how an end is called.
+// endName returns the name of an end.
 func endName(end int) string { return [...]string{"a", "b"}[end] }
 
-// closePatience is how long the ends of a layer may take to close in order.
+// closePatience is how long the ends of a layer may take for an orderly close.
 const closePatience = 2 * time.Second
 
 // newPair makes both ends in this process and connects them.
@@ -83,7 +82,7 @@ func newHalf(p *Params, scheme Scheme, m *memory, end int, devices []verbs.Devic
 	return c, err
 }
 
-// share says which of a provider's NICs are which end's.
+// share divides a provider's NICs between the ends.
 func (p *Params) share(provider verbs.Provider) (ends [2][]verbs.Device, err error) {
 	devices, err := provider.Devices()
 	switch {
@@ -100,7 +99,7 @@ func (p *Params) share(provider verbs.Provider) (ends [2][]verbs.Device, err err
 	return [2][]verbs.Device{devices[:p.NICs], devices[p.NICs : 2*p.NICs]}, nil
 }
 
-// setSpeeds slows the NICs of the ends down as asked.
+// setSpeeds sets the speeds of the ends' NICs.
 func (p *Params) setSpeeds(provider verbs.Provider, ends ...[]verbs.Device) error {
 	if len(p.Speeds) == 0 && len(p.Latencies) == 0 {
 		return nil
@@ -120,7 +119,7 @@ func (p *Params) setSpeeds(provider verbs.Provider, ends ...[]verbs.Device) erro
 	return nil
 }
 
-// pick is the value for NIC i of a list of one for all or one each.
+// pick returns the value for NIC i from a list of one for all or one each.
 func pick[T any](list []T, i int) (v T) {
 	switch len(list) {
 	case 0:
@@ -131,7 +130,7 @@ func pick[T any](list []T, i int) (v T) {
 	return list[i]
 }
 
-// config says what an end is made of.
+// config returns the configuration of an end.
 func (c *pair) config(end int) layers.Config {
 	p, m, devices := c.p, c.mem, c.devices[end]
 	if c.scheme == Single {
@@ -148,7 +147,7 @@ func (c *pair) config(end int) layers.Config {
 	return cfg
 }
 
-// spin is how long an end polls without success before it sleeps; a negative spin is not at all.
+// spin returns how long an end polls in vain before it sleeps; if negative, it does not poll.
 func (p *Params) spin() time.Duration {
 	switch {
 	case p.Wait == Poll:
@@ -161,7 +160,7 @@ func (p *Params) spin() time.Duration {
 	return patientSpin
 }
 
-// here is an end that this process drives, and its number: a where it drives both.
+// here returns an end that this process drives, and its number: a if it drives both.
 func (c *pair) here() (e *layers.End, end int) {
 	if c.ends[0] != nil {
 		return c.ends[0], 0
@@ -169,7 +168,7 @@ func (c *pair) here() (e *layers.End, end int) {
 	return c.ends[1], 1
 }
 
-// queuePairs are the queue pairs of the ends that are here, by end. There are none through a layer.
+// queuePairs iterates over the queue pairs of the ends here, by end. A layer has none.
 func (c *pair) queuePairs() iter.Seq2[int, *layers.QueuePair] {
 	return func(yield func(int, *layers.QueuePair) bool) {
 		for i, e := range c.ends {
@@ -180,7 +179,7 @@ func (c *pair) queuePairs() iter.Seq2[int, *layers.QueuePair] {
 	}
 }
 
-// dataRails is how many queue pairs carry the messages of a connection.
+// dataRails returns how many queue pairs carry the messages of a connection.
 func (c *pair) dataRails() int {
 	if e, _ := c.here(); e.QueuePair() != nil {
 		return e.QueuePair().VQP.DataRails()
@@ -211,10 +210,10 @@ func (c *pair) close() error {
 	return errors.Join(errs...)
 }
 
-// maxLosses bounds the causes that are told apart. Further ones are left out.
+// maxLosses bounds the recorded causes. Further ones are left out.
 const maxLosses = 64
 
-// noteLoss notes that an end has lost a queue pair, for [ibverbx.Config].OnRail.
+// noteLoss records that an end has lost a queue pair, for [ibverbx.Config].OnRail.
 func (c *pair) noteLoss(end int, e ibverbx.RailEvent) {
 	if !e.Down {
 		return
@@ -231,8 +230,8 @@ func (c *pair) noteLoss(end int, e ibverbx.RailEvent) {
 	}
 }
 
-// repairs is what the NICs of the ends here have repaired, where they count it. What both ends
-// share is of end a.
+// repairs returns the repairs of the NICs of the ends here, if they count them. Those of shared
+// NICs belong to end a.
 func (c *pair) repairs() (n [2]Repairs) {
 	for i, devices := range c.nics {
 		if i == 1 && slices.Equal(devices, c.nics[0]) {
@@ -249,7 +248,7 @@ func (c *pair) repairs() (n [2]Repairs) {
 	return n
 }
 
-// count returns what the virtual queue pairs of the ends here have counted.
+// count returns the statistics of the virtual queue pairs of the ends here.
 func (c *pair) count() (n [2]ibverbx.Stats) {
 	for i, q := range c.queuePairs() {
 		n[i] = q.VQP.Stats()

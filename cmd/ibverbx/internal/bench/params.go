@@ -25,14 +25,14 @@ type Wait string
 
 // The ways to wait.
 const (
-	Adaptive Wait = "adaptive" // poll, and sleep when nothing has come for a while
+	Adaptive Wait = "adaptive" // poll, and sleep after a while without completions
 	Poll     Wait = "poll"
 	Events   Wait = "events" // sleep at once
 )
 
 // Params says what to measure. Fill it, call [Params.Complete], which completes the defaults, and
-// hand it to [Run]. A field is the one declaration of a parameter: its name in JSON, its flag, and
-// in range what it may be. The command describes the flags by name.
+// hand it to [Run]. A field is the only declaration of a parameter: its name in JSON, its flag and
+// its range. The command has the texts of the flags, by name.
 type Params struct {
 	Provider string `json:"provider" kong:"-"`
 	// Layer is QP by default.
@@ -45,7 +45,7 @@ type Params struct {
 	Sizes units.Range `json:"sizes" name:"size" aliases:"sizes" short:"s" sep:"none" xor:"sizes" group:"what"`
 	// Schemes are by default all that the number of queue pairs allows.
 	Schemes []Scheme `json:"schemes" name:"scheme" group:"what" predictor:"scheme"`
-	// Iterations are the messages of a cell; 0: by duration.
+	// Iterations are the messages of a cell; with 0 Duration limits it.
 	Iterations int     `json:"iterations,omitempty" name:"iters" range:"1.." short:"n" group:"how"`
 	Duration   Seconds `json:"duration_seconds,omitempty" range:"1ns.." short:"D" group:"how"`
 	// Samples is how many times each cell is measured, in turn with the others of its size;
@@ -59,67 +59,67 @@ type Params struct {
 	Fragment units.Size `json:"fragment_bytes" range:"1..2G" default:"512K" group:"rails"`
 	// Balance is how each end shares fragments among its queue pairs.
 	Balance ibverbx.Balance `json:"balance" default:"round-robin" group:"rails" predictor:"balance"`
-	// Failover says that both ends go on without the queue pairs that fail, while others work.
+	// Failover makes both ends continue without failed queue pairs, while others work.
 	Failover bool `json:"failover,omitempty" group:"rails"`
 	// Failback is as in [ibverbx.Config].
 	Failback Seconds `json:"failback_seconds,omitempty" group:"rails"`
 	// Depth is the fragments outstanding on a queue pair.
 	Depth int `json:"depth" range:"1..8192" default:"128" group:"rails"`
-	// Inline is up to how many bytes messages are sent or written inline; 0: none is.
+	// Inline is the length, in bytes, up to which messages are sent or written inline; 0: none are.
 	Inline int  `json:"inline_bytes,omitempty" name:"inline-size" range:"0..4096" short:"I" group:"how"`
 	Verify bool `json:"verify" default:"true" negatable:"" group:"how"`
 	Wait   Wait `json:"wait" kong:"-"`
-	// Memory is what one direction writes to.
+	// Memory is the size of one direction's target.
 	Memory units.Size `json:"memory_bytes" range:"1K..1G" default:"64M" group:"how"`
-	// Speeds and Latencies are one for all NICs of an end, or one each.
+	// Speeds and Latencies have one value for all NICs of an end, or one for each.
 	Speeds    []units.Rate `json:"nic_speed_bytes_per_second,omitempty" name:"nic-speed" group:"sim"`
 	Latencies []Seconds    `json:"nic_latency_seconds,omitempty" name:"nic-latency" group:"sim"`
 	Faults    []Fault      `json:"faults,omitempty" name:"fault" sep:"none" group:"sim" predictor:"fault"`
 	Seed      uint64       `json:"seed" default:"1" group:"sim"`
-	// Interval is that of the time lines; 0 for none, or [AutoInterval].
+	// Interval is the interval of the time lines; 0 for none, or [AutoInterval].
 	Interval Seconds `json:"-" group:"out"`
 
-	// Conn is what the queue pairs of this process are connected with.
+	// Conn has the connection settings of this process's queue pairs.
 	Conn ibverbx.ConnConfig `json:"-" kong:"-"`
-	// Shared says that two ends in this process use the same NICs, and not one half of them each.
+	// Shared makes two ends in this process use the same NICs, instead of half of them each.
 	Shared bool `json:"-" kong:"-"`
 }
 
-// fullSample is how many times what is outstanding a sample has of messages at least, where they
-// are counted: with fewer, the beginning and end of the stream would dominate.
+// fullSample is the least number of messages of a counted sample, as a multiple of those
+// outstanding: with fewer, the beginning and end of the stream would dominate.
 const fullSample = 4
 
 // UsageError is a combination of parameters that cannot be measured.
 type UsageError struct{ Reason string }
 
-// Error says what is wrong and what would work.
+// Error returns what is wrong and what would work.
 func (e *UsageError) Error() string { return e.Reason }
 
 func usage(format string, args ...any) error { return &UsageError{fmt.Sprintf(format, args...)} }
 
-// Limits that ranges do not have.
+// These limits are not in the ranges.
 const (
 	maxSize     = 1 << 30 // of a message
 	maxFailback = Seconds(time.Hour)
 	// maxLayerWindow is the messages outstanding through a layer.
 	maxLayerWindow = 4096
-	// shmemMemory is how much memory one direction writes to at most in a symmetric heap, of which
-	// there are two a column.
+	// shmemMemory is the largest target of one direction in a symmetric heap. A column has two
+	// heaps.
 	shmemMemory = 16 << 20
 )
 
-// Defaults of the parameters.
+// These are defaults of the parameters.
 const (
 	defaultSamples = leastSamples
 	defaultFault   = 1 << 20                   // message size of a run with faults
-	defaultOne     = Seconds(time.Second)      // a cell of a run of one size
-	defaultSeveral = Seconds(time.Second / 10) // of several
-	defaultLong    = "4K..4M/4"                // sizes of --mode bw: what every NIC carries in one message
+	defaultOne     = Seconds(time.Second)      // of a cell in a run of one size
+	defaultSeveral = Seconds(time.Second / 10) // in a run of several
+	defaultLong    = "4K..4M/4"                // sizes of --mode bw: every NIC carries these in one message
 	defaultSeries  = "8,64,512,4K,32K,256K"    // of --mode lat
-	defaultShort   = "8,64,512,4K"             // of operations that carry no long messages
+	defaultShort   = "8,64,512,4K"             // of operations without long messages
 )
 
-// Complete fills in the defaults and says, as a [*UsageError], what is not possible.
+// Complete fills in the defaults and returns, as a [*UsageError], what is not possible.
 func (p *Params) Complete() error {
 	p.fillDefaults()
 	for _, check := range []func() error{p.checkRanges, p.checkNumbers, p.checkSchemes, p.checkOp,
@@ -131,10 +131,10 @@ func (p *Params) Complete() error {
 	return nil
 }
 
-// Layered reports whether what is measured lies above virtual queue pairs.
+// Layered reports whether a layer above virtual queue pairs is measured.
 func (p *Params) Layered() bool { return p.Layer != QP && p.Layer != "" }
 
-// Shape is the operation measured. It is the zero value where there is no such operation.
+// Shape returns the measured operation, or the zero value if there is no such operation.
 func (p *Params) Shape() layers.Shape {
 	s, _ := layers.Find(cmp.Or(p.Layer, QP), p.Op)
 	return s
@@ -198,21 +198,21 @@ func (p *Params) defaultSizes() units.Range {
 // Soft is the name of the provider of software NICs.
 const Soft = "soft"
 
-// unknownSpeed reports that the NICs' speed is not known: they may be slow, so nothing large is
-// sent before the speed was measured.
+// unknownSpeed reports whether the NICs' speed is unknown: they may be slow, so nothing large is
+// sent before it was measured.
 func (p *Params) unknownSpeed() bool { return p.Provider != Soft }
 
-// Answered says whether the target answers each message with one of its own.
+// Answered reports whether the target answers each message with one of its own.
 func (p *Params) Answered() bool { return p.Mode.Series() && p.Shape().Seen }
 
-// reads says whether bytes travel from the target to the initiator.
+// reads reports whether bytes travel from the target to the initiator.
 func (p *Params) reads() bool { return p.Shape().Reads }
 
-// rails is how many queue pairs a scheme other than single has.
+// rails returns how many queue pairs a scheme other than single has.
 func (p *Params) rails() int { return p.NICs * p.QPs }
 
-// checkRanges compares the parameters that are numbers with their ranges. Where JSON omits a 0, it
-// says that there is none.
+// checkRanges compares the parameters that are numbers with their ranges. If JSON omits 0, a 0
+// means that the parameter is not set.
 func (p *Params) checkRanges() error {
 	v := reflect.ValueOf(p).Elem()
 	for i := range v.NumField() {
@@ -373,8 +373,8 @@ func (p *Params) checkFaults() error {
 	return nil
 }
 
-// Timed says whether bandwidth over time is of use: of what moves bytes, many messages at a time,
-// through queue pairs.
+// Timed reports whether bandwidth over time is useful: for operations that move bytes, many
+// messages at a time, through queue pairs.
 func (p *Params) Timed() bool {
 	return !p.Layered() && !p.Mode.Series() && !p.Op.Atomic()
 }
@@ -392,7 +392,7 @@ func (p *Params) checkInterval() error {
 	return nil
 }
 
-// config is the configuration of a virtual queue pair for a column.
+// config returns the configuration of a virtual queue pair for a column.
 func (p *Params) config(s Scheme) ibverbx.Config {
 	cfg := ibverbx.Config{Balance: p.Balance, Failover: p.Failover, Failback: time.Duration(p.Failback),
 		FragmentSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs, MaxInline: p.Inline,

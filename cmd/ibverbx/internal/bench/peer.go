@@ -14,13 +14,13 @@ import (
 // peer is the process that drives the other end, and the conversation with it.
 type peer struct {
 	conn  *rendezvous.Conn
-	leads bool // this process drives end a and decides, the other one follows
+	leads bool // this process drives end a and decides; the other follows
 	// steps bounds each step of the conversation.
 	steps  context.Context
-	parted bool // this end has said why it gives up
+	parted bool // this end has reported why it gives up
 }
 
-// swap is a step in which both ends say something: it returns what the other one says.
+// swap is a step in which both ends send a message: it returns the other's.
 func swap[T any](p *peer, kind string, mine T) (theirs T, err error) {
 	if err = p.conn.Send(p.steps, kind, mine); err == nil {
 		err = p.conn.Receive(p.steps, kind, &theirs)
@@ -28,7 +28,7 @@ func swap[T any](p *peer, kind string, mine T) (theirs T, err error) {
 	return theirs, err
 }
 
-// meet is a step that is over when both ends have come to it.
+// meet is a step that is over when both ends have reached it.
 func (p *peer) meet(kind string) error {
 	if err := p.conn.Send(p.steps, kind, nil); err != nil {
 		return err
@@ -36,7 +36,8 @@ func (p *peer) meet(kind string) error {
 	return p.conn.Receive(p.steps, kind, nil)
 }
 
-// decide is a step in which the leading end says what it has decided. It returns that at both ends.
+// decide is a step in which the leading end sends its decision. It returns the decision at both
+// ends.
 func decide[T any](p *peer, kind string, mine T) (decided T, err error) {
 	if p.leads {
 		return mine, p.conn.Send(p.steps, kind, mine)
@@ -45,7 +46,7 @@ func decide[T any](p *peer, kind string, mine T) (decided T, err error) {
 	return decided, err
 }
 
-// stepsOf returns a context that ends a while after ctx, because the run was interrupted.
+// stepsOf returns a context that ends some time after ctx, because the run was interrupted.
 func stepsOf(ctx context.Context, after time.Duration) (context.Context, func()) {
 	steps, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -63,12 +64,12 @@ func interruptedOr(ctx context.Context, err error) error {
 	return err
 }
 
-// flushPatience is how long the NICs have to report what becomes of requests to a peer that has
-// gone: longer than their retries take.
+// flushPatience is how long the NICs may take to complete requests to a peer that has gone: longer
+// than their retries.
 const flushPatience = 5 * time.Second
 
-// watch is a context that ends with the peer. Requests to it get the time to fail first, so that
-// the error has what the queue pair reports.
+// watch returns a context that ends with the peer, after requests to it had time to fail, so that
+// the error has the queue pair's report.
 func (p *peer) watch(sends bool) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(p.steps)
 	over := make(chan struct{})
@@ -94,7 +95,7 @@ func (p *peer) watch(sends bool) (context.Context, func()) {
 }
 
 // part tells the peer why this end gives up, ends the conversation, and returns the reason together
-// with that of the peer, if it has another one. Only the first call does so.
+// with the peer's, if that differs. Only the first call does so.
 func (p *peer) part(why error) error {
 	if p.parted {
 		return why
@@ -115,7 +116,7 @@ func (p *peer) part(why error) error {
 
 // The steps of a cell.
 
-// open settles that a sample of the cell is taken. It is false when the run has to end.
+// open agrees with the peer to take a sample of the cell. It returns false if the run must end.
 func (c *cell) open() (goesOn bool, err error) {
 	body := cellBody{Stop: c.interrupted()}
 	if c.peer != nil {
@@ -124,7 +125,7 @@ func (c *cell) open() (goesOn bool, err error) {
 	return !body.Stop, err
 }
 
-// follow plays the rounds of a sample that the leading end asks for.
+// follow plays the leading end's rounds of a sample.
 func (c *cell) follow() error {
 	for {
 		next, err := decide(c.peer, kindRound, roundBody{})
@@ -155,8 +156,8 @@ func (c *cell) begin(n int, warmup bool) error {
 	return c.peer.conn.Receive(c.peer.steps, kindReady, nil)
 }
 
-// conclude ends a round: what came has been compared at both ends. took is how long what this end
-// sends has been under way, and theirs the same of the other one.
+// conclude ends a round: both ends have compared the arrived messages. took is how long this end's
+// messages were under way, and theirs the same for the other end.
 func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration, err error) {
 	if c.peer == nil {
 		return 0, nil
@@ -180,11 +181,11 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 	return time.Duration(v.Took), nil
 }
 
-// share settles the figures of a size: both ends tell theirs, of which those of the leading end
-// count, with what the queue pairs of each end have counted.
+// share exchanges the figures of a size: those of the leading end count, with the statistics of
+// each end's queue pairs.
 func (r *runner) share(row []Result) ([]Result, error) {
 	mine := rowBody{Results: slices.Clone(row), Stop: r.stopped}
-	for i := range row { // time lines, and what only this end knows, stay here
+	for i := range row { // time lines, and data that only this end knows, stay here
 		mine.Results[i].Timeline, mine.Results[i].Losses = nil, nil
 	}
 	theirs, err := swap(r.peer, kindRow, mine)

@@ -14,19 +14,19 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
-// Document is what all documents of measurements have.
+// Document has the fields of all documents of measurements.
 type Document struct {
 	Tool        string  `json:"tool"`
 	Version     string  `json:"version"`
-	Note        string  `json:"note,omitempty"` // of the program: what it has chosen itself
+	Note        string  `json:"note,omitempty"` // of the program, on what it has chosen itself
 	Machine     Machine `json:"machine"`
 	Interrupted bool    `json:"interrupted"`
-	Seconds     float64 `json:"seconds"` // the whole run, with what is not timed
+	Seconds     float64 `json:"seconds"` // the whole run, the untimed parts included
 	OK          bool    `json:"ok"`
 	Error       string  `json:"error,omitempty"`
 }
 
-// End completes the document of a run that has begun at a time. err is why it failed.
+// End completes the document of a run that began at the given time. err is why it failed.
 func (d *Document) End(began time.Time, err error) {
 	d.Seconds, d.OK = time.Since(began).Seconds(), err == nil
 	if err != nil {
@@ -79,34 +79,35 @@ type Result struct {
 	Error    string        `json:"error,omitempty"`
 	Stats    EndStats      `json:"stats,omitzero"` // of virtual queue pairs
 	Repairs  EndRepairs    `json:"nic_repairs,omitzero"`
-	// Losses say why queue pairs were lost, where others went on without them.
+	// Losses say why queue pairs were lost while others continued.
 	Losses   []Loss    `json:"lost_queue_pairs,omitempty"`
-	Timeline *Timeline `json:"timeline,omitempty"` // where it was asked for
+	Timeline *Timeline `json:"timeline,omitempty"` // if requested
 
 	Err error `json:"-"`
 
-	samples []float64 // a turn: messages a second, or medians in nanoseconds
+	samples []float64 // one per turn: messages a second, or medians in nanoseconds
 }
 
 // Loss says why queue pairs of a NIC were taken out of service, and how many times.
 type Loss struct {
-	End    string `json:"end"` // "a" or "b"; those of another process are not among them
+	End    string `json:"end"` // "a" or "b", but not the end of another process
 	Device string `json:"device"`
 	Cause  string `json:"cause"`
 	Times  int    `json:"times"`
 }
 
-// Repairs is what NICs had to repair, the warm-up included, by the names of their counters: those
-// of NICs made of UDP sockets, or what the kernel shows of a NIC's hardware. Others do not say it.
+// Repairs counts the repairs of NICs, the warm-up included, by the names of their counters: those
+// of NICs made of UDP sockets, or the hardware counters that the kernel shows. Other NICs have
+// none.
 type Repairs map[string]uint64
 
-// EndRepairs is that of both ends.
+// EndRepairs has the repairs of both ends.
 type EndRepairs struct {
 	A Repairs `json:"a,omitempty"`
 	B Repairs `json:"b,omitempty"`
 }
 
-// add adds what came after before.
+// add adds the difference between two readings.
 func (r *Repairs) add(now, before Repairs) {
 	for name, n := range now {
 		if n <= before[name] {
@@ -119,20 +120,20 @@ func (r *Repairs) add(now, before Repairs) {
 	}
 }
 
-// Add adds another cell's.
+// Add adds the repairs of another cell.
 func (r *EndRepairs) Add(of EndRepairs) {
 	r.A.add(of.A, nil)
 	r.B.add(of.B, nil)
 }
 
-// EndStats is what the virtual queue pairs of both ends counted in a cell.
+// EndStats has the statistics of both ends' virtual queue pairs in a cell.
 type EndStats struct {
 	A QPStats `json:"a"`
 	B QPStats `json:"b"`
 }
 
-// QPStats is what a virtual queue pair counted. Its scheme is that of the column: the library's has
-// no effect with a single queue pair.
+// QPStats has the statistics of a virtual queue pair. Its scheme is that of the column: the
+// library's has no effect with a single queue pair.
 type QPStats struct {
 	Scheme Scheme `json:"scheme"`
 	ibverbx.Stats
@@ -151,7 +152,7 @@ type Percentile struct {
 	Max           int64   `json:"max_ns"`
 }
 
-// finish computes what follows from the rest.
+// finish computes the fields that follow from the others.
 func (r *Result) finish() {
 	r.Spread = spreadOf(r.samples)
 	if r.Seconds > 0 {
@@ -166,7 +167,7 @@ func (r *Result) finish() {
 	}
 }
 
-// failure says what failed, and what faults had been injected.
+// failure returns what failed, and which faults had been injected.
 func (r *Result) failure() error {
 	var faults []string
 	for _, f := range r.Faults {
@@ -208,11 +209,11 @@ func since(now, before ibverbx.Stats) ibverbx.Stats {
 // Machine is where a run took place.
 type Machine struct {
 	CPU   string `json:"cpu"`
-	Cores int    `json:"cores"` // that Go uses at a time
+	Cores int    `json:"cores"` // used by Go at a time
 	OS    string `json:"os"`
 	Arch  string `json:"arch"`
 	Go    string `json:"go"`
-	// how long a reading of the clock takes, which every sample of a latency includes
+	// Clock is the time of a reading of the clock, which every sample of a latency includes.
 	Clock int64 `json:"clock_ns"`
 }
 
@@ -224,9 +225,9 @@ func ThisMachine() Machine {
 
 var modelName = regexp.MustCompile(`(?m)^model name\s*:\s*(.*\S)`)
 
-// cpuModel is the processor's name, or the architecture where the system does not say.
+// cpuModel returns the processor's name, or the architecture if the system does not know.
 func cpuModel() string {
-	text, _ := os.ReadFile("/proc/cpuinfo") // without it there is no name either
+	text, _ := os.ReadFile("/proc/cpuinfo") // an error leaves the name empty
 	if name := modelName.FindSubmatch(text); name != nil {
 		return string(name[1])
 	}

@@ -15,8 +15,8 @@ type round struct {
 	number uint64
 	tasks  [2]layers.Task
 	posted [2]int // messages that each end has sent, once its part is played
-	// Of two processes each end says that it has sent its messages once they have completed, and
-	// neither ends the round before it has heard that from the other.
+	// With two processes, each end reports that it has sent its messages once they have completed,
+	// and neither ends the round before the other has reported that.
 	said, heard bool
 }
 
@@ -35,7 +35,7 @@ func (c *cell) task(ctx context.Context, end, n int, warmup bool) layers.Task {
 		t.Check = c.early(end)
 	}
 	if c.p.Mode.Series() {
-		t.Window = c.accepted(2) // with 1 an answer would wait until the one before is acknowledged
+		t.Window = c.accepted(2) // with 1 an answer would wait for the acknowledgement of the one before
 		if end == 0 {
 			if len(c.times) < n {
 				c.times = make([]int64, n)
@@ -105,8 +105,8 @@ func (c *cell) runRound(n int, warmup bool) error {
 	if err != nil {
 		return err
 	}
-	// Of two ends that send at the same time the slower one counts,
-	// since neither clock covers both.
+	// Of two ends that send at the same time the slower one counts, since neither clock covers
+	// both.
 	elapsed = max(elapsed, min(theirs, time.Since(start)))
 	if c.p.Mode.Series() && (c.peer == nil || c.peer.leads) {
 		elapsed = c.record(n)
@@ -121,7 +121,7 @@ func (c *cell) runRound(n int, warmup bool) error {
 	return nil
 }
 
-// countPosted notes how many messages each end has sent.
+// countPosted records how many messages each end has sent.
 func (c *cell) countPosted(warmup bool) {
 	for i, e := range c.pair.ends {
 		c.posted[i] = c.tasks[i].Send
@@ -144,8 +144,8 @@ func (c *cell) record(n int) (all time.Duration) {
 	return all
 }
 
-// elapsed is how long what the ends here send was under way. In two processes, what follows is
-// conversation and is not counted, nor is anything at an end that sends nothing.
+// elapsed returns how long the messages of the ends here were under way. With two processes,
+// neither the conversation that follows counts, nor anything at an end that sends nothing.
 func (c *cell) elapsed(start time.Time) (longest time.Duration) {
 	for i, e := range c.pair.ends {
 		if t := &c.tasks[i]; e != nil && (t.Send > 0 || t.Take > 0 && c.peer == nil) {
@@ -155,8 +155,8 @@ func (c *cell) elapsed(start time.Time) (longest time.Duration) {
 	return longest
 }
 
-// deadline is a context that ends when a round has to end: soon after the user has asked for it, or
-// when the other process has gone.
+// deadline returns a context that ends when a round must end: soon after an interrupt, or when the
+// other process has gone.
 func (c *cell) deadline() (context.Context, func()) {
 	if c.peer != nil {
 		_, at := c.pair.here()
@@ -165,15 +165,15 @@ func (c *cell) deadline() (context.Context, func()) {
 	return stepsOf(c.ctx, lastRound)
 }
 
-// patience is how long nothing may move in a round of n messages.
+// patience returns how long nothing may move in a round of n messages.
 func (c *cell) patience(n int, warmup bool) time.Duration {
 	if c.peer == nil {
 		return patience(c.p, idlePatience, c.size)
 	}
 	if _, at := c.pair.here(); c.sends(1-at) && !c.shape.Seen {
-		// This end sees nothing of what the other process sends: once its own messages are reported
-		// nothing moves here. A link slower than slowest is as slow as in the round before, but for
-		// the warm-up: its first message may have gone faster than a rate limit lets others go.
+		// This end does not see the other process's messages: once its own messages are reported
+		// nothing moves here. A link slower than slowest is as slow as in the round before, except
+		// in the warm-up, whose first message may have been faster than a rate limit allows.
 		speed := slowest
 		switch {
 		case warmup:
@@ -186,7 +186,7 @@ func (c *cell) patience(n int, warmup bool) time.Duration {
 	return patience(c.p, c.peer.conn.Timeout(), c.size)
 }
 
-// cause is why ctx ended where err says only that it has.
+// cause returns why ctx ended, if err says only that it has.
 func cause(ctx context.Context, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return context.Cause(ctx)
@@ -194,8 +194,8 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// converse tells the other process that this end has sent its messages, as soon as it has, and
-// hears the same from the other.
+// converse reports to the other process that this end has sent its messages, as soon as it has, and
+// receives the same report.
 func (c *cell) converse() error {
 	if c.peer == nil {
 		return nil
@@ -221,7 +221,7 @@ func (c *cell) converse() error {
 	return nil
 }
 
-// parted reports whether both ends of a round have said that they have sent their messages.
+// parted reports whether both ends of a round have reported that they have sent their messages.
 func (c *cell) parted() bool {
 	if c.peer == nil {
 		return true
@@ -230,7 +230,7 @@ func (c *cell) parted() bool {
 	return (c.said || !c.sends(at)) && (c.heard || !c.sends(1-at))
 }
 
-// verify compares what the round brought to this process, and says how many messages that were.
+// verify compares the messages that the round brought to this process, and returns their number.
 // Both ends are idle.
 func (c *cell) verify() (verified int, err error) {
 	for end := range c.pair.ends {
@@ -255,7 +255,7 @@ func (c *cell) verify() (verified int, err error) {
 	return verified, nil
 }
 
-// compare checks what the first n messages of an end brought.
+// compare checks the data of an end's first n messages.
 func (c *cell) compare(end, n int) error {
 	at := c.pair.ends[c.compares(end)]
 	switch {
@@ -273,8 +273,8 @@ func (c *cell) compare(end, n int) error {
 	return c.mem.verify(at.Target(), c.mem.ends[end].src, c.number, n, c.size)
 }
 
-// early compares each message to an end when that end sees it: its bytes must be there by then. It
-// is nil where messages are not compared so.
+// early returns a function that compares each message to an end when that end sees it, because its
+// bytes must be there by then. It is nil if messages are not compared in this way.
 func (c *cell) early(end int) func(i int) error {
 	if !c.p.Verify || c.pair.ends[end] == nil {
 		return nil
@@ -286,7 +286,7 @@ func (c *cell) early(end int) func(i int) error {
 const (
 	// idlePatience is how long nothing may happen between two ends in this process.
 	idlePatience = 20 * time.Second
-	// lastRound is how long a round may still take once the user has asked for the end.
+	// lastRound is how long a round may still take after an interrupt.
 	lastRound = 2 * time.Second
 	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too,
 	// count as stalled.
@@ -295,9 +295,9 @@ const (
 	slowestLink = 125e3
 )
 
-// patience is how long nothing may move between two ends of which at least one is in this process.
-// It is generous, because a slow machine is no error: idlePatience, and what a message takes, in
-// both directions, at the slowest speed.
+// patience returns how long nothing may move between two ends of which at least one is in this
+// process. It is generous, because a slow machine is no error: idlePatience, plus the time of a
+// message in both directions at the slowest speed.
 func patience(p *Params, idle time.Duration, size int) time.Duration {
 	if p.unknownSpeed() {
 		return idle + transfer(2*size, slowest)
@@ -312,7 +312,7 @@ func patience(p *Params, idle time.Duration, size int) time.Duration {
 	return d
 }
 
-// transfer is how long bytes take at a speed, in bytes a second.
+// transfer returns how long bytes take at a speed in bytes a second.
 func transfer(bytes int, speed float64) time.Duration {
 	return time.Duration(float64(bytes) / speed * float64(time.Second))
 }

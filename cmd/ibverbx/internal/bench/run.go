@@ -9,20 +9,20 @@ import (
 // Observer follows the progress of a run. It is called between measurements,
 // from the goroutine of Run.
 type Observer interface {
-	// Start comes first, once it is settled what is measured. peer is nil when both ends are in
-	// this process.
+	// Start comes first, once the parameters are settled. peer is nil if both ends are in this
+	// process.
 	Start(p *Params, peer *Peer)
-	// Row brings the cells of a size, in the order of the schemes.
+	// Row receives the cells of a size, in the order of the schemes.
 	Row(row []Result)
 }
 
-// ErrInterrupted says that the run was interrupted before it had measured everything.
+// ErrInterrupted means that the run was interrupted before it had measured everything.
 var ErrInterrupted = errors.New("interrupted: the rest was not measured")
 
-// Run measures. When ctx ends it finishes what is under way and returns what it has; the report
-// then says so, and the error is [ErrInterrupted]. Otherwise the error is that of the first cell
-// that failed, which the report holds too; or a [*UsageError] or another reason for which nothing
-// could be measured, and then there is no report.
+// Run measures. When ctx ends it finishes the round under way and returns its results so far; the
+// report then says so, and the error is [ErrInterrupted]. Otherwise the error is that of the first
+// failed cell, which is in the report too; or, without a report, a [*UsageError] or another reason
+// why nothing could be measured.
 func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, error) {
 	run := newRunner(ctx, p, bothHere(), o)
 	err := run.open(open)
@@ -48,15 +48,15 @@ type runner struct {
 	columns  []*pair
 	observer Observer
 	report   *Report
-	stopped  bool // the run ends before everything is measured: the end that decides was interrupted
-	// complete says that everything was measured: what ends the run from then on takes nothing from
-	// its figures.
+	stopped  bool // the run ends early: the end that decides was interrupted
+	// complete is set once everything was measured: an error after that does not affect the
+	// figures.
 	complete bool
 	peer     *peer // nil when both ends are in this process
 	start    time.Time
 }
 
-// bothHere says that this process drives both ends.
+// bothHere means that this process drives both ends.
 func bothHere() [2]bool { return [2]bool{true, true} }
 
 func newRunner(ctx context.Context, p *Params, here [2]bool, o Observer) *runner {
@@ -83,10 +83,10 @@ func (r *runner) rows() error {
 	return nil
 }
 
-// parted says whether the conversation with another process has ended.
+// parted reports whether the conversation with another process has ended.
 func (r *runner) parted() bool { return r.peer != nil && r.peer.conn.Err() != nil }
 
-// end completes the report. err is what ended the run before its time.
+// end completes the report. err is what ended the run early.
 func (r *runner) end(err error) (*Report, error) {
 	report := r.report
 	for i := range report.Results {
@@ -103,10 +103,10 @@ func (r *runner) end(err error) (*Report, error) {
 	return report, err
 }
 
-// decides says whether this process says when the run ends.
+// decides reports whether this process decides when the run ends.
 func (r *runner) decides() bool { return r.peer == nil || r.peer.leads }
 
-// interrupted says whether ctx has ended.
+// interrupted reports whether ctx has ended.
 func (r *runner) interrupted() bool { return r.ctx.Err() != nil }
 
 // open connects each column. All stay open for the whole run: their cells of one size are measured
@@ -130,8 +130,8 @@ func (r *runner) close() error {
 	return errors.Join(errs...)
 }
 
-// row measures the cells of a size in turns: in each every column gives a sample, and they do so in
-// another order. A disturbance of the machine then affects all of them.
+// row measures the cells of a size in turns: in each turn every column gives a sample, in another
+// order, so that a disturbance of the machine affects all of them.
 func (r *runner) row(size int) (row []Result, err error) {
 	cells := make([]*cell, len(r.columns))
 	for turn := 0; turn < r.p.Samples && err == nil && !r.stopped && !r.parted(); turn++ {
@@ -162,7 +162,7 @@ func (r *runner) takeTurn(cells []*cell, size, turn int) error {
 	for i := range r.columns {
 		at := (i + turn) % len(r.columns)
 		if r.columns[at].failed {
-			continue // its failure is in a row already, or in this one
+			continue // its failure is in this row or an earlier one
 		}
 		c := cells[at]
 		if c == nil {

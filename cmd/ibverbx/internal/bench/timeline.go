@@ -7,18 +7,18 @@ import (
 	"ibverbx"
 )
 
-// Timeline is the bandwidth of a cell over its time. The time is that of the timed rounds,
-// one behind the other: it stands while messages are compared.
+// Timeline is the bandwidth of a cell over its time. The time is that of the timed rounds, one
+// after the other: the clock stops while messages are compared.
 type Timeline struct {
 	Interval Seconds `json:"interval_seconds"`
-	// Length is that of the whole. The last interval has the rest: it is up to twice as long as the
-	// others, and longer where a cell takes many times as long as its warm-up let expect.
+	// Length is the whole duration. The last interval has the rest: it is up to twice as long as
+	// the others, and longer if a cell takes many times as long as its warm-up suggested.
 	Length Seconds `json:"seconds"`
 	// Total is the bandwidth in GB/s in each interval: of the messages whose sends were reported at
-	// the ends that are in this process. Those of a round that failed are among them.
+	// the ends in this process, those of a failed round included.
 	Total []float64 `json:"gb_per_second"`
 	// Rails is what each rail carried; none with a single queue pair. Fragments count as soon as
-	// the rail has completed them, and again where they were sent again.
+	// the rail has completed them, and again if they were sent again.
 	Rails []RailLine `json:"rails,omitempty"`
 	Marks []Mark     `json:"marks,omitempty"` // by time
 }
@@ -26,7 +26,7 @@ type Timeline struct {
 // RailLine is what a rail carried over time.
 type RailLine struct {
 	Rail   int       `json:"rail"`
-	Device string    `json:"device"` // at the end that is here, or at end a
+	Device string    `json:"device"` // at the end in this process, or at end a
 	Total  []float64 `json:"gb_per_second"`
 }
 
@@ -34,10 +34,10 @@ type RailLine struct {
 type Mark struct {
 	At   Seconds  `json:"seconds"`
 	Kind MarkKind `json:"kind"`
-	Text string   `json:"text"` // the fault, or what has happened
+	Text string   `json:"text"` // the fault or event
 }
 
-// MarkKind says what happened.
+// MarkKind is the kind of an event.
 type MarkKind string
 
 // The kinds of marks.
@@ -49,26 +49,26 @@ const (
 )
 
 const (
-	// AutoInterval is a [Params.Interval] that follows from the speed and the length of the cell.
+	// AutoInterval derives [Params.Interval] from the speed and the length of the cell.
 	AutoInterval Seconds = -1
 	// LeastInterval is the shortest interval.
 	LeastInterval = Seconds(time.Millisecond)
 	// MostInterval is the longest one.
 	MostInterval = Seconds(time.Hour)
 
-	autoInterval = 10 * time.Millisecond // where messages come fast enough
-	// autoMessages is how many messages an interval has at least: with fewer the line would show
+	autoInterval = 10 * time.Millisecond // if messages come fast enough
+	// autoMessages is the least number of messages in an interval: with fewer the line would show
 	// single messages.
 	autoMessages = 8
-	// Intervals are so long that a cell which goes on as it has warmed up has that many at most:
-	// none has more than mostIntervals.
+	// autoIntervals is the most intervals of a cell at the speed of its warm-up; none has more than
+	// mostIntervals.
 	autoIntervals = 400
 	mostIntervals = 10000
 	// looksPerInterval is how often in an interval the counters are read.
 	looksPerInterval = 8
 )
 
-// interval is that of the time line of the cell, which has warmed up.
+// interval returns the interval of the cell's time line, after the warm-up.
 func (c *cell) interval() time.Duration {
 	length := time.Duration(c.p.Duration)
 	if c.p.Iterations > 0 {
@@ -80,7 +80,7 @@ func (c *cell) interval() time.Duration {
 	return max(time.Duration(c.p.Interval), length/mostIntervals)
 }
 
-// takes is how long n messages take at the pace of the last round.
+// takes returns how long n messages take at the pace of the last round.
 func (c *cell) takes(n int) time.Duration {
 	seconds := min(float64(n)/c.pace, time.Duration(MostInterval).Seconds())
 	return time.Duration(seconds * float64(time.Second))
@@ -92,13 +92,13 @@ type recorder struct {
 	begun    time.Duration // by the watch
 	interval time.Duration
 	read     time.Duration // when the counters were read last
-	last     tally         // what they said then
+	last     tally         // their values then
 	total    []float64     // bytes in each interval
 	rails    [][]float64   // likewise
 	marks    []Mark
 }
 
-// tally is what the counters of the ends say.
+// tally has the values of the ends' counters.
 type tally struct {
 	bytes uint64 // of messages reported
 	lost  uint64 // rails, at the end that has lost more
@@ -109,7 +109,7 @@ type tally struct {
 type railTally struct {
 	device string
 	bytes  uint64 // completed
-	down   bool   // what the rail completes has failed
+	down   bool   // the rail's completions have failed
 }
 
 func newRecorder(c *cell) *recorder {
@@ -118,18 +118,18 @@ func newRecorder(c *cell) *recorder {
 		rails: make([][]float64, len(first.rails))}
 }
 
-// now is the time since the beginning.
+// now returns the time since the beginning.
 func (r *recorder) now() time.Duration { return r.watch.now() - r.begun }
 
-// mark records an event. Without a recorder nobody looks.
+// mark records an event. A nil recorder records nothing.
 func (r *recorder) mark(kind MarkKind, text string) {
 	if r != nil {
 		r.marks = append(r.marks, Mark{Seconds(r.now()), kind, text})
 	}
 }
 
-// look does what is due after posted messages of the round: it reads the counters, and puts faults
-// in force.
+// look does what is due after posted messages of the round: it reads the counters, and injects
+// faults.
 func (c *cell) look(posted int) error {
 	if r := c.recorder; r != nil && r.now() >= r.read+r.interval/looksPerInterval {
 		r.note(c.tally())
@@ -137,11 +137,11 @@ func (c *cell) look(posted int) error {
 	return c.pair.faults.look(c.pair.sent+posted, c.recorder)
 }
 
-// note records what the counters say now.
+// note records the present values of the counters.
 func (r *recorder) note(n tally) {
 	now := r.now()
 	if now <= r.read {
-		return // no time has passed: what they have counted is that of the next reading
+		return // no time has passed: the next reading gets the difference
 	}
 	r.total = r.spread(r.total, now, n.bytes-r.last.bytes)
 	for i := range n.rails {
@@ -180,7 +180,7 @@ func (r *recorder) spread(line []float64, now time.Duration, bytes uint64) []flo
 	return line
 }
 
-// Took is how long interval i is.
+// Took returns the length of interval i.
 func (t *Timeline) Took(i int) time.Duration {
 	if i == len(t.Total)-1 {
 		return time.Duration(t.Length - Seconds(i)*t.Interval)
@@ -188,7 +188,7 @@ func (t *Timeline) Took(i int) time.Duration {
 	return time.Duration(t.Interval)
 }
 
-// bandwidths are the GB/s of a line of bytes in each interval.
+// bandwidths converts a line of bytes in each interval to GB/s.
 func (t *Timeline) bandwidths(line []float64) []float64 {
 	list := make([]float64, len(t.Total))
 	for i, bytes := range line {
@@ -200,7 +200,7 @@ func (t *Timeline) bandwidths(line []float64) []float64 {
 	return list
 }
 
-// timeline is what was recorded.
+// timeline returns the recorded time line.
 func (r *recorder) timeline() *Timeline {
 	length := r.now()
 	if length <= 0 {
@@ -241,27 +241,27 @@ func (c *cell) tally() (n tally) {
 	return n
 }
 
-// completed is how many bytes a rail has sent, or read, and completed. What is outstanding are
-// fragments of one size, but for the last of each message.
+// completed returns how many bytes a rail has sent, or read, and completed. Outstanding fragments
+// have one size, except for the last of each message.
 func (c *cell) completed(rail *ibverbx.RailStats) uint64 {
 	fragment := uint64(min(c.size, int(c.p.Fragment)))
 	return rail.Bytes - min(rail.Bytes, uint64(rail.Outstanding)*fragment)
 }
 
-// stopwatch measures the time of a column: it runs while a timed round is played, and stands while
+// stopwatch measures the time of a column: it runs while a timed round is played, and stops while
 // messages are compared and other columns are measured.
 type stopwatch struct {
 	elapsed time.Duration // until it was stopped last
-	started time.Time     // zero while it stands
+	started time.Time     // zero while it is stopped
 }
 
-// start lets it run.
+// start starts it.
 func (w *stopwatch) start() { w.started = time.Now() }
 
-// stop lets it stand.
+// stop stops it.
 func (w *stopwatch) stop() { w.elapsed, w.started = w.now(), time.Time{} }
 
-// now is what it shows.
+// now returns the elapsed time.
 func (w *stopwatch) now() time.Duration {
 	if w.started.IsZero() {
 		return w.elapsed

@@ -7,14 +7,14 @@ type Mode string
 
 // The modes.
 const (
-	Bandwidth Mode = "bw"  // of as many messages at a time as can be
+	Bandwidth Mode = "bw"  // of as many messages at a time as possible
 	Latency   Mode = "lat" // of one message at a time
 )
 
-// Modes are all of them.
+// Modes returns all modes.
 func Modes() []Mode { return []Mode{Bandwidth, Latency} }
 
-// Series says whether the mode measures one message at a time, of which each has its time.
+// Series reports whether the mode measures one message at a time, each with its own time.
 func (m Mode) Series() bool { return m == Latency }
 
 // Scheme is a column: how many queue pairs, and how they are used.
@@ -27,10 +27,10 @@ const (
 	DQPLB  Scheme = "dqplb"
 )
 
-// Schemes are all of them, in the order of the columns.
+// Schemes returns all schemes, in the order of the columns.
 func Schemes() []Scheme { return []Scheme{Single, Spray, DQPLB} }
 
-// words are names as text.
+// words returns names as text.
 func words[T ~string](list []T) (text []string) {
 	for _, v := range list {
 		text = append(text, string(v))

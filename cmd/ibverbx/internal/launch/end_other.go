@@ -4,5 +4,5 @@ package launch
 
 import "os/exec"
 
-// endWithThis does nothing: there is no such thing here.
+// endWithThis does nothing: this system cannot do it.
 func endWithThis(*exec.Cmd) {}

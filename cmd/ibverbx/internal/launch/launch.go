@@ -29,18 +29,18 @@ type Job struct {
 	Stdout, Stderr io.Writer
 	Grace          time.Duration      // from asking processes to end to killing them
 	Plain          bool               // lines are not marked
-	Report         func(words string) // says at once what has failed
+	Report         func(words string) // reports at once what has failed
 }
 
-// FailedError is how the first process that failed has ended, or the one that the job names.
+// FailedError is how the first failed process has ended, or the one that the job names.
 type FailedError struct {
 	Rank int
 	PID  int
-	Code int // its exit code; 128 and the signal's number if one has killed it
+	Code int // its exit code; 128 plus the signal's number if one has killed it
 	How  string
 }
 
-// Error says which process it was.
+// Error names the process.
 func (e *FailedError) Error() string {
 	return fmt.Sprintf("rank %d (pid %d): %s", e.Rank, e.PID, e.How)
 }
@@ -54,7 +54,7 @@ var ending = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.
 func takeSignals() (signals <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 16)
 	signal.Notify(c, slices.Concat(ending, forwarded)...)
-	// A pipe whose reader has gone is an error of a write, and does not end this process.
+	// A pipe whose reader has gone is then an error of a write, and does not end this process.
 	pipe := make(chan os.Signal, 1)
 	signal.Notify(pipe, syscall.SIGPIPE)
 	return c, func() { signal.Stop(c); signal.Stop(pipe) }
@@ -66,12 +66,12 @@ type ended struct {
 	err  error
 }
 
-// settle is for how long after a failure others are waited for: processes that see a peer die end
+// settle is how long to wait for other failures after the first: processes that see a peer die end
 // soon, and of several failures one by a signal is the cause.
 const settle = 100 * time.Millisecond
 
-// Run runs a job, and forwards signals to it. The error is a [*FailedError] where a process has
-// failed. Where their output cannot be written, the processes are ended, and the error is why.
+// Run runs a job, and forwards signals to it. The error is a [*FailedError] if a process has
+// failed. If their output cannot be written, the processes are ended, and the error is why.
 func (j *Job) Run() error {
 	env, name, err := environment(j.N)
 	if err != nil {
@@ -81,7 +81,7 @@ func (j *Job) Run() error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = reports.Close() }() // nothing is lost with it
+	defer func() { _ = reports.Close() }() // nothing is lost
 	env = append(env, job.EnvReport+"="+reports.LocalAddr().String())
 	r := &running{job: j, verdicts: make(chan verdict, 1), ended: make(chan ended, j.N),
 		lost: make(chan error, 2)}
@@ -92,7 +92,7 @@ func (j *Job) Run() error {
 	var stop func()
 	r.signals, stop = takeSignals()
 	defer stop()
-	// The processes end with the thread that has started them: it must be there until they have.
+	// The processes end with the thread that has started them, so it must outlive them.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer r.flush()
@@ -106,7 +106,7 @@ func (j *Job) Run() error {
 	return r.supervise()
 }
 
-// limitText says which limit keeps a process from being started.
+// limitText names the limit that keeps a process from being started.
 func limitText(err error) string {
 	switch {
 	case errors.Is(err, syscall.EMFILE):
@@ -117,10 +117,10 @@ func limitText(err error) string {
 	return ""
 }
 
-// environment is that of all processes, but for the rank, and the name of the job.
+// environment returns the environment of all processes, without the rank, and the name of the job.
 func environment(n int) (env []string, name string, err error) {
-	// Nobody holds the port until rank 0 does. Should another program take it first, rank 0 says
-	// so.
+	// The port is free until rank 0 takes it. If another program takes it first, rank 0 reports
+	// that.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, "", err
@@ -143,10 +143,10 @@ type running struct {
 	ended   chan ended
 	signals <-chan os.Signal
 	failed  []*FailedError // in their order, until they are reported
-	// verdicts has why the job has failed, as the first process says that learns it.
+	// verdicts has why the job has failed, as reported by the first process that learns it.
 	verdicts chan verdict
 	sinks    [2]sink    // Stdout and Stderr
-	lost     chan error // why one of them takes nothing more
+	lost     chan error // why one of them can no longer be written
 }
 
 // start starts a process.
@@ -159,7 +159,7 @@ func (r *running) start(rank int, env []string) error {
 	}
 	out, errs := &lines{w: &r.sinks[0], mark: mark}, &lines{w: &r.sinks[1], mark: mark}
 	cmd.Stdout, cmd.Stderr = out, errs
-	cmd.WaitDelay = time.Second // for what it has started to close its output
+	cmd.WaitDelay = time.Second // for its children to close its output
 	ownGroup(cmd)
 	endWithThis(cmd)
 	if err := cmd.Start(); err != nil {
@@ -200,7 +200,7 @@ func (r *running) supervise() error {
 				end()
 			}
 		case <-last:
-			// Rank 0 comes last: the others would take its end for the cause.
+			// Rank 0 comes last: the others would mistake its end for the cause.
 			send(syscall.SIGTERM, r.cmds[:1])
 		case err := <-r.lost:
 			output = fmt.Errorf("the output cannot be written, so the processes were ended: %w", err)
@@ -213,13 +213,13 @@ func (r *running) supervise() error {
 				send(s, r.cmds)
 				grace = time.After(r.job.Grace)
 			default:
-				r.kill() // it was said before
+				r.kill() // it was reported before
 			}
 		case <-grace:
 			r.kill()
 		}
 	}
-	r.kill() // what processes have left behind
+	r.kill() // children that processes have left behind
 	switch {
 	case output != nil:
 		return output
@@ -229,7 +229,7 @@ func (r *running) supervise() error {
 	return first
 }
 
-// report says what has failed, and returns the failure that gives the exit code.
+// report reports what has failed, and returns the failure that gives the exit code.
 func (r *running) report() *FailedError {
 	first, words := r.blame()
 	if r.live > 0 {
@@ -239,8 +239,8 @@ func (r *running) report() *FailedError {
 	return first
 }
 
-// blame returns the failure that is the cause, and says what it is: of the process that the job
-// names, or one by a signal, or the first. A process that the job names may not have ended.
+// blame returns the failure that is the cause, and words for it: that of the process that the job
+// names, or one by a signal, or the first. A process that the job names may still run.
 func (r *running) blame() (first *FailedError, words string) {
 	first = r.failed[0]
 	if i := slices.IndexFunc(r.failed, func(f *FailedError) bool { return f.Code > 128 }); i >= 0 {
@@ -255,7 +255,7 @@ func (r *running) blame() (first *FailedError, words string) {
 	words = v.Text
 	if rank := v.Rank; rank != nil && *rank >= 0 && *rank < len(r.cmds) {
 		i := slices.IndexFunc(r.failed, func(f *FailedError) bool { return f.Rank == *rank })
-		if i >= 0 && v.Code != "absent" { // its end says more than that it kept the others waiting
+		if i >= 0 && v.Code != "absent" { // its end explains more than the wait of the others
 			return r.failed[i], r.failed[i].Error()
 		}
 		words = fmt.Sprintf("rank %d (pid %d): %s", *rank, r.cmds[*rank].Process.Pid, v.Text)
@@ -263,7 +263,7 @@ func (r *running) blame() (first *FailedError, words string) {
 	return first, fmt.Sprintf("%s; the first to end is %v", words, first)
 }
 
-// verdict is why the job has failed, in the form in which package job tells its launcher.
+// verdict is why the job has failed, in the form in which package job reports it to its launcher.
 type verdict struct {
 	Job  string `json:"job"`
 	Rank *int   `json:"rank"` // nil if it is not one process alone
@@ -271,7 +271,7 @@ type verdict struct {
 	Text string `json:"text"`
 }
 
-// listen hears why the job of a name has failed, until the socket is closed.
+// listen receives why the named job has failed, until the socket is closed.
 func (r *running) listen(reports net.PacketConn, name string) {
 	buf := make([]byte, maxLine)
 	for {
@@ -283,13 +283,13 @@ func (r *running) listen(reports net.PacketConn, name string) {
 		if json.Unmarshal(buf[:n], &v) == nil && v.Job == name {
 			select {
 			case r.verdicts <- v:
-			default: // there is one
+			default: // there is one already
 			}
 		}
 	}
 }
 
-// failure is how a process has failed; nil where it has not.
+// failure returns how a process has failed; nil if it has not.
 func (r *running) failure(e ended) *FailedError {
 	if e.err == nil || errors.Is(e.err, exec.ErrWaitDelay) {
 		return nil
@@ -306,14 +306,14 @@ func (r *running) failure(e ended) *FailedError {
 	return f
 }
 
-// send sends a signal to those of some processes that live.
+// send sends a signal to the processes that still live.
 func send(s os.Signal, to []*exec.Cmd) {
 	for _, cmd := range to {
 		sendGroup(cmd, s)
 	}
 }
 
-// kill ends what is left of all processes.
+// kill ends all remaining processes and their children.
 func (r *running) kill() { send(os.Kill, r.cmds) }
 
 // reap waits for processes that were killed.
@@ -323,7 +323,7 @@ func (r *running) reap() {
 	}
 }
 
-// flush writes what stands on unfinished lines.
+// flush writes unfinished lines.
 func (r *running) flush() {
 	for _, l := range r.outputs {
 		l.flush()

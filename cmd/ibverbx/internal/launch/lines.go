@@ -6,24 +6,24 @@ import (
 	"sync"
 )
 
-// maxLine is how much of a line is held until its end is there, in bytes. What is longer is written
+// maxLine is how much of a line is held until its end arrives, in bytes. Longer lines are written
 // in parts, each marked as a line.
 const maxLine = 64 << 10
 
-// lines writes lines with a mark, each at once: those of several processes do not mix.
+// lines writes lines with a mark, each at once, so that those of several processes do not mix.
 type lines struct {
 	w    *sink
 	mark string // empty: nothing is added
 	held []byte // of a line without an end
 }
 
-// sink is where the lines of several processes go. What cannot be written any more is taken and
-// dropped: that is no fault of the processes.
+// sink takes the lines of several processes. Output that can no longer be written is accepted and
+// dropped, because that is no fault of the processes.
 type sink struct {
 	mu   sync.Mutex
 	w    io.Writer
 	err  error
-	lost func(error) // is told of the first error
+	lost func(error) // receives the first error
 }
 
 // Write takes any part of the output. It is called by one goroutine, and never fails.
@@ -44,7 +44,7 @@ func (l *lines) Write(b []byte) (int, error) {
 	}
 }
 
-// put writes what is held as a line.
+// put writes the held bytes as a line.
 func (l *lines) put() {
 	line := append([]byte(l.mark), l.held...)
 	if l.mark != "" && line[len(line)-1] != '\n' {
@@ -54,7 +54,7 @@ func (l *lines) put() {
 	l.w.write(line)
 }
 
-// flush writes a last line that has no end.
+// flush writes an unfinished last line.
 func (l *lines) flush() {
 	if len(l.held) > 0 {
 		l.put()

@@ -7,7 +7,7 @@ import (
 	"os/exec"
 )
 
-// forwarded are the signals that are forwarded and do not end the job: there are none here.
+// forwarded are the signals that are forwarded without ending the job: there are none here.
 //
 //nolint:gochecknoglobals // a constant
 var forwarded []os.Signal

@@ -12,20 +12,20 @@ import (
 	"ibverbx/verbs"
 )
 
-// base is what the ends of all layers have in common: memory, the round under way, and what has to
-// be closed.
+// base is common to the ends of all layers: memory, the round under way, and the resources to
+// close.
 type base struct {
 	*Config
-	src, dst *ibverbx.MR // nil where the layer names none, src also where nothing is read
+	src, dst *ibverbx.MR // nil if the layer needs none; src also if nothing is read
 	remote   struct{ src, dst ibverbx.RemoteMR }
 	task     Task
-	olds     []uint64 // what the atomics of the round brought
+	olds     []uint64 // results of the round's atomics
 	seen     int      // messages that have come
-	broken   error    // what ended the end; nil while it goes on
+	broken   error    // why the end is broken; nil while it works
 	opened   []func(ctx context.Context) error
 }
 
-// The methods of traffic that most layers share.
+// These are the methods of traffic that most layers share.
 
 func (b *base) Target() []byte                { return b.Dst }
 func (b *base) Counter() uint64               { return binary.NativeEndian.Uint64(b.Dst[b.Tail:]) }
@@ -46,20 +46,20 @@ func (b *base) next(t *Task) {
 	}
 }
 
-// places returns where message i lies in the source, and where it goes in the target.
+// places returns the offsets of message i in the source and in the target.
 func (b *base) places(i int) (from, to, size int) {
 	return b.task.Round.Source(i), b.task.Round.Target(i), b.task.Round.Size
 }
 
-// add is what atomic i adds.
+// add returns the number that atomic i adds.
 func (b *base) add(i int) uint64 { return b.task.Round.Counter(i+1) - b.task.Round.Counter(i) }
 
-// unknown is the error of an operation that the layer does not post.
+// unknown returns the error of an operation that the layer does not post.
 func (b *base) unknown() error {
 	return fmt.Errorf("--layer %s posts no --op %s", b.Shape.Layer, b.Shape.Op)
 }
 
-// register makes the memory of an end known to its NICs.
+// register registers the memory of an end with its NICs.
 func (b *base) register(dom *ibverbx.Domain) (err error) {
 	if len(b.Src) > 0 {
 		if b.src, err = dom.Register(b.Src, verbs.AccessLocalWrite|verbs.AccessRemoteRead); err != nil {
@@ -73,7 +73,7 @@ func (b *base) register(dom *ibverbx.Domain) (err error) {
 	return err
 }
 
-// memoryCard is the memory of an end as the other one names it.
+// memoryCard describes the memory of an end to the other end.
 func (b *base) memoryCard() (card Card) {
 	if b.src != nil {
 		card.Src = b.src.Remote()
@@ -82,12 +82,12 @@ func (b *base) memoryCard() (card Card) {
 	return card
 }
 
-// onClose has Close call f before what was opened earlier.
+// onClose makes Close call f, before the functions of earlier calls.
 func (b *base) onClose(f func() error) {
 	b.opened = append(b.opened, func(context.Context) error { return f() })
 }
 
-// Close closes what was opened, and drops the errors that only say that the peer has closed first.
+// Close closes everything, and drops errors that only say that the peer has closed first.
 func (b *base) Close(ctx context.Context) error {
 	var errs []error
 	for _, f := range slices.Backward(b.opened) {
@@ -102,7 +102,7 @@ func (b *base) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// open makes a domain of the end's NICs, and with rest what else the end is made of.
+// open makes a domain of the end's NICs, and with rest the other parts of the end.
 func (b *base) open(rest func(dom *ibverbx.Domain) error) error {
 	dom, err := ibverbx.NewDomain(b.Devices...)
 	if err != nil {
@@ -115,7 +115,7 @@ func (b *base) open(rest func(dom *ibverbx.Domain) error) error {
 	return err
 }
 
-// one is what post returns of an operation that was called once.
+// one returns the results of post for an operation that was called once.
 func one(err error) (int, error) {
 	if err != nil {
 		return 0, err

@@ -4,7 +4,7 @@
 // not know whether its peer is in this process.
 //
 // An [End] is one end of a connection. [End.Begin] prepares it for a round, [Run] plays the part of
-// one end, or of both ends, in one goroutine. A [Round] says what the messages carry. What a layer
-// does for an end is the interface traffic: qp.go implements it for virtual queue pairs, layers.go
-// for everything above them.
+// one end, or of both ends, in one goroutine. A [Round] determines the contents of the messages. A
+// layer implements the interface traffic for an end: qp.go for virtual queue pairs, layers.go for
+// everything above them.
 package layers

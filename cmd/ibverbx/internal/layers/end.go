@@ -13,38 +13,37 @@ import (
 	"ibverbx/verbs"
 )
 
-// Config says what an end is made of.
+// Config describes an end.
 type Config struct {
 	Name    string // of the end, in errors
 	Shape   Shape
 	Window  int            // messages outstanding
-	Inline  int            // up to so many bytes queue pairs send inline; QP.MaxInline allows it
+	Inline  int            // queue pairs send up to so many bytes inline; QP.MaxInline allows it
 	QP      ibverbx.Config // of the virtual queue pair
 	Devices []verbs.Device
-	Src     []byte // messages are read there, by this end or, with Shape.Reads, by the peer
-	Dst     []byte // messages arrive there; behind the slots lies the counter of atomics
+	Src     []byte // messages are read from it, by this end or, with Shape.Reads, by the peer
+	Dst     []byte // messages arrive in it; behind the slots lies the counter of atomics
 	Tail    int    // offset of the counter in Dst, a multiple of 8
 }
 
 // Task is a round as one end sees it.
 type Task struct {
-	Ctx     context.Context // ends operations that block, which some layers have
+	Ctx     context.Context // ends blocking operations of layers
 	Round   Round
 	Send    int     // messages that this end sends
 	Take    int     // messages of the peer that it sees
-	Answers bool    // it sends one for each that has come, and not before
-	Times   []int64 // where not nil it sends one at a time, and notes how many nanoseconds each took
+	Answers bool    // it answers each message that has come with one of its own
+	Times   []int64 // if not nil it sends one at a time, and records the nanoseconds of each
 	Window  int     // messages outstanding at most
 
-	// Check looks at message i of the peer as soon as this end has seen it; nil for no check.
+	// Check verifies message i of the peer as soon as this end has seen it; nil for no check.
 	Check func(i int) error
-	// Look is called again and again with the messages posted; its error ends the round. Nil for
-	// nothing.
+	// Look, if not nil, is called repeatedly with the number of messages posted; its error ends the
+	// round.
 	Look func(posted int) error
 }
 
-// Card is what two ends exchange to connect: of the cards the one of their layer. It travels as
-// JSON.
+// Card is what two ends exchange to connect: it has the card of their layer. It travels as JSON.
 type Card struct {
 	QP        ibverbx.BusinessCard `json:"card,omitzero"`
 	Transport *transport.Card      `json:"transport,omitempty"`
@@ -53,44 +52,44 @@ type Card struct {
 	Dst       ibverbx.RemoteMR     `json:"dst"`
 }
 
-// traffic is what a layer does for an end.
+// traffic is the part of an end that depends on its layer.
 type traffic interface {
 	// begin prepares for a round: receives are posted when it returns.
 	begin(t *Task) error
 	// post starts up to n messages from message i on, and returns how many it has started.
-	// [transport.ErrNoResource]: the others not yet.
+	// [transport.ErrNoResource] means that the others cannot start yet.
 	post(i, n int) (int, error)
-	// flush makes completed become true once everything posted has completed, with remote once it
-	// is visible to the peer's processor. [transport.ErrNoResource]: call it again.
+	// flush makes completed return true once everything posted has completed; with remote, once it
+	// is visible to the peer's processor. [transport.ErrNoResource] means: call it again.
 	flush(remote bool) error
 	completed() (bool, error)
 	// arrived returns how many messages of the round have come.
 	arrived() (int, error)
 	progress() int
-	// arm returns a channel on which a completion is announced; nil where there is no such channel.
+	// arm returns a channel that announces a completion, or nil if there is none.
 	arm() (<-chan struct{}, error)
 	// Card describes the end to its peer, and Connect connects to the end that sent a card.
 	Card() (Card, error)
 	Connect(peer *Card) error
-	// Target is the memory that messages land in, Counter the number there that the peer's atomics
-	// work on, and Old what atomic i of the round brought. See Round.Counter for what they hold.
+	// Target is the memory in which messages land, Counter the number there that the peer's atomics
+	// change, and Old the result of atomic i of the round. Round.Counter has their values.
 	Target() []byte
 	Counter() uint64
 	Old(i int) uint64
-	// Close ends the end. What is outstanding is cut off when ctx ends.
+	// Close closes the end. When ctx ends it cuts off outstanding work.
 	Close(ctx context.Context) error
 }
 
-// Errors of an end.
+// These are the errors of an end.
 var (
-	// ErrVerify says that completions came out of order or in the wrong number, or that what
-	// arrived is not what was sent.
+	// ErrVerify means that completions came out of order or in the wrong number, or that the
+	// received data differs from the sent data.
 	ErrVerify = errors.New("verification failed")
-	// ErrRequests says that requests completed unsuccessfully. The virtual queue pair says why.
+	// ErrRequests means that requests failed. The virtual queue pair knows why.
 	ErrRequests = errors.New("requests failed")
-	// ErrStalled says that nothing has moved for so long that the round was given up.
+	// ErrStalled means that the round was given up because nothing moved for too long.
 	ErrStalled = errors.New("no completion")
-	// ErrMessages says that the messages that arrived are not those that were sent.
+	// ErrMessages means that the received messages are not those that were sent.
 	ErrMessages = errors.New("other messages came than were sent")
 )
 
@@ -102,15 +101,15 @@ type End struct {
 	traffic
 
 	Posted  int       // messages of the round that this end has started
-	Timed   int       // of them, those whose time is noted
+	Timed   int       // of them, those whose time is recorded
 	EndedAt time.Time // when the last message of the round had completed or come
 	Sent    bool      // all messages of this end have completed, and are visible to the peer
 
 	task    Task
 	came    int // messages of the peer that it has seen
 	started time.Time
-	flushed bool // what was posted is being flushed
-	ended   bool // all that it has posted has completed: the clock stops
+	flushed bool // posted messages are being flushed
+	ended   bool // everything posted has completed: the clock stops
 	over    bool // its part is played
 }
 
@@ -161,7 +160,7 @@ func NewPair(cfgs *[2]Config) (ends [2]*End, err error) {
 	return ends, errors.Join(ends[0].Connect(&cards[1]), ends[1].Connect(&cards[0]))
 }
 
-// QueuePair is the end's virtual queue pair; nil through a layer.
+// QueuePair returns the end's virtual queue pair; nil with a layer.
 func (e *End) QueuePair() *QueuePair {
 	q, _ := e.traffic.(*QueuePair)
 	return q
@@ -174,23 +173,23 @@ func (e *End) Begin(t Task) error {
 }
 
 const (
-	// idlePolls is how many turns that bring nothing pass before the goroutine yields its core: a
-	// software NIC of this process may need it.
+	// idlePolls is how many idle turns pass before the goroutine yields its core: a software NIC of
+	// this process may need it.
 	idlePolls = 8
-	// checkTurns is how many turns pass between looks whether a busy round has to end.
+	// checkTurns is how many turns pass between checks whether a busy round must end.
 	checkTurns = 4096
-	// nap is how long ends sleep at most: also what no completion announces is looked for.
+	// nap is how long ends sleep at most, because some messages arrive without a completion.
 	nap = time.Millisecond
-	// shortNap is how long those sleep of which no completion is announced.
+	// shortNap is how long ends sleep whose layer announces no completions.
 	shortNap = 50 * time.Microsecond
 )
 
-// Pace is how a round is played: where there is nothing to do Run polls for as long as Spin, and
-// sleeps then; a negative Spin sleeps at once. When nothing has moved for Stall, it gives up.
+// Pace is how a round is played: with nothing to do Run polls for Spin and then sleeps; with a
+// negative Spin it sleeps at once. When nothing has moved for Stall, it gives up.
 type Pace struct{ Spin, Stall time.Duration }
 
-// Run plays a round in this goroutine until the parts of the ends are over and until says so; nil
-// is at once.
+// Run plays a round in this goroutine until the parts of the ends are over and until, if not nil,
+// returns true.
 func Run(ctx context.Context, pace Pace, until func() bool, ends ...*End) error {
 	idle, fresh := 0, true // fresh: something has moved since last was set
 	var idleSince, last time.Time
@@ -230,7 +229,7 @@ func Run(ctx context.Context, pace Pace, until func() bool, ends ...*End) error 
 			return fmt.Errorf("%w within %v", ErrStalled, pace.Stall.Round(time.Millisecond))
 		}
 		if q := ends[0].QueuePair(); q != nil && len(ends) == 1 && q.VQP.Err() != nil {
-			q.failed = true // also where no request of this end reports it
+			q.failed = true // even if no request of this end reports it
 		}
 		if now.Sub(idleSince) < pace.Spin {
 			runtime.Gosched()
@@ -242,8 +241,8 @@ func Run(ctx context.Context, pace Pace, until func() bool, ends ...*End) error 
 	}
 }
 
-// sleep waits for a moment, or until something happens at one of the ends, of which there are two
-// at most. The order is arm, poll, and sleep only if that brought nothing.
+// sleep waits for a moment, or until something happens at one of the ends, at most two. It arms,
+// polls, and sleeps only if the poll found nothing.
 func sleep(ctx context.Context, ends []*End) error {
 	var events [2]<-chan struct{}
 	for i, e := range ends {
@@ -275,7 +274,7 @@ func sleep(ctx context.Context, ends []*End) error {
 	return nil
 }
 
-// step does what can be done now.
+// step does everything that is possible now.
 func (e *End) step() error {
 	if e.task.Look != nil {
 		if err := e.task.Look(e.Posted); err != nil {
@@ -309,7 +308,7 @@ func (e *End) play() error {
 	return nil
 }
 
-// take sees what has come, and checks it.
+// take handles and checks the messages that have come.
 func (e *End) take() error {
 	came, err := e.arrived()
 	if err != nil || came == e.came {
@@ -329,8 +328,8 @@ func (e *End) take() error {
 	return nil
 }
 
-// send starts as many messages as can be started. Where their times are noted that is one, once the
-// one before is over: answered where the peer answers, else completed.
+// send starts as many messages as possible. If their times are recorded that is one, once the one
+// before is over: answered if the peer answers, else completed.
 func (e *End) send() error {
 	for {
 		if e.Timed < e.Posted && e.task.Times != nil {
@@ -370,8 +369,8 @@ func (e *End) single() (bool, error) {
 	return e.drained(false)
 }
 
-// drained flushes what was posted, and reports whether all of it has completed; with remote,
-// whether it is visible to the peer's processor.
+// drained flushes the posted messages, and reports whether all have completed; with remote, whether
+// they are visible to the peer's processor.
 func (e *End) drained(remote bool) (bool, error) {
 	if !e.flushed {
 		if err := e.flush(remote); err != nil {
@@ -384,8 +383,8 @@ func (e *End) drained(remote bool) (bool, error) {
 	return done, err
 }
 
-// conclude completes what the end has sent. What is not timed any more makes it visible to the
-// peer: an acknowledgement alone proves arrival at its NIC.
+// conclude completes the end's messages, and then, untimed, makes them visible to the peer, because
+// an acknowledgement only proves arrival at its NIC.
 func (e *End) conclude() (err error) {
 	if !e.ended {
 		if e.ended, err = e.drained(false); !e.ended || err != nil {
@@ -399,7 +398,7 @@ func (e *End) conclude() (err error) {
 	return err
 }
 
-// later drops the error that only says that an operation cannot start yet.
+// later drops the error of an operation that cannot start yet.
 func later(err error) error {
 	if errors.Is(err, transport.ErrNoResource) {
 		return nil

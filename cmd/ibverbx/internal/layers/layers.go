@@ -15,7 +15,7 @@ import (
 
 // This file has the layers above virtual queue pairs, each as one end with one connection.
 
-// transportConfig is the default one, with room for what is outstanding.
+// transportConfig returns the default one, with room for the outstanding messages.
 func transportConfig(cfg *Config) transport.Config {
 	c := transport.Config{QP: cfg.QP, MaxEndpoints: 1, MaxOutstanding: cfg.Window,
 		AMBuffers: min(max(cfg.Window, 64), 1024), BounceBuffers: max(256, 2*cfg.Window)}
@@ -23,7 +23,7 @@ func transportConfig(cfg *Config) transport.Config {
 	return c
 }
 
-// amID is the active message that is measured.
+// amID is the measured active message.
 const amID transport.AMID = 1
 
 // transportEnd is an end of package transport.
@@ -151,7 +151,7 @@ func (e *transportEnd) handle(m *transport.Message) {
 	e.seen++
 }
 
-// taggedEnd is an end of package tagged. Message i of a round has a tag of its own.
+// taggedEnd is an end of package tagged. Each message of a round has its own tag.
 //
 // Invariant: done <= sent <= done+len(sends).
 type taggedEnd struct {
@@ -207,7 +207,7 @@ func (e *taggedEnd) Connect(peer *Card) error {
 	return e.ep.Connect(*peer.Tagged)
 }
 
-// tag is message i's.
+// tag returns the tag of message i.
 func (e *taggedEnd) tag(i int) uint64 { return e.task.Round.Number<<24 | uint64(i) }
 
 func (e *taggedEnd) begin(t *Task) error {
@@ -282,7 +282,7 @@ type shmemEnd struct {
 	signal   shmem.Sym[uint64]
 }
 
-// openPatience is how long the PEs may take to find each other and to share memory out.
+// openPatience is how long the PEs may take to connect and to allocate memory.
 const openPatience = 30 * time.Second
 
 func newSHMEM(cfgs *[2]Config) (ends [2]*End, err error) {
@@ -300,7 +300,7 @@ func makePEs(ctx context.Context, cfgs *[2]Config, pes *[2]*shmemEnd, doms ...*i
 	src := max(1, len(cfgs[0].Src), len(cfgs[1].Src))
 	dst := max(1, len(cfgs[0].Dst), len(cfgs[1].Dst))
 	cfg := shmem.Config{HeapSize: src + dst + 1<<20, Transport: transportConfig(&cfgs[0])}
-	cfg.Transport.AMBuffers, cfg.Transport.MaxEndpoints = 0, 0 // package shmem knows
+	cfg.Transport.AMBuffers, cfg.Transport.MaxEndpoints = 0, 0 // package shmem sets them
 	world, err := shmem.NewLocal(ctx, cfg, doms...)
 	if err != nil {
 		return err
@@ -354,7 +354,7 @@ func (e *shmemEnd) start(i int) (err error) {
 	return e.unknown()
 }
 
-// mark is what the signal holds once message i of the round has come.
+// mark returns the value of the signal once message i of the round has come.
 func (e *shmemEnd) mark(i int) uint64 { return e.task.Round.Number<<24 | uint64(i+1) }
 
 func (e *shmemEnd) flush(bool) error         { return e.pe.Quiet(e.task.Ctx) }

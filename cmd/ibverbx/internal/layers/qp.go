@@ -14,7 +14,7 @@ import (
 // recvBit distinguishes the IDs of receives from those of sends.
 const recvBit = 1 << 63
 
-// QueuePair is an end of one virtual queue pair, with no layer above it.
+// QueuePair is an end of one virtual queue pair, without a layer above it.
 type QueuePair struct {
 	base
 	VQP       *ibverbx.VirtualQP
@@ -24,26 +24,26 @@ type QueuePair struct {
 	recvMax int // receives outstanding at most
 	closed  bool
 
-	sends []ibverbx.SendWR // posts are made of it
+	sends []ibverbx.SendWR // reused by posts
 	recvs []ibverbx.RecvWR
 	wcs   []ibverbx.WC
 	qpRound
 }
 
-// qpRound is how far an end of a queue pair is in a round. It counts the round's messages.
+// qpRound is the progress of a queue pair's end in a round. It counts the round's messages.
 //
 // Invariant: acked <= done <= posted <= done+task.Window;
 // notified <= received <= expected <= task.Take.
 type qpRound struct {
 	failed bool // a request of this end failed: nothing more is posted
 
-	// Of what this end sends. The ID of a request is the number of its message.
+	// These count sends. The ID of a request is the number of its message.
 
 	posted int
 	done   int // reported
 	acked  int // of done, those that succeeded
 
-	// Of what it receives. The IDs have recvBit too.
+	// These count receives. Their IDs also have recvBit.
 
 	expected int // receives posted
 	received int // of them, those reported
@@ -76,18 +76,18 @@ func newQueuePair(cfg *Config) (*QueuePair, error) {
 	return q, nil
 }
 
-// Old is what message i's atomic operation brought back.
+// Old returns the result of message i's atomic operation.
 func (q *QueuePair) Old(i int) uint64              { return binary.NativeEndian.Uint64(q.Dst[q.at(i):]) }
 func (q *QueuePair) arm() (<-chan struct{}, error) { return q.cq.Events(), q.cq.Arm() }
 
-// Card is what the peer's Connect takes.
+// Card returns the argument for the peer's Connect.
 func (q *QueuePair) Card() (c Card, err error) {
 	c = q.memoryCard()
 	c.QP, err = q.VQP.Card()
 	return c, err
 }
 
-// Connect connects to the queue pair that has given peer.
+// Connect connects to the queue pair whose Card returned peer.
 func (q *QueuePair) Connect(peer *Card) error {
 	q.remote.src, q.remote.dst = peer.Src, peer.Dst
 	return q.VQP.Connect(peer.QP)
@@ -125,8 +125,7 @@ func (q *QueuePair) postReceives() error {
 	}
 }
 
-// failure is how an end that has failed continues:
-// it waits until all that it has posted is reported.
+// failure continues an end that has failed: it waits until all its posted requests are reported.
 func (q *QueuePair) failure() error {
 	if q.done < q.posted {
 		return nil
@@ -134,14 +133,14 @@ func (q *QueuePair) failure() error {
 	return ErrRequests
 }
 
-// at is where in the target message i goes.
+// at returns the offset of message i in the target.
 func (q *QueuePair) at(i int) uint64 { return uint64(q.task.Round.Target(i)) }
 
-// imm is the immediate of message i.
+// imm returns the immediate of message i.
 func (q *QueuePair) imm(i int) uint32 { return uint32(q.task.Round.Number)<<16 ^ uint32(i) }
 
 // post posts messages, as many as the window and the NIC take. The NIC need not take all at once:
-// it is offered the rest when something has moved, or a moment later.
+// it gets the rest when something has moved, or a moment later.
 func (q *QueuePair) post(i, n int) (int, error) {
 	if q.failed {
 		if err := q.failure(); err != nil {
@@ -172,7 +171,7 @@ func (q *QueuePair) post(i, n int) (int, error) {
 	return k, transport.ErrNoResource
 }
 
-// fill makes message i.
+// fill fills in the request for message i.
 func (q *QueuePair) fill(wr *ibverbx.SendWR, i int) {
 	size, from := uint64(q.task.Round.Size), uint64(q.task.Round.Source(i))
 	wr.ID = uint64(i)
@@ -259,7 +258,7 @@ func (q *QueuePair) arrived() (int, error) {
 	return q.notified, nil
 }
 
-// progress polls, and returns how many completions that brought.
+// progress polls, and returns how many completions it found.
 func (q *QueuePair) progress() int {
 	if q.task.Take > q.expected && !q.failed {
 		if err := q.postReceives(); err != nil && q.broken == nil {
@@ -273,8 +272,8 @@ func (q *QueuePair) progress() int {
 	return n
 }
 
-// poll handles up to a batch of completions: all of them, whatever is wrong with one, for each has
-// to be accounted for. The error is of the poll; what is wrong with a completion is in broken.
+// poll handles up to a batch of completions: all of them, even if one is wrong, because each must
+// be counted. The error is that of the poll; broken has the error of a completion.
 func (q *QueuePair) poll() (int, error) {
 	n, err := q.cq.Poll(q.wcs)
 	for i := range n {
@@ -289,20 +288,19 @@ func (q *QueuePair) poll() (int, error) {
 	return n, err
 }
 
-// Drain handles all completions that there are, outside of a round,
-// and says whether there were any.
+// Drain handles all waiting completions, outside of a round, and reports whether there were any.
 func (q *QueuePair) Drain() (moved bool, err error) {
 	q.broken = nil
 	for {
 		n, polling := q.poll()
 		if moved = moved || n > 0; n == 0 || polling != nil {
-			return moved, q.broken // an error of the poll says closed and drained, or that a NIC is gone
+			return moved, q.broken // an error of the poll means closed and drained, or that a NIC is gone
 		}
 	}
 }
 
-// Close closes the queue pair and its memory: what is outstanding comes back as flushed. Afterwards
-// each request must have had its completion; their order does not matter any more.
+// Close closes the queue pair and its memory: outstanding requests come back as flushed. Afterwards
+// each request must have had its completion, in any order.
 func (q *QueuePair) Close(ctx context.Context) error {
 	if q.closed {
 		return nil

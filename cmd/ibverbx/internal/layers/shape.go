@@ -8,7 +8,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Layer is what moves the messages: virtual queue pairs, or a layer above them.
+// Layer names what moves the messages: virtual queue pairs, or a layer above them.
 type Layer string
 
 // The layers.
@@ -39,12 +39,12 @@ const (
 // Atomic reports whether the operation is on a number of eight bytes.
 func (o Op) Atomic() bool { return o == FetchAdd || o == CmpSwap }
 
-// Shape is an operation of a layer, and what is particular about it.
+// Shape is an operation of a layer, with its properties.
 type Shape struct {
 	Layer Layer
 	Op    Op
 	Name  string // for people
-	// Seen: the target sees each message; when latency is measured it answers it.
+	// Seen: the target sees each message; in latency measurements it answers.
 	Seen bool
 	// Reads: bytes travel from the target to the initiator.
 	Reads bool
@@ -79,8 +79,8 @@ func Shapes() []Shape {
 	}
 }
 
-// Find returns the shape of an operation of a layer, without op that of the first one. The error
-// says what there is.
+// Find returns the shape of an operation of a layer; without op, that of the first one. The error
+// lists the choices.
 func Find(layer Layer, op Op) (Shape, error) {
 	var ops, all []string
 	for _, s := range Shapes() {
@@ -101,15 +101,15 @@ func Find(layer Layer, op Op) (Shape, error) {
 	return Shape{}, fmt.Errorf("--op %.20q: --layer %s has %s", string(op), layer, strings.Join(ops, ", "))
 }
 
-// What a slot of the target gets starts at one of Shifts places of the source, ShiftStep bytes, a
-// cache line, apart: what an earlier round left in a slot is as wrong as what never arrived.
+// The message for a slot starts at one of Shifts places of the source, ShiftStep bytes (a cache
+// line) apart, so that data of an earlier round in a slot is as wrong as a missing message.
 const (
 	Shifts    = 1024
 	ShiftStep = 64
 )
 
-// Round says what the messages of a round carry, which are of one size. Message i goes to slot i of
-// the target, modulo Slots.
+// Round determines the contents of a round's messages, which have one size. Message i goes to slot
+// i of the target, modulo Slots.
 type Round struct {
 	Number uint64 // no two rounds of a run have the same
 	Seed   uint64
@@ -117,7 +117,7 @@ type Round struct {
 	Slots  int // 0: as many as messages
 }
 
-// slot is the slot of message i.
+// slot returns the slot of message i.
 func (r Round) slot(i int) int {
 	if r.Slots == 0 || i < r.Slots {
 		return i
@@ -125,20 +125,20 @@ func (r Round) slot(i int) int {
 	return i % r.Slots
 }
 
-// Source is where in the source message i starts. The shift differs from any of the
-// last thousand rounds, so what an earlier one left in the slot is never right.
+// Source returns the offset of message i in the source. The shift differs from any of the last
+// thousand rounds, so data of an earlier round in the slot is never right.
 func (r Round) Source(i int) int {
 	slot := r.slot(i)
 	shift := (r.Number + 37*uint64(slot) + r.Seed) % Shifts
 	return slot*r.Size + int(shift)*ShiftStep
 }
 
-// Counter is what the counter of atomics holds once n have worked on it: the ends set it before the
-// round, and each adds two more than the one before it.
+// Counter returns the value of the counter after n atomics: the ends set it before the round, and
+// each atomic adds two more than the one before it.
 func (r Round) Counter(n int) uint64 {
 	i := uint64(n)
 	return r.Number<<32 + 2*r.Number*i + i*i
 }
 
-// Target is where in the target the message of a slot goes.
+// Target returns the offset of message i in the target.
 func (r Round) Target(i int) int { return r.slot(i) * r.Size }

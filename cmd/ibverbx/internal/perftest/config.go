@@ -25,10 +25,10 @@ const (
 	SendLat  Kind = "ib_send_lat"
 )
 
-// Kinds are all of them.
+// Kinds returns all kinds.
 func Kinds() []Kind { return []Kind{WriteBW, ReadBW, SendBW, WriteLat, ReadLat, SendLat} }
 
-// opcode is that of its messages.
+// opcode returns the opcode of its messages.
 func (k Kind) opcode() verbs.Opcode {
 	switch k {
 	case ReadBW, ReadLat:
@@ -39,7 +39,7 @@ func (k Kind) opcode() verbs.Opcode {
 	return verbs.OpRDMAWrite
 }
 
-// access is what its queue pairs and their memory grant.
+// access returns the rights that its queue pairs and their memory grant.
 func (k Kind) access() verbs.AccessFlags {
 	switch k.opcode() {
 	case verbs.OpRDMARead:
@@ -64,8 +64,8 @@ const (
 	maxPage     = 1 << 16   // of either host
 )
 
-// Config says what to do. Both ends have to be given the same Kind, QPs, Messages and Size; only
-// where the client alone acts (WriteBW, ReadBW, ReadLat) the server's Messages do not matter.
+// Config describes a test. Both ends need the same Kind, QPs, Messages and Size, except that the
+// server's Messages do not matter if only the client acts (WriteBW, ReadBW, ReadLat).
 type Config struct {
 	Kind     Kind
 	QPs      int  // 0 is 1
@@ -73,21 +73,20 @@ type Config struct {
 	Size     int  // bytes of a message; 0 is 65536, or 2 of latencies
 	TxDepth  int  // sends outstanding on a queue pair; 0 is 128
 	RxDepth  int  // receives posted to a queue pair; 0 is 512
-	Gbits    bool // reports travel in Gbit/s, and not in MiB/s: the same at both ends
-	// Conn is what the queue pairs are connected with. Where it leaves the choice, perftest's
-	// holds: the timeout's code is 14, retries are 7, and as many reads are outstanding as the NIC
-	// allows.
+	Gbits    bool // reports travel in Gbit/s instead of MiB/s: the same at both ends
+	// Conn has the connection settings of the queue pairs. Its defaults are perftest's: timeout
+	// code 14, 7 retries, and as many outstanding reads as the NIC allows.
 	Conn ibverbx.ConnConfig
-	// Peer is the address from which the peer comes, where messages are to go to no other: its GID
-	// has to be that of this address. Loopback addresses stand for each other. The zero value
-	// allows any.
+	// Peer is the address from which the peer connects, if messages must go to no other: its GID
+	// must be that of this address. Loopback addresses stand for each other. The zero value allows
+	// any.
 	Peer netip.Addr
-	// Timeout bounds each message of the conversation, and how long nothing may complete;
-	// 0 is 30 s.
+	// Timeout bounds each message of the conversation, and the time without a completion; 0 is 30
+	// s.
 	Timeout time.Duration
 }
 
-// Validate fills in the defaults and reports what is not possible. No number may be negative.
+// Validate fills in the defaults and returns what is not possible. No number may be negative.
 func (c *Config) Validate() error {
 	if !slices.Contains(Kinds(), c.Kind) {
 		return fmt.Errorf("%.30q is not among the tests that can be measured here: have %v", c.Kind, Kinds())
@@ -116,7 +115,8 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// sends is how many sends, writes or reads a queue pair has outstanding: no more than there are.
+// sends returns how many sends, writes or reads a queue pair has outstanding: no more than there
+// are.
 func (c *Config) sends() int {
 	if c.Kind.Latency() {
 		return 1
@@ -124,16 +124,16 @@ func (c *Config) sends() int {
 	return min(c.TxDepth, c.Messages)
 }
 
-// receives is how many receives a queue pair holds.
+// receives returns how many receives a queue pair holds.
 func (c *Config) receives() int {
 	if c.Kind.opcode() != verbs.OpSend {
-		return 1 // a queue pair has room for one at least
+		return 1 // a queue pair has room for at least one
 	}
 	return min(c.RxDepth, c.Messages)
 }
 
-// checkAddress says whether the peer's GID is that of the address from which it has to come. Those
-// of loopback are all of this host.
+// checkAddress reports whether the peer's GID is that of the address from which it must connect.
+// Loopback addresses all belong to this host.
 func (c *Config) checkAddress(gid verbs.GID) error {
 	want, got := c.Peer.Unmap().WithZone(""), netip.AddrFrom16(gid).Unmap()
 	if at, ok := gid.UDPAddr(); ok {
@@ -147,7 +147,7 @@ func (c *Config) checkAddress(gid verbs.GID) error {
 		"--device to send there", ErrMismatch, want, got)
 }
 
-// unit is bytes a second of the unit in which reports travel.
+// unit returns the bytes a second in the unit of reports.
 func (c *Config) unit() float64 {
 	if c.Gbits {
 		return 1e9 / 8

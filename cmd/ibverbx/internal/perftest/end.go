@@ -11,30 +11,30 @@ import (
 	"ibverbx/verbs"
 )
 
-// end is what one end has on its NIC: memory, and queue pairs that are physical ones.
+// end is one end's memory and physical queue pairs on its NIC.
 type end struct {
 	dev  verbs.Device
 	cfg  *Config
 	port uint8
 	attr verbs.DeviceAttr
-	mtu  verbs.MTU // that this end can have
+	mtu  verbs.MTU // the largest that this end supports
 	gid  verbs.GIDEntry
 
 	// Sources of the messages, then their targets: a slot of slotSize bytes for each queue pair.
 	memory   []byte
 	slotSize int
-	stride   int // cache line: small messages go to different ones of their slot
-	page     int // that they walk through
+	stride   int // cache line: small messages go to different lines of their slot
+	page     int // whose lines they use in turn
 
 	pd             verbs.PD
 	mr             verbs.MR
 	sendCQ, recvCQ verbs.CQ
 	qps            []verbs.QP
 	own, peers     []keys
-	made           []io.Closer // all of it, in the order of its making
+	made           []io.Closer // everything, in order of creation
 }
 
-// probe finds out what a NIC offers, before anything is made.
+// probe queries what a NIC offers, before anything is made.
 func probe(dev verbs.Device, cfg *Config) (*end, error) {
 	e := &end{dev: dev, cfg: cfg, port: cfg.Conn.Port}
 	if e.port == 0 {
@@ -60,12 +60,12 @@ func probe(dev verbs.Device, cfg *Config) (*end, error) {
 	return e, err
 }
 
-// open makes memory and queue pairs, when the two ends have agreed on page and stride.
+// open makes memory and queue pairs, once the two ends have agreed on page and stride.
 func (e *end) open() (err error) {
 	cfg := e.cfg
 	e.slotSize = max(cfg.Size, e.page)
 	e.memory = make([]byte, 2*cfg.QPs*e.slotSize)
-	if !cfg.Kind.Latency() { // of latencies the last byte counts, from 0
+	if !cfg.Kind.Latency() { // for latencies the last byte counts, from 0
 		for i := range e.memory {
 			e.memory[i] = byte(i)
 		}
@@ -98,7 +98,7 @@ func (e *end) open() (err error) {
 	return nil
 }
 
-// createCQ makes a completion queue with room for what all queue pairs have outstanding.
+// createCQ makes a completion queue with room for all outstanding requests of all queue pairs.
 func (e *end) createCQ(each int, flag string) (verbs.CQ, error) {
 	cq, err := e.dev.CreateCQ(verbs.CQConfig{Depth: each * e.cfg.QPs})
 	if err != nil {
@@ -109,11 +109,11 @@ func (e *end) createCQ(each int, flag string) (verbs.CQ, error) {
 	return cq, nil
 }
 
-// source and target are where the slots of a queue pair begin.
+// source and target return where the slots of a queue pair begin.
 func (e *end) source(qp int) int { return qp * e.slotSize }
 func (e *end) target(qp int) int { return (e.cfg.QPs + qp) * e.slotSize }
 
-// reads is how many reads a queue pair of this end serves, and has outstanding, at a time.
+// reads returns how many reads a queue pair of this end serves, and has outstanding, at a time.
 func (e *end) reads() int {
 	switch {
 	case e.cfg.Kind.opcode() != verbs.OpRDMARead:
@@ -124,7 +124,7 @@ func (e *end) reads() int {
 	return max(1, min(e.attr.MaxRDAtomic, 255))
 }
 
-// meet takes in whom the queue pairs are to talk to, and says why that cannot be.
+// meet sets the peers of the queue pairs, and returns an error if they cannot connect.
 func (e *end) meet(peers []keys) error {
 	to, seen := peers[0].gid, map[uint32]bool{}
 	for i := range peers {
@@ -182,7 +182,7 @@ func (e *end) connect(mtu verbs.MTU) error {
 	return nil
 }
 
-// code is a field of a connection's configuration, or perftest's choice where that is 0.
+// code returns a field of a connection's configuration, or perftest's choice if that is 0.
 func code(n int, usual uint8) uint8 {
 	switch n {
 	case 0:
@@ -193,7 +193,7 @@ func code(n int, usual uint8) uint8 {
 	return uint8(n)
 }
 
-// close gives everything back.
+// close frees everything.
 func (e *end) close() error {
 	var errs []error
 	for _, object := range slices.Backward(e.made) {

@@ -14,7 +14,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// ErrMessage is a message of the peer that is none of perftest's, or another one than was due.
+// ErrMessage is a message of the peer that is not one of perftest's, or not the expected one.
 var ErrMessage = errors.New("not the message that was due")
 
 func malformed(format string, args ...any) error {
@@ -27,20 +27,20 @@ const (
 	numberSize    = 4 // page size and cache line
 	mtuSize       = 2
 	keysSize      = 108
-	plainKeysSize = 59 // without a GID: of InfiniBand without -x
+	plainKeysSize = 59 // without a GID: InfiniBand without -x
 	figureSize    = 8  // a figure of a report
 )
 
-// Version is what this end calls itself.
+// Version is the version that this end claims.
 const Version = "6.06"
 
-// leastVersion is the first one that speaks this exchange.
+// leastVersion is the first one with this exchange.
 const leastVersion = 5.70
 
 // rendezvousMagic begins a conversation of package rendezvous.
 const rendezvousMagic = "\x89ibverbx"
 
-// farewell is the last message. Nobody answers it.
+// farewell is the last message. It gets no answer.
 const farewell = "done\x00"
 
 // encodeVersion writes a version, padded with zeros.
@@ -71,7 +71,7 @@ func decodeVersion(b []byte) (text string, number float64, err error) {
 // encodeNumber writes a number of 32 bits.
 func encodeNumber(n int32) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n)) }
 
-// decodeNumber reads a number of 32 bits, which is positive and no more than most.
+// decodeNumber reads a number of 32 bits, which must be positive and at most most.
 func decodeNumber(b []byte, what string, most int32) (int, error) {
 	if len(b) != numberSize {
 		return 0, malformed("a %s has %d bytes, not %d", what, numberSize, len(b))
@@ -122,7 +122,7 @@ func (k *keys) encode() []byte {
 	return fmt.Appendf(nil, keysFormat, append(fields, k.srq)...)
 }
 
-// decodeKeys reads what encode writes, and nothing else.
+// decodeKeys reads exactly the form that encode writes.
 func decodeKeys(b []byte) (k keys, err error) {
 	fields := []any{&k.lid, &k.reads, &k.qp, &k.psn, &k.rkey, &k.addr}
 	for i := range k.gid {
@@ -135,7 +135,7 @@ func decodeKeys(b []byte) (k keys, err error) {
 	return k, nil
 }
 
-// report is the figures of an end. They travel one by one, in this order.
+// report has the figures of an end, which travel one by one in this order.
 type report struct {
 	Size     uint64 // bytes
 	Messages uint64 // of all queue pairs together
@@ -144,13 +144,13 @@ type report struct {
 	Rate     float64 // million messages a second
 }
 
-// figures are the messages of a report.
+// figures returns the messages of a report.
 func (r *report) figures() iter.Seq[[]byte] {
 	b, _ := binary.Append(nil, binary.BigEndian, r) // its size is fixed: it cannot fail
 	return slices.Chunk(b, figureSize)
 }
 
-// decodeReport reads what figures has, joined.
+// decodeReport reads the joined messages of figures.
 func decodeReport(b []byte) (r report, err error) {
 	if _, err = binary.Decode(b, binary.BigEndian, &r); err != nil {
 		return r, malformed("a report of %d bytes", len(b))
@@ -158,8 +158,8 @@ func decodeReport(b []byte) (r report, err error) {
 	return r, nil
 }
 
-// check reports whether these can be the figures of an end that has sent something over so many
-// queue pairs.
+// check returns an error if these cannot be the figures of an end that has sent something over so
+// many queue pairs.
 func (r *report) check(qps int) error {
 	for _, f := range []float64{r.Average, r.Rate} {
 		if math.IsNaN(f) || math.IsInf(f, 0) || f < 0 {

@@ -19,9 +19,9 @@ type session struct {
 	report Report
 }
 
-// Run is one end of a test: of the client, which has made the connection, or of the server. It owns
-// the connection, and closes it. cfg was validated. The report is nil where the two ends did not
-// get as far as to connect their queue pairs.
+// Run is one end of a test: the client, which has made the connection, or the server. It owns the
+// connection, and closes it. cfg was validated. The report is nil if the two ends failed before
+// they connected their queue pairs.
 func Run(ctx context.Context, nc net.Conn, client bool, dev verbs.Device, cfg *Config) (r *Report,
 	err error) {
 	defer func() { _ = nc.Close() }()
@@ -42,7 +42,7 @@ func Run(ctx context.Context, nc net.Conn, client bool, dev verbs.Device, cfg *C
 	return &s.report, err
 }
 
-// order is what the two ends do, from the beginning to the end.
+// order takes all steps of the test.
 func (s *session) order() error {
 	if err := inOrder(s.greet, s.open); err != nil {
 		return err
@@ -68,8 +68,8 @@ func inOrder(steps ...func() error) error {
 	return nil
 }
 
-// greet exchanges versions, and what the two hosts have: they use the larger page and cache line,
-// and the smaller path MTU.
+// greet exchanges versions and properties of the hosts: the ends use the larger page and cache
+// line, and the smaller path MTU.
 func (s *session) greet() error {
 	in, err := s.exchange("version", encodeVersion(Version), false)
 	if err != nil {
@@ -102,7 +102,7 @@ func (s *session) greet() error {
 	return nil
 }
 
-// larger exchanges a number of which the larger one counts.
+// larger exchanges a number, and returns the larger of both.
 func (s *session) larger(what string, own, most int32) (int, error) {
 	in, err := s.exchange(what, encodeNumber(own), false)
 	if err != nil {
@@ -112,7 +112,7 @@ func (s *session) larger(what string, own, most int32) (int, error) {
 	return max(int(own), peer), err
 }
 
-// announce exchanges the keys of queue pair 0, which introduce repeats.
+// announce exchanges the keys of queue pair 0; introduce does so again.
 func (s *session) announce() error {
 	_, err := s.keys("announcement", 0, false)
 	return err
@@ -150,7 +150,7 @@ func (s *session) confirm() error {
 	return nil
 }
 
-// ready says that this end's queue pairs are connected, and waits until the peer's are.
+// ready reports that this end's queue pairs are connected, and waits until the peer's are.
 func (s *session) ready() error { return s.sync("word that its queue pairs are connected", 0, false) }
 
 // keys exchanges the keys of queue pair i.
@@ -181,8 +181,8 @@ func (s *session) sync(step string, i int, patient bool) error {
 	return nil
 }
 
-// measure moves the messages. Of writes and reads the client alone has anything to do; at the end
-// of a bandwidth it tells the server its figures.
+// measure moves the messages. With writes and reads only the client is active; after a bandwidth
+// test it sends its figures to the server.
 func (s *session) measure() error {
 	kind := s.cfg.Kind
 	if s.client || kind.opcode() == verbs.OpSend || kind.Halved() {
@@ -212,7 +212,7 @@ func (s *session) measure() error {
 	return nil
 }
 
-// messages moves the messages. Where both ends act they begin together, once receives are posted.
+// messages moves the messages. If both ends act they begin together, once receives are posted.
 func (s *session) messages() error {
 	st := newStream(s.end, s.client)
 	if err := st.expect(); err != nil {
@@ -227,7 +227,7 @@ func (s *session) messages() error {
 	took, err := st.run(&waiter{ctx: ctx, limit: s.cfg.Timeout})
 	stop()
 	switch {
-	case err != nil && s.ctx.Err() != nil: // whatever failed since, somebody wanted an end
+	case err != nil && s.ctx.Err() != nil: // the test was interrupted, whatever has failed since
 		return context.Cause(s.ctx)
 	case err != nil:
 		return err
@@ -242,7 +242,7 @@ func (s *session) messages() error {
 	return nil
 }
 
-// exchangeReports exchanges the figures. There is no peak: perftest's own is 0 too without it.
+// exchangeReports exchanges the figures. The peak is 0: perftest sends 0 too when it measures none.
 func (s *session) exchangeReports(r *Result) (report, error) {
 	own := report{Size: uint64(r.Size), Messages: uint64(r.Messages),
 		Average: r.GBPerSecond * 1e9 / s.cfg.unit(), Rate: r.MsgPerSecond / 1e6}
@@ -257,7 +257,7 @@ func (s *session) exchangeReports(r *Result) (report, error) {
 	return decodeReport(theirs)
 }
 
-// finish says that this end is done, and waits until the peer is.
+// finish reports that this end is done, and waits until the peer is.
 func (s *session) finish() error {
 	if err := s.sync("end of the test", 0, true); err != nil {
 		return err
@@ -266,7 +266,7 @@ func (s *session) finish() error {
 	return nil
 }
 
-// leave ends without a word.
+// leave ends without a message.
 func (s *session) leave() error {
 	s.bye("")
 	return nil
@@ -277,10 +277,10 @@ type Peer struct {
 	Address string    `json:"address"`
 	Version string    `json:"version"` // of perftest
 	GID     verbs.GID `json:"gid"`
-	MTU     int       `json:"mtu_bytes"` // that it can have
+	MTU     int       `json:"mtu_bytes"` // the largest that it supports
 }
 
-// Report is what was done.
+// Report describes a test.
 type Report struct {
 	Kind    Kind      `json:"test"`
 	Client  bool      `json:"client"`
@@ -297,7 +297,8 @@ type Report struct {
 type Result struct {
 	Size     int `json:"size_bytes"`
 	Messages int `json:"messages"` // of all queue pairs
-	// Seconds that this end measured; 0 where the peer alone has measured, whose figures these are.
+	// Seconds is the time measured by this end; 0 if only the peer has measured, whose figures
+	// these are.
 	Seconds      float64           `json:"seconds,omitempty"`
 	GBPerSecond  float64           `json:"gb_per_second"` // 10^9 bytes
 	MsgPerSecond float64           `json:"messages_per_second"`

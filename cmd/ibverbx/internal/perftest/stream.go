@@ -30,7 +30,7 @@ type stream struct {
 	ahead   int     // a ping-pong: 1 at the end that sends the first message, else 0
 	poll    *uint64 // ib_write_lat: the word whose byte at shift counts the peer's messages
 	shift   int
-	last    time.Time        // when the last message was posted whose latency is measured
+	last    time.Time        // when the last timed message was posted
 	samples *bench.Latencies // nil for a bandwidth
 
 	wrs  [batch]verbs.SendWR
@@ -39,7 +39,7 @@ type stream struct {
 	wcs  [batch]verbs.WC
 }
 
-// flow is how far a queue pair is.
+// flow is the progress of a queue pair.
 //
 // Invariant: sent <= posted <= sent+window; took <= expected <= took+receives.
 type flow struct{ posted, sent, expected, took int }
@@ -58,7 +58,7 @@ func newStream(e *end, client bool) *stream {
 	if kind.Latency() {
 		s.samples = bench.NewLatencies(kind.Halved())
 	}
-	if client != (kind == WriteLat) { // of writes the server sends the first one
+	if client != (kind == WriteLat) { // with writes the server sends first
 		s.ahead = 1
 	}
 	if kind == WriteLat {
@@ -69,10 +69,10 @@ func newStream(e *end, client bool) *stream {
 	return s
 }
 
-// all is how many messages there are.
+// all returns how many messages there are.
 func (s *stream) all() int { return (s.sends + s.takes) * len(s.qps) }
 
-// run moves the messages and says how long that took: to the last completion.
+// run moves the messages and returns the time to the last completion.
 func (s *stream) run(w *waiter) (time.Duration, error) {
 	start := time.Now()
 	for s.sent+s.took < s.all() {
@@ -89,8 +89,8 @@ func (s *stream) run(w *waiter) (time.Duration, error) {
 	return time.Since(start), nil
 }
 
-// step posts what the queue pairs have room for, and collects what has completed or come. It polls
-// the send CQ even if nothing is outstanding: that also makes a software NIC receive.
+// step fills the queue pairs, and collects completed and received messages. It polls the send CQ
+// even if nothing is outstanding: that also makes a software NIC receive.
 func (s *stream) step() (moved bool, err error) {
 	for i := range s.qps {
 		n, err := s.post(i)
@@ -105,7 +105,7 @@ func (s *stream) step() (moved bool, err error) {
 	}
 	came, err := s.take()
 	if errors.Is(err, verbs.StatusWRFlushErr) {
-		// The request that failed may have ended since the sends were collected: it says why.
+		// The failed request may have ended since the sends were collected: it explains why.
 		if _, cause := s.collect(); cause != nil {
 			err = cause
 		}
@@ -113,7 +113,7 @@ func (s *stream) step() (moved bool, err error) {
 	return moved || n > 0 || came, err
 }
 
-// collect takes completions of sends.
+// collect handles completions of sends.
 func (s *stream) collect() (n int, err error) {
 	n, err = s.sendCQ.Poll(s.wcs[:])
 	if err != nil {
@@ -178,14 +178,14 @@ func (s *stream) sample(now time.Time) {
 	s.last = now
 }
 
-// sge is where message n of a queue pair is, in slots that begin at an offset of the memory.
+// sge returns where message n of a queue pair is, in slots that begin at an offset of the memory.
 func (s *stream) sge(slots, n int) verbs.SGE {
 	return verbs.SGE{Addr: s.mr.Addr() + uint64(slots+s.offset(n)), Length: uint32(s.cfg.Size),
 		LKey: s.mr.LKey()}
 }
 
-// offset is where in its slots message n goes: small ones walk through a page, line by line, but
-// for those whose latency is measured.
+// offset returns where in its slots message n goes: small ones use the lines of a page in turn,
+// except when latency is measured.
 func (s *stream) offset(n int) int {
 	step := (s.cfg.Size + s.stride - 1) / s.stride * s.stride
 	if s.cfg.Size > s.page/2 || step > s.page || s.samples != nil {
@@ -194,8 +194,8 @@ func (s *stream) offset(n int) int {
 	return n % (s.page / step) * step
 }
 
-// expect posts receives for what is still to come, as many as the queue pairs hold: where some are
-// posted, not before there is room for several.
+// expect posts receives for the remaining messages, as many as the queue pairs hold. Once some are
+// posted, it waits until there is room for several.
 func (s *stream) expect() error {
 	if s.opcode != verbs.OpSend {
 		return nil
@@ -224,7 +224,7 @@ func (s *stream) expect() error {
 	return nil
 }
 
-// take collects what has come, and makes room for more.
+// take collects received messages, and makes room for more.
 func (s *stream) take() (moved bool, err error) {
 	switch {
 	case s.takes == 0:
@@ -256,7 +256,7 @@ func (s *stream) take() (moved bool, err error) {
 	return true, s.expect()
 }
 
-// check says what is wrong with a completion, that of message n of its queue pair.
+// check returns what is wrong with the completion of message n of its queue pair.
 func (s *stream) check(wc *verbs.WC, n int) error {
 	if wc.Status == verbs.StatusSuccess {
 		return nil
@@ -272,7 +272,7 @@ type FailedError struct {
 	First   bool // nothing had succeeded before it
 }
 
-// Error says which, why, and what that may come from.
+// Error says which request failed, why, and the likely reason.
 func (e *FailedError) Error() string {
 	s := fmt.Sprintf("queue pair %#x: message %d: %v", e.QP, e.Message, e.Status)
 	switch e.Status {
@@ -282,33 +282,33 @@ func (e *FailedError) Error() string {
 	return s
 }
 
-// Unwrap is the status.
+// Unwrap returns the status.
 func (e *FailedError) Unwrap() error { return e.Status }
 
 const (
-	// spins is how often an end that finds nothing looks again before it reads the clock.
+	// spins is how often an end polls in vain before it reads the clock.
 	spins = 256
-	// awake is how long it looks without a pause: longer than messages are under way between NICs
-	// of hardware, and no longer, because others need the core.
+	// awake is how long it polls without a pause: longer than messages between hardware NICs take,
+	// but no longer, because others need the core.
 	awake = time.Millisecond
-	// nap is its pause then.
+	// nap is its pause after that.
 	nap = 50 * time.Microsecond
-	// grace is how long messages may still move once the peer has gone on or has gone.
+	// grace is how long messages may still move once the peer has moved on or has gone.
 	grace = 2 * time.Second
 )
 
-// waiter waits for what queue pairs bring: until ctx ends, or nothing moves for limit.
+// waiter waits for messages until ctx ends, or nothing moves for limit.
 type waiter struct {
 	ctx   context.Context
 	limit time.Duration
-	idle  int       // looks that found nothing since something moved
+	idle  int       // polls in vain since something moved
 	since time.Time // of the first clock reading of these
 }
 
-// moved says that something has come.
+// moved records that something has moved.
 func (w *waiter) moved() { w.idle = 0 }
 
-// pause is called when nothing has come, and says when to give up.
+// pause is called after a poll in vain, and returns an error when it is time to give up.
 func (w *waiter) pause() error {
 	w.idle++
 	switch {

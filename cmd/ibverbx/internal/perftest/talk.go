@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// Failures of the conversation.
+// These are failures of the conversation.
 var (
 	// ErrGone: the peer has closed the connection.
 	ErrGone = errors.New("the peer closed the connection")
 	// ErrTimeout: the peer took too long.
 	ErrTimeout = errors.New("the peer is silent")
-	// ErrMismatch: the two ends were told to do different things.
+	// ErrMismatch: the two ends have different parameters.
 	ErrMismatch = errors.New("the two ends differ")
 )
 
-// agree is what is not exchanged, and has to be the same.
+// agree names the parameters that must be the same and are not exchanged.
 const agree = "give both ends the same kind of test, -q, -n and -s"
 
 // talk is the conversation: exchanges over a TCP connection, which is closed when ctx ends. It has
@@ -38,8 +38,8 @@ func newTalk(ctx context.Context, nc net.Conn, client bool, timeout time.Duratio
 	return &talk{nc: nc, r: bufio.NewReaderSize(nc, 4096), ctx: ctx, client: client, timeout: timeout}
 }
 
-// exchange sends one message and receives one of the same length. step says which, for errors. A
-// patient one waits for its message as long as it takes.
+// exchange sends one message and receives one of the same length. step names it in errors. A
+// patient one waits for its message without a limit.
 func (t *talk) exchange(step string, out []byte, patient bool) (in []byte, err error) {
 	in = make([]byte, len(out))
 	if t.client {
@@ -78,11 +78,11 @@ func (t *talk) read(step string, b []byte, patient bool) error {
 	return nil
 }
 
-// limit ends the calls that follow with the timeout. A closed connection fails when it is used.
+// limit puts the timeout on the next calls. A closed connection fails when it is used.
 func (t *talk) limit() { _ = t.nc.SetDeadline(time.Now().Add(t.timeout)) }
 
-// explain turns an error of the connection into one of this package. n is how much of a message of
-// so many bytes has come, or -1 where one was sent.
+// explain turns an error of the connection into one of this package. n is how many of a message's
+// bytes have come, or -1 if one was sent.
 func (t *talk) explain(err error, step string, n, of int) error {
 	switch {
 	case t.ctx.Err() != nil:
@@ -104,7 +104,7 @@ func (t *talk) explain(err error, step string, n, of int) error {
 }
 
 // watch returns a context for the time while messages are under way. It ends some time after the
-// peer has gone on to its next message, or has gone. Call stop before the next exchange.
+// peer has moved on to its next message, or has gone. Call stop before the next exchange.
 func (t *talk) watch() (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(t.ctx)
 	_ = t.nc.SetDeadline(time.Time{})
@@ -125,12 +125,12 @@ func (t *talk) watch() (ctx context.Context, stop func()) {
 	}
 }
 
-// bye says farewell, and waits until the peer has closed its end too: the queue pairs of both have
-// to be there until then, for a last acknowledgement may have been lost.
+// bye sends the farewell, and waits until the peer has closed its end too: both ends' queue pairs
+// must exist until then, because a last acknowledgement may have been lost.
 func (t *talk) bye(farewell string) {
 	t.limit()
 	if farewell != "" {
-		_, _ = t.nc.Write([]byte(farewell)) // the peer may have gone: it does not wait for it
+		_, _ = t.nc.Write([]byte(farewell)) // the peer may have gone: it does not wait for this
 	}
 	if half, ok := t.nc.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()

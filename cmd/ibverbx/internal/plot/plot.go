@@ -1,7 +1,7 @@
-// Package plot writes bandwidth over time as an HTML file that needs nothing else: the library that
-// draws it, uPlot, and the data are in the file, and a browser that opens it loads nothing.
+// Package plot writes bandwidth over time as a self-contained HTML file: the library that draws it,
+// uPlot, and the data are in the file, and a browser that opens it loads nothing.
 //
-// uPlot is there as its authors distribute it, with its licence, in third_party/uplot.
+// third_party/uplot has uPlot as its authors distribute it, with its licence.
 package plot
 
 import (
@@ -10,22 +10,22 @@ import (
 	"io"
 )
 
-// Library is what draws the charts, with its version.
+// Library is the name and version of the library that draws the charts.
 const Library = "uPlot 1.6.32"
 
-// Page is what a file shows.
+// Page is the contents of a file.
 type Page struct {
 	Title  string
 	Lines  []string // below the title: what was measured, and where
 	Charts []Chart
 }
 
-// Chart is quantities over time, with marks where something happened.
+// Chart is quantities over time, with marks for events.
 type Chart struct {
 	Title string `json:"title"`
 	Unit  string `json:"unit"` // of the quantities
-	// Times are when the intervals begin, in seconds, and when the last one ends: one more than
-	// each line has values.
+	// Times are the beginnings of the intervals, in seconds, and the end of the last one: one more
+	// than each line has values.
 	Times []float64 `json:"times"`
 	Lines []Line    `json:"lines"`
 	Marks []Mark    `json:"marks"` // by time
@@ -34,8 +34,8 @@ type Chart struct {
 // Line is a quantity in each interval.
 type Line struct {
 	Name string `json:"name"`
-	// Group is a number that lines have in common which are drawn in shades of one colour; the sum
-	// of the others has -1, and is drawn first.
+	// Lines with the same Group are drawn in shades of one colour; the sum of the others has -1,
+	// and is drawn first.
 	Group  int       `json:"group"`
 	Values []float64 `json:"values"`
 }
@@ -44,8 +44,7 @@ type Line struct {
 type Mark struct {
 	At   float64 `json:"at"` // seconds
 	Text string  `json:"text"`
-	// Until is when what began here is over, in seconds; 0 where it is not known to be. The time
-	// between is shaded.
+	// Until is the end of the event, in seconds; 0 if unknown. The time between is shaded.
 	Until float64 `json:"until,omitempty"`
 }
 

@@ -19,7 +19,7 @@ import (
 // Size is a number of bytes that reads 4096, 64K, 1M, 1MiB, 2G.
 type Size uint64
 
-// sizeForm is a number, a prefix, and what follows a prefix.
+// sizeForm is a number, a prefix and a unit.
 var sizeForm = regexp.MustCompile(`^(?i)\s*([0-9]+)\s*(?:b|([kmg])(ib?|b)?)?\s*$`)
 
 // ParseSize reads a size.
@@ -112,8 +112,8 @@ func ParseRange(s string) (list Range, err error) {
 	return list, nil
 }
 
-// Rate is the speed of a link, or of what is sent to it, in bytes a second; 0 is unlimited. It
-// reads 25Gbit, 100Gb/s, 400G, 3GB/s.
+// Rate is a speed of a link or of its traffic, in bytes a second; 0 is unlimited. It reads 25Gbit,
+// 100Gb/s, 400G, 3GB/s.
 type Rate uint64
 
 // slowest is 1 Mbit/s in bytes: a slower link means that a unit was left out.
@@ -197,7 +197,7 @@ func (s *Seconds) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// String writes it as a [time.Duration] is written.
+// String writes it like a [time.Duration].
 func (s Seconds) String() string { return time.Duration(s).String() }
 
 // MarshalJSON writes seconds.
