@@ -262,17 +262,29 @@ func (s *railSet) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 		return refuseRecv(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d",
 			len(pieces), limit))
 	}
-	for _, p := range pieces {
-		if p.Length == 0 {
-			continue
+	for j := range pieces {
+		p := &pieces[j]
+		if k := p.Keys; k == nil || s.sendDevs&^k.have != 0 || p.Length > maxMessage ||
+			!k.covers(p.Addr, p.Length) {
+			if err := s.checkOddRecv(i, wr, *p); err != nil {
+				return err
+			}
 		}
-		if p.Length > maxMessage {
-			return refuseRecv(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most "+
-				"2 GiB", p.Length))
-		}
-		if detail, err := checkLocal(p, s.sendDevs); err != nil {
-			return refuseRecv(i, wr, err, detail)
-		}
+	}
+	return nil
+}
+
+// checkOddRecv checks a piece of a receive that may not be registered memory, as an empty one.
+func (s *railSet) checkOddRecv(i int, wr *RecvWR, p Segment) error {
+	if p.Length == 0 {
+		return nil
+	}
+	if p.Length > maxMessage {
+		return refuseRecv(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most "+
+			"2 GiB", p.Length))
+	}
+	if detail, err := checkLocal(p, s.sendDevs); err != nil {
+		return refuseRecv(i, wr, err, detail)
 	}
 	return nil
 }

@@ -186,7 +186,7 @@ func (c *VirtualCQ) route(t *routeTable, last *rail, wcs []verbs.WC, out *sink) 
 			}
 		}
 		if p := last.vqp.pass; p != nil {
-			i += p.completed(wcs[i:], out) - 1
+			i = p.completed(wcs, i, out) - 1
 			continue
 		}
 		last.vqp.process(last, wc)

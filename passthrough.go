@@ -147,13 +147,13 @@ func (p *passThrough) translate(b *sendBatch, wr *SendWR) (length uint64) {
 	l, r, s := wr.Local.Keys, wr.Remote.Keys, p.rails
 	length = wr.Local.Length
 	if wr.Opcode > verbs.OpRDMARead || int(wr.Flags&^plainFlags)|len(wr.SGL)|len(wr.Inline) != 0 ||
-		wr.Relaxed || wr.EveryRail || length-1 >= p.rail.maxMessage ||
+		wr.EveryRail || length-1 >= p.rail.maxMessage ||
 		l == nil || s.localDevs&^l.have != 0 || !l.covers(wr.Local.Addr, length) || !l.open() {
 		return 0
 	}
 	to := &b.wrs[b.tail]
 	if !wr.Opcode.IsSend() {
-		if r == nil || s.peerDevs&^r.have != 0 || length > wr.Remote.Length ||
+		if wr.Relaxed || r == nil || s.peerDevs&^r.have != 0 || length > wr.Remote.Length ||
 			!r.covers(wr.Remote.Addr, length) {
 			return 0
 		}
@@ -340,12 +340,14 @@ func (p *passThrough) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 	return nil
 }
 
-// completed passes completions to the user, from the first of wcs up to the first of another queue
-// pair, and returns their number. It clears undefined fields.
-func (p *passThrough) completed(wcs []verbs.WC, out *sink) (n int) {
-	num, sends, recvs := wcs[0].QPNum, uint64(0), uint64(0)
-	for ; n < len(wcs) && wcs[n].QPNum == num; n++ {
-		wc := &wcs[n]
+// completed passes completions to the user, from wcs[i] up to the first of another queue pair, and
+// returns the index of that. It clears undefined fields.
+func (p *passThrough) completed(wcs []verbs.WC, i int, out *sink) int {
+	for num := wcs[i].QPNum; i < len(wcs); i++ {
+		wc := &wcs[i]
+		if wc.QPNum != num {
+			break
+		}
 		if (wc.Status != verbs.StatusSuccess || p.probes.posted != 0) && p.completedOther(wc, out) {
 			continue
 		}
@@ -353,19 +355,18 @@ func (p *passThrough) completed(wcs []verbs.WC, out *sink) (n int) {
 		v.ID, v.Status, v.Opcode, v.VendorErr, v.QPNum = wc.ID, verbs.StatusSuccess, wc.Opcode, 0, p.qpNum
 		v.Imm, v.Flags, v.ByteLen = 0, 0, 0
 		if !wc.Opcode.IsRecv() {
-			sends++
+			p.sendsDone++
+			p.ended++
 			continue
 		}
-		recvs++
+		p.recvsDone++
+		p.ended++
 		v.ByteLen = uint64(wc.ByteLen)
 		if wc.Flags&verbs.WCWithImm != 0 {
 			v.Imm, v.Flags = p.imms.turn(wc.Imm), verbs.WCWithImm
 		}
 	}
-	p.sendsDone += sends
-	p.recvsDone += recvs
-	p.ended += sends + recvs
-	return n
+	return i
 }
 
 // completedOther handles a completion of a probe, or an unsuccessful one; it reports false for any
