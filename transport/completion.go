@@ -78,6 +78,7 @@ func (c *Completion) Fired() bool { return c.fired.Load() }
 // Err is the first error among the operations, once the completion has fired.
 func (c *Completion) Err() error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err
+	err := c.err
+	c.mu.Unlock()
+	return err
 }

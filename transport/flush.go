@@ -156,11 +156,12 @@ func (r *flushRequest) try(_ *Pending, head *Endpoint) Outcome {
 func (e *Endpoint) flush(kind FlushKind, comp *Completion) {
 	done, err := e.startFlush(kind, comp)
 	switch {
+	case err == nil && !done:
 	case errors.Is(err, ErrNoResource):
 		r := e.peer.w.flushPool.Get().(*flushRequest)
 		r.comp, r.kind = comp, kind
 		e.peer.enqueue(&r.pending)
-	case done || err != nil:
+	default:
 		comp.Done(err)
 	}
 }

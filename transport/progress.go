@@ -197,8 +197,10 @@ func (r *round) reportLater(e event) { r.later = append(r.later, e) }
 // next begins the next round, with the events that were queued for it.
 func (r *round) next() {
 	clear(r.events)
-	r.events = append(r.events[:0], r.later...)
-	r.later = r.later[:0]
+	r.events = r.events[:0]
+	if len(r.later) != 0 {
+		r.events, r.later = append(r.events, r.later...), r.later[:0]
+	}
 	r.number++
 }
 

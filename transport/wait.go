@@ -65,10 +65,15 @@ func (w *Worker) await(ctx context.Context, every time.Duration, done func() boo
 
 // needContext refuses a call without a context.
 func needContext(op string, ctx context.Context) error {
-	if ctx == nil {
-		return fmt.Errorf("transport: %s: %w: no context", op, verbs.ErrInvalid)
+	if ctx != nil {
+		return nil
 	}
-	return nil
+	return noContext(op)
+}
+
+// noContext is apart so that needContext can be inlined.
+func noContext(op string) error {
+	return fmt.Errorf("transport: %s: %w: no context", op, verbs.ErrInvalid)
 }
 
 func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() bool) (slept bool, err error) {
