@@ -56,11 +56,13 @@ func (w *Worker) recv(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]b
 		return nil, refuse("recv", verbs.ErrInvalid, "the pieces are longer than an int holds")
 	}
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.closed {
+		w.mu.Unlock()
 		return nil, refuse("recv", ErrClosed, "")
 	}
-	return w.post(w.newRequest(tag, bufs, n), from, awaited, mask)
+	r, err := w.post(w.newRequest(tag, bufs, n), from, awaited, mask)
+	w.mu.Unlock()
+	return r, err
 }
 
 // post posts a receive, or gives it back if it is refused.

@@ -256,14 +256,16 @@ func (r *Request) Free() {
 	if r == nil {
 		return
 	}
-	r.w.mu.Lock()
-	defer r.w.mu.Unlock()
+	w := r.w
+	w.mu.Lock()
 	switch {
 	case r.stage == requestFree || r.freed:
+		w.mu.Unlock()
 		panic("tagged: request freed twice")
 	case r.stage == requestDone:
 		r.put()
 	default:
 		r.freed = true
 	}
+	w.mu.Unlock()
 }

@@ -194,7 +194,16 @@ func (e *Endpoint) sendFragment(view *transport.Endpoint, kind transport.AMID, h
 	n int) error {
 	o := &e.w.outgoing
 	h.window = e.ledger.Grant(0)
-	err := o.post(view, kind, h.put(&o.hdr, kind), p, n, e.limits.AMShort)
+	hdr := h.put(&o.hdr, kind)
+	var err error
+	if len(hdr)+n <= e.limits.AMShort && n <= len(o.short) {
+		p.gather(o.short[:n])
+		err = view.AMShort(kind, hdr, o.short[:n])
+	} else {
+		o.from, o.left = p, n
+		_, err = view.AMBcopy(kind, hdr, o.pack)
+		o.from = nil
+	}
 	if err == nil {
 		e.ledger.Sent(1)
 		if kind != amAnnounce {
@@ -275,17 +284,3 @@ func (o *outgoing) init(size int) {
 
 // gather is the pack function of a fragment.
 func (o *outgoing) gather(dst []byte) int { return o.from.gather(dst[:o.left]) }
-
-// post sends the next n bytes of the pieces as an active message with a header. inline is the most
-// bytes that header and data together may have to go inline.
-func (o *outgoing) post(view *transport.Endpoint, kind transport.AMID, hdr []byte, p *pieces,
-	n, inline int) error {
-	if len(hdr)+n <= inline && n <= len(o.short) {
-		p.gather(o.short[:n])
-		return view.AMShort(kind, hdr, o.short[:n])
-	}
-	o.from, o.left = p, n
-	_, err := view.AMBcopy(kind, hdr, o.pack)
-	o.from = nil
-	return err
-}
