@@ -6,9 +6,9 @@ import "ibverbx/verbs"
 // a time: as many as a caller usually posts at once.
 const postBatch = 64
 
-// sendBatch is what waits to be posted on a rail: work requests and their scatter lists, which are
-// reused. What a post refuses for now stays at the front. A batch grows with need, up to the slots
-// of the rails that it has served.
+// sendBatch holds the work requests that wait to be posted on a rail, with their scatter lists;
+// both are reused. Work requests that a post refuses for now stay at the front. A batch grows with
+// need, up to the slots of the rails that it has served.
 //
 // Invariant: 0 <= head <= tail <= len(wrs); wrs[head:tail] waits. wrs[i].SGL is empty or lies in
 // sges[i*width:(i+1)*width].
@@ -47,20 +47,20 @@ func (b *sendBatch) setSGL(wr *verbs.SendWR, n int) []verbs.SGE {
 	return wr.SGL
 }
 
-// list is the room for the newest work request's scatter list of n elements, to be filled before
-// setSGL says how many there are.
+// list returns the room for the newest work request's scatter list, n elements. Fill it before
+// setSGL sets their number.
 func (b *sendBatch) list(n int) []verbs.SGE {
 	i := (b.tail - 1) * b.width
 	return b.sges[i : i+n]
 }
 
-// setInline gives the newest work request its payload itself.
+// setInline gives the newest work request an inline payload.
 func (b *sendBatch) setInline(wr *verbs.SendWR, p []byte) {
 	wr.SGL = nil
 	wr.Inline = p
 }
 
-// makeRoom makes room for another work request where there is none at the end.
+// makeRoom makes room for another work request when there is none at the end.
 //
 //go:noinline
 func (b *sendBatch) makeRoom() {
@@ -79,7 +79,8 @@ func (b *sendBatch) makeRoom() {
 	}
 }
 
-// compact moves what waits to the front. It is needed only after a post was refused for now.
+// compact moves the waiting work requests to the front. It is needed only after a post was refused
+// for now.
 func (b *sendBatch) compact() {
 	head, tail := b.head, b.tail
 	b.head, b.tail = 0, 0
@@ -103,7 +104,7 @@ func (b *sendBatch) move(i int) {
 	from.SGL, from.Inline = nil, nil
 }
 
-// posted removes the first n of what waits: a queue pair has accepted them.
+// posted removes the first n waiting work requests: a queue pair has accepted them.
 func (b *sendBatch) posted(n int) {
 	if b.head += n; b.head == b.tail {
 		b.head, b.tail = 0, 0
@@ -125,12 +126,12 @@ func (b *sendBatch) drop(lost func(id uint64) bool) {
 func (b *sendBatch) clear() { b.head, b.tail = 0, 0 }
 
 // batchPool lends the send batches of a virtual CQ to rails of its virtual queue pairs. A rail has
-// one from staging to posting; longer only while its queue pair refuses what is staged. So there
-// are as many as one call stages on, whose memory stays in the cache, and not as many as there are
-// rails: a thousand virtual queue pairs would have a hundred megabytes of them.
+// one from staging to posting, and longer only while its queue pair refuses the staged work. So
+// there are only as many batches as one call uses, and their memory stays in the cache. With one
+// for each rail, a thousand virtual queue pairs would have a hundred megabytes of them.
 //
-// Invariant: the batches that are not lent are in free, the last one back first. They are empty and
-// take width elements a list.
+// Invariant: the batches that are not lent are in free, the last one back first. They are empty,
+// with room for width elements per list.
 type batchPool struct {
 	free  *sendBatch
 	width int
@@ -139,7 +140,7 @@ type batchPool struct {
 // firstBatch is how many work requests a batch holds before it grows.
 const firstBatch = 16
 
-// fit makes the batches that are lent from now on take so many elements a list.
+// fit makes the batches that are lent from now on have room for width elements per list.
 func (p *batchPool) fit(width int) {
 	if p.width < width {
 		*p = batchPool{width: width}
@@ -164,8 +165,8 @@ func (p *batchPool) giveBack(b *sendBatch) {
 	}
 }
 
-// recvBatch serves to translate receives, and to post them in batches. A virtual CQ has one for all
-// of its virtual queue pairs: nothing stays in it between calls.
+// recvBatch translates receives, and posts them in batches. A virtual CQ has one for all of its
+// virtual queue pairs: nothing stays in it between calls.
 //
 // Invariant: list i lies in sges[i*width:(i+1)*width].
 type recvBatch struct {
@@ -181,7 +182,7 @@ func (b *recvBatch) fit(width int) {
 	}
 }
 
-// list is the empty list of receive i, to be appended to.
+// list returns the empty list of receive i, to be appended to.
 func (b *recvBatch) list(i int) []verbs.SGE {
 	return b.sges[i*b.width : i*b.width : (i+1)*b.width]
 }

@@ -12,7 +12,7 @@ import (
 // Connect takes the virtual queue pair from RESET or INIT to RTS, connected to the peer with this
 // business card. Both ends call it, in any order. A request that you post before the peer has
 // connected is retried for as long as Conn.Patience allows (3.8 seconds over software NICs, 34 over
-// others) and then fails: if the peer may connect later than that, wait for its word that it is
+// others) and then fails: if the peer may connect later than that, wait until it reports that it is
 // ready.
 //
 // A card that does not fit (other scheme, other number of queue pairs, no address) is refused and

@@ -7,16 +7,17 @@ import (
 	"ibverbx/verbs"
 )
 
-// Poll moves up to len(dst) completions into dst, oldest first, and says how many. It neither
-// blocks nor allocates. An error concerns a physical CQ that has died; it is reported once, the
-// virtual queue pairs on it fail, and completions are delivered all the same. Where all of them can
-// do without, by failover, it is none. After Close it delivers what was left and then [ErrClosed].
+// Poll moves up to len(dst) completions into dst, oldest first, and returns their number. It
+// neither blocks nor allocates. An error means that a physical CQ has died; it is reported once,
+// the virtual queue pairs on it fail, and completions are still delivered. If failover lets all of
+// them continue without that CQ, there is no error. After Close, Poll delivers the remaining
+// completions and then [ErrClosed].
 //
-// Poll stops when dst is full: it does not drain the physical CQs, as the C++ original's pollCq
-// does. What does not fit waits for the next call, most of it in the NICs' CQs, and what would
-// follow from it waits too: fragments for which there was no room, credits, notifications. So while
-// n is len(dst), call it again. An empty dst never is full: Poll(nil) carries on with everything
-// and keeps the completions.
+// Poll stops when dst is full: unlike the C++ original's pollCq, it does not drain the physical
+// CQs. Further completions wait for the next call, most of them in the NICs' CQs, and so does the
+// work that depends on them: fragments for which there was no room, credits, notifications. So
+// while n is len(dst), call it again. An empty dst is never full: Poll(nil) does all the work and
+// keeps the completions.
 func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 	c.enter()
 	n, err = c.poll(dst, -1)
@@ -40,12 +41,12 @@ func (c *VirtualCQ) PollOne() (wc WC, ok bool, err error) {
 	return wc, ok, err
 }
 
-// Completions ranges over the completions there are, until there are none:
+// Completions ranges over the completions until there are no more:
 //
 //	for wc, err := range cq.Completions() { ... }
 //
-// An error, as of Poll, comes by itself with a zero WC; the loop goes on behind it. The loop body
-// may post.
+// An error of Poll comes by itself with a zero WC; the loop continues after it. The loop body may
+// post.
 func (c *VirtualCQ) Completions() iter.Seq2[WC, error] {
 	return func(yield func(WC, error) bool) {
 		var batch [16]WC
@@ -68,7 +69,7 @@ func (c *VirtualCQ) Completions() iter.Seq2[WC, error] {
 	}
 }
 
-// unpoll puts completions back that a loop did not take.
+// unpoll puts back completions that a loop did not take.
 func (c *VirtualCQ) unpoll(wcs []WC) {
 	later := c.ready.Len()
 	for i := range wcs {
@@ -100,10 +101,10 @@ func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 	return out.n, err
 }
 
-// sink is where a poll into dst puts what it reports.
+// sink returns the destination of a poll into dst.
 func (c *VirtualCQ) sink(dst []WC) sink { return sink{dst: dst, ready: &c.ready} }
 
-// collect handles what the NICs have completed, so that it is not mistaken for outstanding. The
+// collect handles the NICs' completions, so that these requests do not count as outstanding. The
 // next poll reports that a CQ has died.
 func (c *VirtualCQ) collect() {
 	if !c.closed {
@@ -112,8 +113,8 @@ func (c *VirtualCQ) collect() {
 	}
 }
 
-// takeAll handles what the physical CQs hold and carries on with what that frees. Once the caller's
-// slice is full it takes no more than a batch from each further CQ.
+// takeAll handles the completions of the physical CQs and continues the virtual queue pairs. Once
+// the caller's slice is full it takes no more than a batch from each further CQ.
 func (c *VirtualCQ) takeAll(out *sink, only int) error {
 	next := c.nextCQ
 	for range c.cqs {
@@ -149,8 +150,8 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 	return err
 }
 
-// take handles what the first poll of a physical CQ has given, and what more it holds: until it is
-// empty, or its share is taken, or the caller's slice is full, which it reports.
+// take handles the completions of the first poll of a physical CQ, and then further ones, until the
+// CQ is empty, its share is taken, or the caller's slice is full, which it reports.
 func (c *VirtualCQ) take(pc *physicalCQ, n int, err error, out *sink) (full bool) {
 	var last *rail // completions come in bursts of one queue pair
 	for polls := 1; ; polls++ {
@@ -173,9 +174,9 @@ func (c *VirtualCQ) take(pc *physicalCQ, n int, err error, out *sink) (full bool
 	}
 }
 
-// route hands physical completions to the rails that they belong to, and returns the last of these;
-// last is the rail of the completion before. One of a queue pair that was closed a moment ago is
-// counted and dropped.
+// route hands physical completions to their rails, and returns the last of these; last is the rail
+// of the completion before. A completion of a queue pair that was just closed is counted and
+// dropped.
 func (c *VirtualCQ) route(t *routeTable, last *rail, wcs []verbs.WC, out *sink) *rail {
 	for i := 0; i < len(wcs); i++ {
 		wc := &wcs[i]
@@ -194,7 +195,7 @@ func (c *VirtualCQ) route(t *routeTable, last *rail, wcs []verbs.WC, out *sink) 
 	return last
 }
 
-// touch lists a virtual queue pair as one that has something to carry on with.
+// touch lists a virtual queue pair that has work to do.
 func (c *VirtualCQ) touch(q *VirtualQP) {
 	if !q.touched {
 		q.touched = true
@@ -202,7 +203,7 @@ func (c *VirtualCQ) touch(q *VirtualQP) {
 	}
 }
 
-// progress lets every touched virtual queue pair carry on. One that must try again is touched anew,
+// progress continues every touched virtual queue pair. One that must try again is touched again,
 // for the next time.
 func (c *VirtualCQ) progress(out *sink) {
 	n := len(c.touched)
@@ -218,7 +219,7 @@ func (c *VirtualCQ) progress(out *sink) {
 	c.touched = c.touched[:copy(c.touched, c.touched[n:])]
 }
 
-// takeEvents hands out what the NICs have reported. Most of what fails is noticed by polling.
+// takeEvents hands out the NICs' events. Polling notices most failures without them.
 func (c *VirtualCQ) takeEvents() {
 	anyLost := false
 	for len(c.ports.events) != 0 {

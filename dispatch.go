@@ -10,7 +10,7 @@ import (
 )
 
 // dispatch stages the data of waiting requests on the rails, in posting order, as far as the rails
-// have room, and then the final messages that have come due. post hands over what is staged.
+// have room, and then the final messages that have come due. post hands over the staged work.
 func (s *sender) dispatch() {
 	for s.next != s.win.Tail {
 		r := s.win.At(s.next)
@@ -19,13 +19,13 @@ func (s *sender) dispatch() {
 		}
 		s.next++
 	}
-	if s.finals != 0 { // those without data, such as SENDs, are done with it at once
+	if s.finals != 0 { // the data stage of those without data, such as SENDs, is over at once
 		s.dispatchDue()
 	}
 }
 
-// dispatchDue stages the final messages that have come due, and nothing else: after a failure, the
-// requests before the one that stopped the line still get theirs.
+// dispatchDue stages only the final messages that have come due: after a failure, the requests
+// before the one that stopped the line still get theirs.
 func (s *sender) dispatchDue() {
 	s.advanceDataDone()
 	if s.finals != 0 && s.finalsPosted < s.dataDone {
@@ -61,13 +61,13 @@ func (s *sender) dispatchData(n uint64, r *sendReq) bool {
 func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 	op := r.fragmentOpcode()
 	if op != r.opcode && r.length == 0 {
-		return true // the notification is all there is
+		return true // it has only the notification
 	}
 	for {
 		if s.logs && r.fragments&(fragmentSpan-1) == 0 && r.left != 0 {
-			return false // their ids could not be told apart: see sendReq.index
+			return false // their ids would be ambiguous: see sendReq.index
 		}
-		var rl *rail // as pick says, without the call (16 fragments: 3 %)
+		var rl *rail // pick, without the call (16 fragments: 3 %)
 		if s.rails.abilities == nil {
 			rl = s.rails.pick()
 		} else {
@@ -84,8 +84,8 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 	}
 }
 
-// fragmentSpan is how far apart the fragments of a request that are outstanding may be, where
-// failover is in force: less than the 2^24 that a work-request id tells apart. A power of two.
+// fragmentSpan is how far apart the outstanding fragments of a request may be while failover is in
+// force: less than the 2^24 that a work-request id distinguishes. It is a power of two.
 const fragmentSpan = 1 << 23
 
 // pick chooses the rail for the next fragment of a request.
@@ -96,8 +96,8 @@ func (s *sender) pick(r *sendReq) *rail {
 	return s.rails.pickAble(min(uint64(s.rails.maxFragment), r.length-r.offset))
 }
 
-// dispatchEvery hands out one fragment to each data rail. Round robin is not used: it skips a rail
-// that is full.
+// dispatchEvery hands out one fragment to each data rail. It does not use round robin, which skips
+// full rails.
 func (s *sender) dispatchEvery(n uint64, r *sendReq) bool {
 	for int(r.fragments) < len(s.rails.data) {
 		rl := s.rails.data[r.fragments]
@@ -112,7 +112,7 @@ func (s *sender) dispatchEvery(n uint64, r *sendReq) bool {
 	return true
 }
 
-// fragmentLimit is the length of a request's fragments, the last one excepted, in bytes.
+// fragmentLimit returns the length in bytes of a request's fragments, except the last.
 func (s *sender) fragmentLimit(r *sendReq) uint64 {
 	if r.plan == planEvery {
 		return r.length / uint64(len(s.rails.data))
@@ -124,7 +124,7 @@ func (s *sender) fragmentLimit(r *sendReq) uint64 {
 func (s *sender) dispatchMessage(n uint64, r *sendReq) bool {
 	if s.finals != 0 {
 		// A final message that has come due goes first: relaxed SENDs that keep the rail full would
-		// hold it up for ever.
+		// hold it up forever.
 		if s.advanceDataDone(); s.finalsPosted < s.dataDone {
 			s.dispatchFinals()
 		}
@@ -139,13 +139,13 @@ func (s *sender) dispatchMessage(n uint64, r *sendReq) bool {
 	return true
 }
 
-// dispatchAtomic hands out an atomic: always on the first rail, since NICs keep atomics apart only
-// per device, and atomics to one address must meet in one place.
+// dispatchAtomic hands out an atomic, always on the first rail: NICs guarantee atomicity only per
+// device, so atomics on one address must use one device.
 func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 	rl := s.rails.atomicRail
 	if rl.down {
 		rl = s.rails.nextForAtomics()
-		s.rails.atomicRail = rl // to stay, since atomics are outstanding there when the other is back
+		s.rails.atomicRail = rl // for good: atomics are outstanding there when the other returns
 	}
 	if !rl.hasRoom() {
 		return false
@@ -160,14 +160,14 @@ func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit uint64) *verbs.SendWR {
 	s.rails.takeData(rl)
 	r.left++
-	if op != verbs.OpRDMARead { // which leaves nothing there that a marker would have to prove
+	if op != verbs.OpRDMARead { // a read leaves no data there that needs a marker
 		rl.dirty = true
 	}
 	if rl.batch == nil {
 		s.lendBatch(rl)
 	}
 	b := rl.batch
-	wr := b.add() // as stage does, without the call
+	wr := b.add() // stage, without the call
 	wr.ID, wr.Opcode, wr.Flags, wr.RKey = id, op, verbs.SendSignaled, r.remoteKeys.at(rl.peerDev)
 	size := min(limit, r.length-r.offset)
 	switch {
@@ -194,7 +194,7 @@ func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit 
 	return wr
 }
 
-// stage opens a work request without data of the data stage, on a rail that has room.
+// stage opens a work request of the data stage, still without data, on a rail that has room.
 func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.SendWR {
 	s.rails.take(rl)
 	r.left++
@@ -213,7 +213,7 @@ func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.
 }
 
 // dispatchFinals stages the final messages of requests whose data, and all earlier data, is
-// acknowledged. Several may be on the way at a time: what counts is earlier data, not earlier
+// acknowledged. Several may be on the way at a time: each waits for earlier data, not for earlier
 // notifications.
 func (s *sender) dispatchFinals() {
 	for s.finalsPosted != s.dataDone {
@@ -241,14 +241,15 @@ func (s *sender) stageFinal(n uint64, r *sendReq) bool {
 	return true
 }
 
-// fillNotification makes a work request that stageMessage has opened Spray's notification of r.
+// fillNotification turns a work request that stageMessage has opened into Spray's notification of
+// r.
 func (s *sender) fillNotification(rl *rail, r *sendReq, wr *verbs.SendWR) {
 	wr.Opcode = verbs.OpRDMAWriteWithImm
 	wr.RemoteAddr, wr.RKey = r.remoteAddr, r.remoteKeys.at(rl.peerDev)
 	rl.batch.setSGL(wr, 0)
 }
 
-// carrier is the rail that carries a request's final message.
+// carrier returns the rail that carries a request's final message.
 func (s *sender) carrier(r *sendReq) *rail {
 	if r.plan == planNone {
 		return s.rails.sendRail
@@ -276,8 +277,8 @@ func (s *sender) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
 	return wr
 }
 
-// fillMessage makes a work request that stageMessage has opened a SEND with the payload of r, which
-// goes out whole.
+// fillMessage turns a work request that stageMessage has opened into a SEND with the whole payload
+// of r.
 func (s *sender) fillMessage(rl *rail, r *sendReq, wr *verbs.SendWR) {
 	wr.Opcode, wr.RemoteAddr, wr.RKey = r.opcode, 0, 0
 	switch {
@@ -292,9 +293,9 @@ func (s *sender) fillMessage(rl *rail, r *sendReq, wr *verbs.SendWR) {
 	rl.stats.bytes += r.length
 }
 
-// lendBatch gives a rail that has nothing staged a batch, and lists it as one that has something to
-// post. Looking at every rail instead would cost a cache miss each, which counts with a hundred
-// virtual queue pairs.
+// lendBatch gives a batch to a rail that has nothing staged, and lists the rail for post. Checking
+// every rail instead would cost a cache miss each, which matters with a hundred virtual queue
+// pairs.
 //
 //go:noinline
 func (s *sender) lendBatch(rl *rail) {
@@ -302,8 +303,8 @@ func (s *sender) lendBatch(rl *rail) {
 	s.staged = append(s.staged, rl)
 }
 
-// post posts the batches. What is refused for now stays listed, and blocked says so. It stops at a
-// refusal for any other reason, which ends the first request of that rail's batch.
+// post posts the batches. Batches that are refused for now stay listed, and blocked is set. It
+// stops at a refusal for any other reason, which ends the first request of that rail's batch.
 func (s *sender) post() (refused *rail, err error) {
 	s.blocked = false
 	for _, rl := range s.staged {
@@ -332,15 +333,15 @@ func (s *sender) post() (refused *rail, err error) {
 	return nil, nil
 }
 
-// unlistPosted removes the rails from staged that have given their batches back.
+// unlistPosted removes rails that have given their batches back from staged.
 func (s *sender) unlistPosted() {
 	s.staged = slices.DeleteFunc(s.staged, func(rl *rail) bool { return rl.batch == nil })
 }
 
 // dispatchNumbered hands out the fragments of a WRITE_WITH_IMM in DQPLB. Each is itself a
 // WRITE_WITH_IMM with a number; bit 31 marks the last one. Before the last, every other rail that
-// carried plain data gets a marker, so that the receiver, who counts numbers in order, cannot take
-// the request for complete before that data has arrived.
+// carried plain data gets a marker, so that the receiver, which counts numbers in order, cannot
+// consider the request complete before that data has arrived.
 func (s *sender) dispatchNumbered(n uint64, r *sendReq) bool {
 	for r.moreData() {
 		if !s.numbers.Room() {
@@ -350,9 +351,8 @@ func (s *sender) dispatchNumbered(n uint64, r *sendReq) bool {
 		if rl == nil {
 			return false
 		}
-		// The last fragment must know that it is the last before it gets its number. A scatter list
-		// may cut it short; it then turns out not to be, and the markers before it were merely
-		// early.
+		// Whether a fragment is the last must be known before it gets its number. If a scatter list
+		// cuts it short, it is not the last after all, and the markers before it were merely early.
 		if r.length-r.offset <= uint64(s.rails.maxFragment) {
 			if !s.stageMarkers(n, r, rl) || !s.numbers.Room() {
 				return false
@@ -393,8 +393,8 @@ func (s *sender) number(r *sendReq) uint32 {
 }
 
 // stageMarkers stages a zero-byte numbered message on every rail but one that carried plain data
-// since its last numbered message. It reports false when a rail has no room; it goes on from there
-// when called again.
+// since its last numbered message. It reports false when a rail has no room; the next call
+// continues there.
 func (s *sender) stageMarkers(n uint64, r *sendReq, last *rail) bool {
 	for _, rl := range s.rails.data {
 		if !rl.dirty || rl == last {
@@ -418,9 +418,9 @@ func (s *sender) stageMarkers(n uint64, r *sendReq, last *rail) bool {
 	return true
 }
 
-// stageRawImm stages the user's immediate, as a message of its own right behind the last fragment:
-// same queue pair, so the order is certain. It reports false when the rail has no room. Nothing
-// else is staged on the data rails until it is out.
+// stageRawImm stages the user's immediate, as a separate message directly behind the last fragment,
+// on the same queue pair, so the order is certain. It reports false when the rail has no room.
+// Nothing else is staged on the data rails until the immediate is.
 func (s *sender) stageRawImm(n uint64, r *sendReq) bool {
 	rl := s.rails.data[r.immRail]
 	if !rl.hasRoom() {

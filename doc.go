@@ -35,8 +35,8 @@
 //     overruns.
 //
 // With a single queue pair requests pass straight through, with the NIC's own limits and without
-// tracking. What the NIC does not report is then lost: successful unsignaled requests, and what was
-// outstanding on a CQ that has died or a NIC that has vanished.
+// tracking. Requests that the NIC does not report are then lost: successful unsignaled ones, and
+// those outstanding on a CQ that has died or a NIC that has vanished.
 //
 // # A program
 //
@@ -89,9 +89,9 @@
 //   - One read or atomic is outstanding per queue pair ([BusinessCard].RDAtomic).
 //
 // In DQPLB the original numbers its plain WRITEs and READs too, and no receiver ever sees those
-// numbers: after the first of them all of its notifications wait for ever, at a peer of either
-// kind; [Stats].OutOfOrder counts them. So have the original post only WRITE_WITH_IMM, SENDs and
-// atomics on such a connection, or use [Spray]. What this end posts has no such limit.
+// numbers: after the first of them all of its notifications wait forever, at a peer of either kind;
+// [Stats].OutOfOrder counts them. So let the original post only WRITE_WITH_IMM, SENDs and atomics
+// on such a connection, or use [Spray]. This end's requests have no such limit.
 //
 // Over package verbs/roce this end's NIC must have UDP port 4791: the GID of one on another port
 // ([verbs.GID.UDPAddr]) is refused when the original goes to RTR, with EINVAL.
@@ -125,8 +125,8 @@
 //     because the writer wrote the next one before the first completion.
 //   - If the NIC reports that a port of this end is down, the library reacts after
 //     [Config].PortTimeout. How soon it notices a dead path elsewhere depends on
-//     [ConnConfig].Patience: by default 3.8 seconds over NICs of software and 34 over others, and
-//     half a second with [PatienceShort].
+//     [ConnConfig].Patience: by default 3.8 seconds over software NICs and 34 over others, and half
+//     a second with [PatienceShort].
 //   - An end that has nothing outstanding does not notice that its peer is gone, with failover or
 //     without. If you only receive, use a sign of life, such as the keep-alive of package
 //     transport.

@@ -8,22 +8,22 @@ import (
 // A program that posts one request and polls it pays for two atomic operations on its region, 3 to
 // 11 ns on the processors measured. Both are necessary, because any goroutine may close a region: a
 // post and a Close at the same moment must see each other, so each must write before it reads, and
-// on amd64 that takes one locked instruction. A plain store would do for the report, but an atomic
-// store in Go is a locked instruction too. Keeping the holds for the next request would make Close
-// refuse a region that nothing uses.
+// on amd64 that takes one locked instruction. A plain store would suffice for the report, but an
+// atomic store in Go is a locked instruction too. Keeping the holds for the next request would make
+// Close refuse a region that nothing uses.
 
-// counted is a number of holds on a region that are still to be taken, or to be given back, in one
-// step.
+// counted is a number of holds on a region that are still to be taken, or given back, in one step.
 type counted struct {
 	mr *MR
 	n  int64
 }
 
 // holder gathers the holds of a call on the region named last, so that a batch costs two atomic
-// operations and not one a request. For scatter lists it remembers two: a message is often a header
-// in one region and a payload in another.
+// operations instead of one per request. For scatter lists it remembers two: a message is often a
+// header in one region and a payload in another.
 type holder struct {
-	// What is to be taken of each, beyond the one hold that was taken to see that it is open.
+	// The holds still to be taken on each, beyond the first one, which showed that the region is
+	// open.
 	last, other counted
 }
 
@@ -57,8 +57,8 @@ func (h *holder) takeRun(mr *MR) bool {
 	return true
 }
 
-// settle takes the holds that were only counted. The regions cannot have been closed meanwhile: one
-// hold on each is taken.
+// settle takes the holds that were only counted. The regions cannot have been closed meanwhile,
+// because one hold on each is taken already.
 func (h *holder) settle() {
 	h.last.take()
 	h.other.take()
@@ -98,8 +98,8 @@ func (h *holder) holdSend(i int, wr *SendWR) error {
 }
 
 // holdPieces holds the regions of all pieces, once for each run of pieces with the same keys, or
-// none; it returns the index of a piece whose region is closed, or -1. sink.releasePieces gives
-// back as much.
+// none; it returns the index of a piece whose region is closed, or -1. sink.releasePieces undoes
+// it.
 func (h *holder) holdPieces(pieces []Segment) (closed int) {
 	var last *Keys
 	for i := range pieces {
@@ -116,7 +116,7 @@ func (h *holder) holdPieces(pieces []Segment) (closed int) {
 	return -1
 }
 
-// closedPiece is the index of the first piece whose region is closed, or -1.
+// closedPiece returns the index of the first piece whose region is closed, or -1.
 func closedPiece(pieces []Segment) int {
 	for i := range pieces {
 		if !pieces[i].open() {
@@ -126,23 +126,23 @@ func closedPiece(pieces []Segment) int {
 	return -1
 }
 
-// open reports whether the piece may be named: the region that it is of, if any, is not closed.
+// open reports whether requests may use the piece: its region, if any, is not closed.
 func (s *Segment) open() bool { return s.Keys == nil || s.Keys.open() }
 
-// closedText is why a piece whose region is closed is refused.
+// closedText explains the refusal of a piece whose region is closed.
 func (s *Segment) closedText() string { return "memory region " + s.String() + " is closed" }
 
-// sink is where a poll puts what it reports: into the caller's slice while there is room, then into
-// the ready ring.
+// sink is the destination of a poll's completions: the caller's slice while there is room, then the
+// ready ring.
 type sink struct {
 	dst   []WC
 	n     int            // completions in dst
-	ready *ring.FIFO[WC] // takes what dst has no room for
-	// The two regions named last, and the holds on them that are to be given back: as in holder.
+	ready *ring.FIFO[WC] // takes completions that do not fit dst
+	// The two regions named last, and the holds on them to be given back, as in holder.
 	last, other counted
 }
 
-// slot is where the next completion to report goes. Its fields are as their last user left them.
+// slot returns the place of the next completion. Its fields are as their last user left them.
 func (s *sink) slot() *WC {
 	if s.n == len(s.dst) {
 		return s.overflow()
@@ -151,12 +151,12 @@ func (s *sink) slot() *WC {
 	return &s.dst[s.n-1]
 }
 
-// overflow is apart so that slot can be inlined.
+// overflow is separate so that slot can be inlined.
 //
 //go:noinline
 func (s *sink) overflow() *WC { return s.ready.Open() }
 
-// release gives back what a reported request held.
+// release gives back the holds of a reported request.
 func (s *sink) release(r *sendReq) {
 	if k := r.localKeys; k != nil && k.mr != nil {
 		s.releaseOne(k.mr)
@@ -187,7 +187,7 @@ func (s *sink) releaseRun(mr *MR) {
 	}
 }
 
-// releaseRuns gives back what holder.holdPieces took for a list that was copied.
+// releaseRuns gives back the holds that holder.holdPieces took for a list that was copied.
 func (s *sink) releaseRuns(runs []keyRun) {
 	for i := range runs {
 		if mr := runs[i].keys.mr; mr != nil {
@@ -196,7 +196,7 @@ func (s *sink) releaseRuns(runs []keyRun) {
 	}
 }
 
-// releasePieces gives back what holder.holdPieces took.
+// releasePieces gives back the holds that holder.holdPieces took.
 func (s *sink) releasePieces(pieces []Segment) {
 	var last *Keys
 	for i := range pieces {
@@ -217,8 +217,8 @@ func (s *sink) settle() {
 	s.other.giveBack()
 }
 
-// drop gives back what was taken for pieces. What was only counted is taken first: less than what
-// is held must never be seen.
+// drop gives back the holds of pieces. It first takes those that were only counted, because the
+// count must never be lower than the holds in use.
 func (h *holder) drop(pieces []Segment) {
 	h.settle()
 	*h = holder{}

@@ -19,13 +19,13 @@ import (
 // staged or on the NIC and not completed counts in inUse, so that a staged one always finds a free
 // slot. 0 <= recvs <= recvLimit likewise for the receive queue.
 type rail struct {
-	// What each post and each completion touches comes first, in two lines of the cache: with a
-	// thousand virtual queue pairs they come from memory every time.
+	// The fields of every post and completion come first, in two cache lines: with a thousand
+	// virtual queue pairs they come from memory every time.
 
-	vqp *VirtualQP // whose rail it is: completions are routed to rails
+	vqp *VirtualQP // its owner: completions are routed to rails
 	qp  verbs.QP
-	// batch is what is staged, lent by the virtual CQ's pool; nil while the rail is not in
-	// sender.staged.
+	// batch has the staged work requests, lent by the virtual CQ's pool; nil while the rail is not
+	// in sender.staged.
 	batch  *sendBatch
 	idBits wrid.RailBits // the rail's index
 	// inUse counts the send slots that are taken. railSet's take and give change it.
@@ -37,51 +37,51 @@ type rail struct {
 	// lastPSN is the first packet sequence number of the last connection in which the queue pair
 	// could send.
 	lastPSN uint32
-	// givesUp is the time after which the NIC gives up a peer that does not answer; 0 is never.
+	// givesUp is the time after which the NIC gives up on a silent peer; 0 is never.
 	givesUp time.Duration
-	// gidPort is the UDP port in this end's GID where the peer may not understand it; otherwise 0.
+	// gidPort is the UDP port in this end's GID if the peer may not understand that; otherwise 0.
 	gidPort uint16
 	railConn
 	stats railCounters
-	log   failover.Log // what is outstanding, where failover is in force
+	log   failover.Log // outstanding work, if failover is in force
 
-	ability *ability.Rail // of a data rail, where fragments are shared by it; otherwise nil
-	// back says how far the rail is lost, and what it takes to bring it back, where failover is
-	// offered; otherwise nil.
+	ability *ability.Rail // of a data rail with ByAbility; otherwise nil
+	// back is the state of a lost rail and of its return, if this end offers failover; otherwise
+	// nil.
 	back *comeback
 
 	maxSGE     int // pieces of memory that one fragment may have
 	maxRecvSGE int // pieces of memory that one receive may have
-	// maxMessage is how many bytes one message may have: what the port says, at most 2 GiB.
+	// maxMessage is the longest message in bytes: the port's limit, at most 2 GiB.
 	maxMessage uint64
 	// slots is how many work requests the send queue holds.
 	slots int
 
 	// recvs counts the receives and credits that are posted and have not completed.
 	recvs int
-	// recvLimit is how many there may be, and own how many of them the rail keeps posted itself.
+	// recvLimit is the most of them, and own how many of them the rail keeps posted itself.
 	recvLimit, own int
 	// recvsToPost counts the rail's own receives (credits, or Spray's watch) that are to be posted:
-	// at the beginning all, later those that a message used up. receiver.recvsToPost is the sum.
+	// all at first, later those that messages have used up. receiver.recvsToPost is the sum.
 	recvsToPost int
 	// creditsPosted counts the credits ever posted; it numbers them.
 	creditsPosted uint64
-	inbox         dqplb.Inbox // what arrived on the credits
+	inbox         dqplb.Inbox // arrivals on the credits
 }
 
-// railConn is what a rail knows of the connection that it carries. Every connection begins with a
+// railConn is a rail's state of the connection that it carries. Every connection begins with a
 // fresh one.
 type railConn struct {
 	// limit is how many send slots may be taken: rail.slots, or fewer if the peer posts fewer
 	// credits.
 	limit   int
 	peerDev uint8 // the peer's DeviceID: picks remote keys
-	// dirty says that plain data went out since the last numbered message. A notification must be
-	// preceded on this rail by a marker that proves that the data has arrived.
+	// dirty means that plain data went out since the last numbered message: before a notification,
+	// this rail must carry a marker that proves that the data has arrived.
 	dirty bool
-	// down says that the rail was lost, and others have its work: see recovery.loseRail.
+	// down means that the rail was lost, and others have its work: see recovery.loseRail.
 	down bool
-	// recvsRefused says that the queue pair refused a receive permanently after a failure, or is
+	// recvsRefused means that the queue pair refused a receive permanently after a failure, or is
 	// down. No more receives are posted on it.
 	recvsRefused bool
 	psn          uint32 // first packet sequence number that the rail sends
@@ -90,13 +90,13 @@ type railConn struct {
 	stopErr error
 }
 
-// newConn is the rail's part of a connection to a peer that has not said anything yet.
+// newConn returns the rail's part of a connection to a peer that is not known yet.
 //
 // It draws a packet sequence number that is a quarter to half of all numbers ahead of the last
-// connection's. Packets of that one may still be on their way between the same queue pairs. If
-// their numbers were among those of the new connection, they would be carried out in place of its
-// own, or acknowledge what has not arrived. As it is they lie behind its first number, unless the
-// last connection has sent four million packets.
+// connection's. Packets of that connection may still be on their way between the same queue pairs.
+// If their numbers were among those of the new connection, they would be carried out in place of
+// its own packets, or acknowledge packets that have not arrived. With this distance they lie behind
+// its first number, unless the last connection has sent four million packets.
 func (r *rail) newConn() railConn {
 	psn := (r.lastPSN + 1<<22 + rand.Uint32N(1<<22)) % (1 << 24)
 	return railConn{psn: psn, peerDev: r.device, limit: r.slots}
@@ -125,8 +125,8 @@ func newRail(cfg *Config, qp verbs.QP, index int) *rail {
 	return r
 }
 
-// recover makes the rail one that is logged, and that others can stand in for. Its queue has room
-// for control messages beyond its slots.
+// recover makes the rail log its work, so that others can replace it. Its queue has room for
+// control messages beyond its slots.
 func (r *rail) recover(state *failover.Rail) {
 	r.back = &comeback{state: state}
 	r.slots = max(1, min(r.slots, r.qp.Cap().MaxSendWR-failover.ControlSlots, failover.MaxOutstanding))
@@ -145,17 +145,17 @@ func (r *rail) drawPSN() uint16 {
 // controlRecvs is how many receives a data rail of Spray keeps posted for control messages.
 const controlRecvs = 32
 
-// comeback says how far a rail is lost, and what it takes to bring it back.
+// comeback is the state of a lost rail, with everything needed to bring it back.
 type comeback struct {
 	state *failover.Rail
 	setup [setupSteps]connectStep // how the queue pair was connected
 	limit int                     // rail.limit in full service
-	grow  uint64                  // how much the rail must have carried for more; 0 in full service
-	// emptied says that receives of the user came back without a message, to be posted elsewhere.
+	grow  uint64                  // the work it must have carried before it gets more; 0 in full service
+	// emptied means that receives of the user came back without a message, to be posted elsewhere.
 	emptied bool
 }
 
-// The steps in which a queue pair is connected.
+// These are the steps in which a queue pair is connected.
 const (
 	stepInit = iota
 	stepRTR
@@ -169,7 +169,7 @@ type connectStep struct {
 	mask verbs.QPAttrMask
 }
 
-// note keeps how the queue pair was connected.
+// note records how the queue pair was connected.
 func (b *comeback) note(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 	if mask&verbs.QPAttrState == 0 {
 		return
@@ -184,7 +184,7 @@ func (b *comeback) note(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 	}
 }
 
-// completions is how many the rail may have outstanding.
+// completions returns how many completions the rail may have outstanding.
 func (r *rail) completions() int {
 	if r.back != nil {
 		return r.slots + r.recvLimit + failover.ControlSlots
@@ -196,7 +196,8 @@ func (r *rail) index() int { return r.idBits.Index() }
 
 func (r *rail) hasRoom() bool { return r.inUse < r.limit }
 
-// staged is how many work requests wait to be posted. The rest of the rail's inUse is on the NIC.
+// staged returns how many work requests wait to be posted. The rest of the rail's inUse is on the
+// NIC.
 func (r *rail) staged() int {
 	if r.batch == nil {
 		return 0

@@ -12,8 +12,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// railSet is the physical queue pairs of a virtual one: what each of them carries, what a request
-// needs to go over them, and which of their send slots are free.
+// railSet is the physical queue pairs of a virtual one: the role of each, their requirements on
+// requests, and their free send slots.
 //
 // Invariant: free is the sum of limit-inUse over the data rails; 0 <= nextRail < len(data); all is
 // data, then notify, if there is one, then spares.
@@ -23,33 +23,33 @@ type railSet struct {
 	free      int     // send slots free on all data rails
 	lastFreed *rail   // data rail that freed a slot while requests waited: served first
 
-	// abilities is how fast the data rails are; nil: they take turns.
+	// abilities has the speeds of the data rails; if nil, they take turns.
 	abilities  *ability.Rails
-	protocol   *failover.Protocol // where failover is offered; otherwise nil
-	atomicRail *rail              // carries atomics: the first data rail, while that has never been lost
+	protocol   *failover.Protocol // if failover is offered; otherwise nil
+	atomicRail *rail              // carries atomics: the first data rail, until that is lost
 
 	localDevs, peerDevs uint64 // devices whose keys a request must have, as bits
 	maxFragment         uint32 // bytes of a fragment
 
 	notify *rail // carries notifications or SENDs and no data; nil if there is none
-	// sendRail carries SENDs and the receives that take them; nil: none does, and SENDs are
-	// refused. See assignSends.
+	// sendRail carries SENDs and the receives that take them; if nil, SENDs are refused. See
+	// assignSends.
 	sendRail *rail
 	// finalRail carries Spray's notifications and the receives that take them; nil in DQPLB.
 	finalRail *rail
-	// noNotify says that nothing carries notifications, and they are refused: Spray without a
+	// noNotify means that notifications are refused because no rail carries them: Spray without a
 	// notify QP.
 	noNotify bool
 	all      []*rail // the data rails, then the notify QP, then the spares
-	// services are the rails that carry no data, by role, of which the first live one serves. Where
-	// failover is not offered they are the notify QP.
+	// services are the rails that carry no data, by role; the first live one serves. Without
+	// failover the only one is the notify QP.
 	services  [failover.Roles][]*rail
 	spares    []*rail
 	sendDevs  uint64 // devices whose keys the memory of a SEND must have, as bits
 	maxInline int    // bytes of an inline request: the least of all rails
 }
 
-// newRailSet makes the rails of a virtual queue pair, none of which is in use.
+// newRailSet makes the rails of a virtual queue pair, all of them unused.
 func newRailSet(cfg *Config, qps []verbs.QP, notify verbs.QP, spares []verbs.QP) railSet {
 	s := railSet{maxFragment: cfg.FragmentSize, maxInline: math.MaxInt}
 	for i, qp := range qps {
@@ -106,7 +106,7 @@ func (s *railSet) assignRoles(scheme Scheme, credits int, recovers bool) {
 	s.recount()
 }
 
-// measure has the data rails measured, so that fragments are shared by ability.
+// measure starts to measure the data rails, to share fragments by ability.
 func (s *railSet) measure(clock func() time.Time) {
 	s.abilities = ability.NewRails(len(s.data), uint64(s.maxFragment), clock)
 	for i, r := range s.data {
@@ -114,8 +114,8 @@ func (s *railSet) measure(clock func() time.Time) {
 	}
 }
 
-// assignServices says which rails carry no data, and what instead. There are spares where failover
-// is offered: in DQPLB for SENDs, in Spray first for these and then for notifications.
+// assignServices assigns the roles of rails that carry no data. There are spares if failover is
+// offered: in DQPLB for SENDs, in Spray first for these and then for notifications.
 func (s *railSet) assignServices(scheme Scheme) {
 	spares, first := s.spares, failover.Sends
 	if s.notify != nil {
@@ -134,7 +134,7 @@ func (s *railSet) assignServices(scheme Scheme) {
 	}
 }
 
-// onDevice is a rail of a device that has one.
+// onDevice returns a rail of a device that has one.
 func (s *railSet) onDevice(device uint8) *rail {
 	for _, rl := range s.all {
 		if rl.device == device {
@@ -144,7 +144,7 @@ func (s *railSet) onDevice(device uint8) *rail {
 	return nil
 }
 
-// group is the rails of a role.
+// group returns the rails of a role.
 func (s *railSet) group(role failover.Role) []*rail {
 	if role == failover.Data {
 		return s.data
@@ -152,10 +152,11 @@ func (s *railSet) group(role failover.Role) []*rail {
 	return s.services[role]
 }
 
-// assignSends decides which rail carries SENDs, and Spray's notifications: the notify QP. In Spray
-// it is data rail 0, but with failover one of its own. In DQPLB it is the notify QP, because the
-// receive queues of the data rails hold only credits, which a SEND would consume; but a plain peer,
-// whose card says no more than one of the C++ original, has SENDs on data rail 0 in either scheme.
+// assignSends decides which rails carry SENDs and Spray's notifications. The notify QP carries the
+// notifications. SENDs use data rail 0 in Spray, or with failover a rail of their own. In DQPLB
+// they use the notify QP, because the receive queues of the data rails hold only credits, which a
+// SEND would consume. With a plain peer, whose card has no more than one of the C++ original, SENDs
+// use data rail 0 in either scheme.
 func (s *railSet) assignSends(scheme Scheme, plainPeer, recovers bool) {
 	s.sendRail, s.finalRail, s.atomicRail = s.data[0], nil, s.data[0]
 	if scheme == Spray {
@@ -185,7 +186,7 @@ func (s *railSet) sharesRecvs(scheme Scheme, rl *rail) bool {
 	return scheme == DQPLB && rl == s.data[0] && rl == s.sendRail
 }
 
-// recount counts the free slots anew, after limits have changed or all slots were given back.
+// recount counts the free slots again, after limits have changed or all slots were given back.
 func (s *railSet) recount() {
 	s.free = 0
 	for _, r := range s.data {
@@ -202,7 +203,7 @@ func (s *railSet) limitTo(credits int) {
 	s.recount()
 }
 
-// take counts a slot of a rail that has room as in use.
+// take counts a slot of a rail as in use. The rail has room.
 func (s *railSet) take(rl *rail) {
 	rl.inUse++
 	if rl.role != failover.Data {
@@ -220,7 +221,7 @@ func (s *railSet) takeData(rl *rail) {
 	s.free--
 }
 
-// give counts a slot as free. waiting says that there are requests whose data waits for one.
+// give counts a slot as free. waiting says whether requests have data that waits for one.
 func (s *railSet) give(rl *rail, waiting bool) {
 	if rl.role != failover.Data {
 		rl.inUse--
@@ -229,7 +230,7 @@ func (s *railSet) give(rl *rail, waiting bool) {
 	s.giveData(rl, waiting, false)
 }
 
-// giveData is give for a data rail. ok says that a fragment was carried, which tells how fast.
+// giveData is give for a data rail. ok says whether a fragment was carried, which shows the speed.
 func (s *railSet) giveData(rl *rail, waiting, ok bool) {
 	rl.inUse--
 	s.free++
@@ -241,7 +242,7 @@ func (s *railSet) giveData(rl *rail, waiting, ok bool) {
 	}
 }
 
-// firstLive is the first live rail of a role.
+// firstLive returns the first live rail of a role.
 func (s *railSet) firstLive(role failover.Role) *rail {
 	for _, rl := range s.group(role) {
 		if !rl.down {
@@ -251,8 +252,8 @@ func (s *railSet) firstLive(role failover.Role) *rail {
 	return nil
 }
 
-// nextForAtomics is the live rail that takes over the atomics: on the same NIC of the peer, if
-// there is one, which may have atomics of others to the same memory.
+// nextForAtomics returns the live rail that takes over the atomics, if possible to the same NIC of
+// the peer, because that NIC may have atomics of others on the same memory.
 func (s *railSet) nextForAtomics() *rail {
 	for _, rl := range s.data {
 		if !rl.down && rl.peerDev == s.data[0].peerDev {
@@ -262,7 +263,8 @@ func (s *railSet) nextForAtomics() *rail {
 	return s.firstLive(failover.Data)
 }
 
-// serving is which rail of a role without data is in service; nil for none.
+// serving returns the field of the rail in service, for a role without data; the field is nil for
+// none.
 func (s *railSet) serving(role failover.Role) **rail {
 	if role == failover.Sends {
 		return &s.sendRail
@@ -280,8 +282,8 @@ func (s *railSet) downRails() (n int) {
 	return n
 }
 
-// takeOut ends the service of a rail: it has no room any more, and what it had is the business of
-// failover's protocol.
+// takeOut ends the service of a rail: it has no room any more, and failover's protocol handles its
+// work.
 func (s *railSet) takeOut(rl *rail) {
 	if rl.role == failover.Data {
 		s.free -= rl.limit - rl.inUse
@@ -296,7 +298,7 @@ func (s *railSet) takeOut(rl *rail) {
 	}
 }
 
-// fitFailover says why rails cannot stand in for each other, and makes them carry equally long
+// fitFailover returns why rails cannot replace each other, and makes them carry equally long
 // messages.
 func (s *railSet) fitFailover(scheme Scheme) error {
 	if len(s.data) == 1 {
@@ -346,9 +348,9 @@ func (s *railSet) pick() *rail {
 	}
 }
 
-// pickAble chooses the data rail for the next fragment, of size bytes: the one that will have
-// finished it first. It is nil if that is full: another one would take longer than it takes to
-// wait. Rails that are alike take turns, and so do small fragments before anything is known.
+// pickAble chooses the data rail for the next fragment, of size bytes: the one that will finish it
+// first. It is nil if that rail is full, because waiting takes less time than another rail. Similar
+// rails take turns, and so do all for small fragments before any speed is known.
 func (s *railSet) pickAble(size uint64) *rail {
 	if s.abilities.Alike(size) {
 		return s.pick()
@@ -362,8 +364,8 @@ func (s *railSet) pickAble(size uint64) *rail {
 	return s.data[best]
 }
 
-// width is how many pieces of memory a fragment may have, at least, and whether that is the same on
-// every data rail.
+// width returns the least number of pieces of memory that a data rail takes per fragment, and
+// whether all take the same number.
 func (s *railSet) width() (least int, same bool) {
 	least, same = s.data[0].maxSGE, true
 	for _, rl := range s.data {
@@ -380,7 +382,8 @@ func (s *railSet) toError() {
 	}
 }
 
-// stopAgain moves the queue pairs to ERR that have refused, and reports whether all are there now.
+// stopAgain moves to ERR the queue pairs that have refused that, and reports whether all are there
+// now.
 func (s *railSet) stopAgain() (stopped bool) {
 	stopped = true
 	for _, rl := range s.all {
@@ -393,7 +396,7 @@ func (s *railSet) stopAgain() (stopped bool) {
 }
 
 // abandon takes back everything that is staged or on the NICs, once no NIC holds any of it. Credits
-// keep counting on, so that completions that still come are recognised as stale: a NIC that is gone
+// continue their numbering, so that later completions are recognised as stale: a NIC that is gone
 // may flush late.
 func (s *railSet) abandon() {
 	for _, rl := range s.all {
@@ -416,7 +419,7 @@ func (s *railSet) abandon() {
 	s.recount()
 }
 
-// restart gives rails whose queue pairs were reset, and which hold nothing, their first state back.
+// restart restores the first state of rails whose queue pairs were reset and hold nothing.
 func (s *railSet) restart() {
 	for _, r := range s.all {
 		r.railConn = r.newConn()
@@ -435,7 +438,7 @@ func (s *railSet) restart() {
 	s.recount()
 }
 
-// check panics where the invariant does not hold.
+// check panics if the invariant does not hold.
 func (s *railSet) check() {
 	free := 0
 	for _, r := range s.data {
@@ -462,14 +465,14 @@ func (s *railSet) check() {
 	}
 }
 
-// flowLabel is the flow label of the i-th queue pair that a virtual one has on a device, where they
-// are spread over the paths of the network; first is the number of the first one. It is never 0,
-// which would leave the path to the kernel.
+// flowLabel returns the flow label of a virtual queue pair's i-th queue pair on a device, with
+// ConnConfig.SpreadPaths; first is the number of the first one. It is never 0, which would leave
+// the path to the kernel.
 //
 // On RoCE v2 the UDP source port is 0xc000 plus the low 14 bits of the label, with the high 6
 // folded in by exclusive or (rdma_flow_label_to_udp_sport of rdma-core). Switches hash the port;
-// some look at a few bits of it only. A step that is odd and near the golden section of 2^14 makes
-// ports that differ in their low bits and lie all over the range.
+// some use only a few bits of it. An odd step near the golden section of 2^14 makes ports that
+// differ in their low bits and spread over the range.
 func flowLabel(first uint32, i int) uint32 {
 	const step = 10125
 	port := (first*2654435761>>18 + uint32(i)*step) & 0x3fff // Knuth's multiplicative hash, 14 bits
@@ -479,7 +482,7 @@ func flowLabel(first uint32, i int) uint32 {
 	return port
 }
 
-// flowLabelOf is a rail's flow label: its place among the rails of its device decides.
+// flowLabelOf returns a rail's flow label, by its place among the rails of its device.
 func (s *railSet) flowLabelOf(r *rail) uint32 {
 	i, first := 0, r.num
 	for _, other := range s.all[:r.index()] {

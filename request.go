@@ -6,7 +6,7 @@ import "ibverbx/verbs"
 // reported.
 //
 // Invariant: left counts the data work requests that are staged or on the NIC; dispatched means
-// that no more will follow; offset <= length is what was handed to the rails.
+// that no more will follow; offset <= length counts the bytes handed to the rails.
 type sendReq struct {
 	id         uint64
 	length     uint64
@@ -15,7 +15,7 @@ type sendReq struct {
 	remoteAddr uint64
 	localKeys  *Keys
 	remoteKeys *Keys
-	ext        *sendExt // what few requests have; kept by the slot
+	ext        *sendExt // data of few requests; kept by the slot
 	left       uint32
 	fragments  uint32 // handed to the rails so far
 	imm        uint32
@@ -30,8 +30,8 @@ type sendReq struct {
 	solicited  bool
 	scattered  bool // ext.list is the memory
 	inline     bool // ext.inline is the payload
-	// markers counts those handed to the rails so far (DQPLB): at most one on each, and after a
-	// loss perhaps another on the rail that took over.
+	// markers counts the markers handed to the rails so far (DQPLB): at most one on each, and after
+	// a loss perhaps another on the rail that took over.
 	markers uint16
 	immDue  bool  // DQPLB: the user's immediate must follow,
 	immRail uint8 // on this rail
@@ -55,10 +55,10 @@ const (
 	planAtomic                // one work request on the first data rail
 	planEvery                 // one plain fragment on each data rail
 	planMessage               // one message on the rail of SENDs, as data: a relaxed SEND
-	planNone                  // no data: the final message is all there is (SEND)
+	planNone                  // no data, only the final message (SEND)
 )
 
-// finalState is how far a request's final message has come.
+// finalState is the progress of a request's final message.
 type finalState uint8
 
 const (
@@ -80,16 +80,16 @@ func (r *sendReq) moreData() bool { return r.offset < r.length || r.length == 0 
 // dataComplete reports whether the request's data is acknowledged.
 func (r *sendReq) dataComplete() bool { return r.dispatched && r.left == 0 }
 
-// flushUnlessFailed gives a request that will not be carried out its status, unless it has failed
-// with one of its own.
+// flushUnlessFailed gives a request that will not be carried out the status of a flush, unless it
+// has failed with its own status.
 func (r *sendReq) flushUnlessFailed() {
 	if r.status == verbs.StatusSuccess {
 		r.status = verbs.StatusWRFlushErr
 	}
 }
 
-// enqueueExt copies what the caller gets back when the post returns. A list of one piece is the
-// same as Local.
+// enqueueExt copies the data that the caller may reuse when the post returns. A list of one piece
+// is the same as Local.
 func (r *sendReq) enqueueExt(wr *SendWR) {
 	if len(wr.SGL) == 1 {
 		r.scattered = false
@@ -116,7 +116,8 @@ func (r *sendReq) enqueueExt(wr *SendWR) {
 	}
 }
 
-// fragmentOpcode is the opcode of plain fragments. In Spray the notification follows by itself.
+// fragmentOpcode returns the opcode of plain fragments. In Spray the notification follows
+// separately.
 func (r *sendReq) fragmentOpcode() verbs.Opcode {
 	if r.opcode == verbs.OpRDMAWriteWithImm {
 		return verbs.OpRDMAWrite
@@ -124,8 +125,8 @@ func (r *sendReq) fragmentOpcode() verbs.Opcode {
 	return r.opcode
 }
 
-// gather gives a work request up to size bytes of a scatter list or inline payload, as far as the
-// rail takes that many pieces, and returns how many bytes these were.
+// gather gives a work request up to size bytes of a scatter list or inline payload, in as many
+// pieces as the rail takes, and returns the number of bytes.
 func (r *sendReq) gather(rl *rail, wr *verbs.SendWR, size uint64) uint64 {
 	x := r.ext
 	if r.inline {

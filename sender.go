@@ -10,9 +10,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// sender is the send direction of a virtual queue pair over several physical ones: the requests
-// that are live, how far each has come, and the rails that carry them. It posts, and says what was
-// refused or failed; [VirtualQP] decides what follows.
+// sender is the send direction of a virtual queue pair over several physical ones: the live
+// requests, their progress, and the rails that carry them. It posts, and returns refusals and
+// failures; [VirtualQP] decides what follows.
 //
 // A request's data goes out first, cut into fragments or whole. Some requests end with a *final
 // message*, which waits until the data of the request and of all earlier ones is acknowledged: the
@@ -38,20 +38,19 @@ type sender struct {
 	finals                       int
 	staged                       []*rail // rails to post on; some may have nothing staged any more
 	batches                      *batchPool
-	blocked                      bool // the last post met a transient refusal: work is left staged
+	blocked                      bool // the last post was refused for now: work stays staged
 
 	scheme  Scheme
 	imms    immOrder
 	numbers dqplb.Sender // DQPLB
 	rawImm  bool         // DQPLB: both ends carry the user's immediate
-	logs    bool         // failover is in force: rails log what they have outstanding
+	logs    bool         // failover is in force: rails log their outstanding work
 	markers uint64       // DQPLB: how many markers were staged, ever
-	// sprayed says that a notification of Spray has been acknowledged on this connection.
+	// sprayed means that a notification of Spray has been acknowledged on this connection.
 	sprayed bool
 }
 
-// newSender makes a sender over rails whose roles were assigned, with the batches of its virtual
-// CQ.
+// newSender makes a sender over rails with assigned roles, with the batches of its virtual CQ.
 func newSender(rails railSet, batches *batchPool, cfg *Config) sender {
 	s := sender{rails: rails, batches: batches, win: ring.NewWindow[sendReq](), next: 1, dataDone: 1,
 		finalsPosted: 1, scheme: cfg.Scheme, imms: immOrder(cfg.Conn.ImmLittleEndian)}
@@ -59,7 +58,7 @@ func newSender(rails railSet, batches *batchPool, cfg *Config) sender {
 	return s
 }
 
-// restart begins a connection, nothing being outstanding. Requests keep counting on, so that
+// restart begins a connection. Nothing is outstanding. Requests continue their numbering, so that
 // completions of the previous connection are recognised.
 func (s *sender) restart() {
 	s.rawImm, s.blocked, s.sprayed, s.logs = false, false, false, false
@@ -71,13 +70,13 @@ func (s *sender) restart() {
 // waiting reports whether the data of a request waits for free slots.
 func (s *sender) waiting() bool { return s.next != s.win.Tail }
 
-// busy reports whether a progress may find something to stage or to post: data that waits, a final
-// message that may have come due, or what a queue pair has refused for now.
+// busy reports whether a progress may find something to stage or to post: waiting data, a final
+// message that may have come due, or work that a queue pair has refused for now.
 func (s *sender) busy() bool {
 	return s.next != s.win.Tail || s.finals != 0 || s.blocked
 }
 
-// resolve finds the live request that a work-request id belongs to.
+// resolve finds the live request of a work-request id.
 func (s *sender) resolve(id uint64) (n uint64, ok bool) {
 	return s.win.Resolve(wrid.Number(id), wrid.NumberMask)
 }
@@ -160,7 +159,7 @@ func (s *sender) report(l *line, num uint32, out *sink) {
 		if l.flushes(s.win.Head) {
 			r.status, r.vendorErr = verbs.StatusWRFlushErr, 0
 		}
-		if r.status != verbs.StatusSuccess && l.err != nil { // not of an atomic whose answer was lost
+		if r.status != verbs.StatusSuccess && l.err != nil { // an atomic whose answer was lost does not count
 			l.sendReported(r.status)
 		}
 		*out.slot() = WC{
@@ -173,7 +172,7 @@ func (s *sender) report(l *line, num uint32, out *sink) {
 		}
 		if r.final != finalNone {
 			if s.finals--; s.finals == 0 {
-				s.finalsPosted = s.dataDone // what has been acknowledged meanwhile waits for none
+				s.finalsPosted = s.dataDone // no live request has a final message
 			}
 		}
 		out.release(r)
@@ -181,11 +180,10 @@ func (s *sender) report(l *line, num uint32, out *sink) {
 	}
 }
 
-// stopFrom ends what request n and later ones have not posted yet: none of it goes out. What they
-// still have on the NICs completes or is flushed, and only then are they reported.
+// stopFrom drops the work of request n and later ones that is not posted yet. Their work on the
+// NICs completes or is flushed, and only then are they reported.
 func (s *sender) stopFrom(n uint64) {
-	// Requests are dispatched in order, so everything from next on lies behind the one that failed,
-	// or is it.
+	// Requests are dispatched in order, so the failed request lies at or before next.
 	for ; s.next != s.win.Tail; s.next++ {
 		r := s.win.At(s.next)
 		r.dispatched, r.immDue = true, false
@@ -193,8 +191,8 @@ func (s *sender) stopFrom(n uint64) {
 	}
 	s.unstage(n)
 	for i := max(n, s.finalsPosted); i < s.win.Tail; i++ {
-		// A final message that is not staged yet never goes out: its request failed, or an earlier
-		// one.
+		// A final message that is not staged yet never goes out, because its request or an earlier
+		// one failed.
 		if r := s.win.At(i); r.final == finalDue {
 			r.final = finalDone
 			r.flushUnlessFailed()
@@ -202,7 +200,7 @@ func (s *sender) stopFrom(n uint64) {
 	}
 }
 
-// unstage takes back what was staged for request from and later ones, and has not been posted.
+// unstage takes back staged work, not yet posted, of request from and later ones.
 func (s *sender) unstage(from uint64) {
 	for _, rl := range s.staged {
 		rl.batch.drop(func(id uint64) bool {
@@ -225,7 +223,7 @@ func (s *sender) unstage(from uint64) {
 	}
 }
 
-// firstUnposted is the first request of which something has not been posted yet.
+// firstUnposted returns the first request that is not completely posted.
 func (s *sender) firstUnposted() uint64 {
 	first := s.next
 	for n := s.finalsPosted; n < first; n++ {
@@ -243,9 +241,9 @@ func (s *sender) firstUnposted() uint64 {
 	return first
 }
 
-// firstBehindImm is the first request of which something is staged on a rail behind a user's
-// immediate, or never. It may be an earlier one than the immediate's, posted again for a rail that
-// was lost: if only the immediate were taken back, that would be taken for it.
+// firstBehindImm returns the first request with work staged on a rail behind a user's immediate, or
+// never. It may be an earlier request than the immediate's, posted again for a lost rail: if only
+// the immediate were taken back, the peer would take that work for the immediate.
 func (s *sender) firstBehindImm(rl *rail) (first uint64) {
 	first = never
 	b, behind := rl.batch, false
@@ -259,8 +257,8 @@ func (s *sender) firstBehindImm(rl *rail) (first uint64) {
 	return first
 }
 
-// abandon ends every request, once no NIC holds anything of it: those that are not complete as
-// flushed. It returns the first of these, or never.
+// abandon ends every request, once no NIC holds any of its work: incomplete ones as flushed. It
+// returns the first of these, or never.
 func (s *sender) abandon() (flushed uint64) {
 	flushed = never
 	for n := s.win.Head; n != s.win.Tail; n++ {
@@ -314,7 +312,7 @@ func (s *sender) check() {
 }
 
 // stats fills in the figures of the send direction. Requests are numbered from 1, so the cursors
-// count them.
+// are counts.
 func (s *sender) stats(to *Stats) {
 	to.Sends, to.SendsCompleted = s.win.Tail-1, s.win.Head-1
 	to.SendsWaiting = int(s.win.Tail - s.next)
@@ -324,7 +322,7 @@ func (s *sender) stats(to *Stats) {
 }
 
 // dataCompleted handles the completion of a fragment, marker, atomic or raw immediate. It returns
-// the request, or 0 if there is none that the completion can be of.
+// the request, or 0 if the completion fits none.
 func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 	n, ok := s.resolve(wc.ID)
 	if !ok {
@@ -397,7 +395,7 @@ func (s *sender) awaits(rl *rail) bool {
 }
 
 // advanceDataDone moves the cursor over every request whose data is acknowledged. It is called
-// where the cursor is looked at, and not for each completion.
+// before uses of the cursor, not for each completion.
 func (s *sender) advanceDataDone() {
 	for s.dataDone != s.next && s.win.At(s.dataDone).dataComplete() {
 		s.dataDone++

@@ -14,9 +14,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// VirtualCQ collects the completions of the virtual queue pairs that were made on it, over physical
-// CQs of one or many devices. It and its virtual queue pairs are owned by one goroutine at a time;
-// see [VirtualQP].
+// VirtualCQ collects the completions of its virtual queue pairs, over physical CQs of one or many
+// devices. It and its virtual queue pairs are owned by one goroutine at a time; see [VirtualQP].
 //
 // A VirtualCQ must not be copied.
 type VirtualCQ struct {
@@ -30,8 +29,8 @@ type VirtualCQ struct {
 
 	scratch []verbs.WC
 	one     [1]WC // where PollOne polls to
-	// What the virtual queue pairs need during a call only, they share: batches for several queue
-	// pairs, one to translate requests of single queue pairs, one for receives.
+	// The virtual queue pairs share memory that they need only during a call: batches for several
+	// queue pairs, one to translate requests of single queue pairs, one for receives.
 	batches    batchPool
 	translated sendBatch
 	recvs      recvBatch
@@ -41,7 +40,8 @@ type VirtualCQ struct {
 	num        uint32
 	nextCQ     int // the physical CQ that is polled first
 	stale      uint64
-	// pendingErr is returned by the next poll: a physical CQ died while no caller could be told.
+	// pendingErr is returned by the next poll: a physical CQ died in a call that could not return
+	// it.
 	pendingErr error
 	ports      portWatch
 	later      later
@@ -52,8 +52,8 @@ type VirtualCQ struct {
 type physicalCQ struct {
 	cq     verbs.CQ
 	routes *routeTable
-	// maxPolls is how many batches one poll takes at most: as many as the CQ holds, and one. A NIC
-	// that completes as fast as they are taken must not keep the others waiting.
+	// maxPolls is the most batches of one poll: as many as the CQ holds, and one. A NIC that
+	// completes as fast as this end polls must not keep the others waiting.
 	maxPolls int
 	device   verbs.DeviceID
 	dead     bool
@@ -62,10 +62,10 @@ type physicalCQ struct {
 // pollBatch is how many physical completions are taken from a CQ at a time.
 const pollBatch = 64
 
-// NewVirtualCQ makes a virtual CQ of physical ones, one a device, and owns them from then on, until
-// Close. One that belongs to another virtual CQ is refused with [verbs.ErrBusy]. To
-// wait for events they must all have been created with the same CompChannel, and nobody else may
-// wait on that: an event wakes one.
+// NewVirtualCQ makes a virtual CQ of physical ones, one per device, and owns them until Close. It
+// refuses one that belongs to another virtual CQ with [verbs.ErrBusy]. To wait for events, create
+// all of them with the same CompChannel, and let nothing else wait on it: an event wakes one
+// waiter.
 func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 	if len(cqs) == 0 {
 		return nil, fmt.Errorf("ibverbx: new virtual cq: %w: no physical CQ", verbs.ErrInvalid)
@@ -101,7 +101,7 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 	return c, nil
 }
 
-// fit makes what virtual queue pairs share fit the rails of a new one.
+// fit makes the shared batches fit the rails of a new virtual queue pair.
 func (c *VirtualCQ) fit(rails *railSet) {
 	for _, r := range rails.all {
 		c.batches.fit(r.maxSGE)
@@ -112,14 +112,14 @@ func (c *VirtualCQ) fit(rails *railSet) {
 	}
 }
 
-// lastVirtualQP and lastVirtualCQ are the numbers given out last. Beside cqOwners they are the
-// package's only state of its own: a number serves to tell log lines of one process apart, and a
-// virtual CQ does not know the others. Nothing depends on a number's value.
+// lastVirtualQP and lastVirtualCQ are the last assigned numbers. Beside cqOwners they are the
+// package's only global state: numbers distinguish log lines of one process, and a virtual CQ does
+// not know the others. Nothing depends on a number's value.
 //
 //nolint:gochecknoglobals // unique in the process
 var lastVirtualQP, lastVirtualCQ atomic.Uint32
 
-// Num is the virtual CQ's number, unique in the process.
+// Num returns the virtual CQ's number, which is unique in the process.
 func (c *VirtualCQ) Num() uint32 { return c.num }
 
 // error names the virtual CQ in an error of one of its methods.
@@ -127,13 +127,13 @@ func (c *VirtualCQ) error(op string, err error) error {
 	return fmt.Errorf("ibverbx: %s virtual cq %d: %w", op, c.num, err)
 }
 
-// deviceError is error for what a physical CQ has refused.
+// deviceError is error for a physical CQ's error: it also names the device.
 func (c *VirtualCQ) deviceError(op string, pc *physicalCQ, err error) error {
 	return c.error(op, fmt.Errorf("%s: %w", pc.cq.Device().Name(), err))
 }
 
-// attach registers a virtual queue pair's rails, and reserves room for all the completions that
-// they may have outstanding.
+// attach registers a virtual queue pair's rails, and reserves room for all their possible
+// outstanding completions.
 func (c *VirtualCQ) attach(q *VirtualQP) error {
 	need := [verbs.MaxDevices]int{}
 	for i, r := range q.send.rails.all {
@@ -182,7 +182,7 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 	return nil
 }
 
-// detach forgets a virtual queue pair.
+// detach removes a virtual queue pair.
 func (c *VirtualCQ) detach(q *VirtualQP) {
 	for _, r := range q.send.rails.all {
 		c.routes[r.device].remove(r.num, r)
@@ -197,8 +197,8 @@ func (c *VirtualCQ) detach(q *VirtualQP) {
 	}
 }
 
-// loseDevice ends the virtual queue pairs that have a rail on a device whose CQ has died: their
-// completions will not come. It reports whether all can do without.
+// loseDevice handles the loss of a device whose CQ has died, for all virtual queue pairs with a
+// rail there: those that cannot continue without it end. It reports whether all survived.
 func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) (survived bool) {
 	failed := 0
 	for _, q := range c.vqps {
@@ -221,7 +221,7 @@ func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) (survived bool) {
 	return survived && failed == 0
 }
 
-// deviceName is the name of a device, which must be one of the physical CQs.
+// deviceName returns the name of a device, which must have one of the physical CQs.
 func (c *VirtualCQ) deviceName(dev verbs.DeviceID) string {
 	return c.physical(dev).cq.Device().Name()
 }
@@ -235,7 +235,7 @@ func (c *VirtualCQ) deviceList() string {
 	return deviceList(set)
 }
 
-// physical is the physical CQ of a device, or nil.
+// physical returns the physical CQ of a device, or nil.
 func (c *VirtualCQ) physical(dev verbs.DeviceID) *physicalCQ {
 	for i := range c.cqs {
 		if c.cqs[i].device == dev {
@@ -246,7 +246,7 @@ func (c *VirtualCQ) physical(dev verbs.DeviceID) *physicalCQ {
 }
 
 // Close closes the virtual queue pairs that are still open on the virtual CQ, and the physical CQs.
-// Completions that were not polled yet, flushed ones included, can still be polled.
+// You can still poll the remaining completions, flushed ones included.
 func (c *VirtualCQ) Close() error {
 	c.enter()
 	err := c.close()
@@ -297,8 +297,9 @@ func (c *VirtualCQ) Devices() []verbs.Device {
 	return devs
 }
 
-// CQs are the physical CQs, in the order of [VirtualCQ.Devices]: for queries, and for programs that
-// poll them and hand what they get to [VirtualCQ.ProcessCompletions], instead of calling Poll.
+// CQs returns the physical CQs, in the order of [VirtualCQ.Devices]: for queries, and for programs
+// that poll them and hand the completions to [VirtualCQ.ProcessCompletions], instead of calling
+// Poll.
 func (c *VirtualCQ) CQs() []verbs.CQ {
 	var cqs []verbs.CQ
 	for i := range c.cqs {
@@ -307,9 +308,9 @@ func (c *VirtualCQ) CQs() []verbs.CQ {
 	return cqs
 }
 
-// cqOwners knows which virtual CQ owns a physical CQ: two that polled the same one would take each
-// other's completions. It is keyed by the address of the physical CQ and keeps neither alive: while
-// the owner lives, so does its physical CQ, and nothing else has that address; an entry of an owner
+// cqOwners has the virtual CQ that owns each physical CQ: two owners would take each other's
+// completions. It is keyed by the address of the physical CQ and keeps neither alive: while the
+// owner lives, so does its physical CQ, and nothing else has that address; an entry of an owner
 // that was abandoned without Close is void.
 //
 //nolint:gochecknoglobals // virtual CQs know nothing of each other
@@ -318,8 +319,7 @@ var cqOwners = struct {
 	of map[uintptr]weak.Pointer[VirtualCQ]
 }{of: map[uintptr]weak.Pointer[VirtualCQ]{}}
 
-// claim makes c the owner of its physical CQs: of all of them, or of none where one has another
-// owner.
+// claim makes c the owner of all its physical CQs, or of none if one has another owner.
 func (c *VirtualCQ) claim() error {
 	cqOwners.Lock()
 	defer cqOwners.Unlock()
@@ -347,8 +347,8 @@ func (c *VirtualCQ) disclaim() {
 	}
 }
 
-// cqAddr is the address of a physical CQ; 0 for one of a type without, such as a struct that wraps
-// another CQ, which nothing is known of.
+// cqAddr returns the address of a physical CQ; 0 if its type has none, such as a struct that wraps
+// another CQ. The ownership of such a CQ is unknown.
 func cqAddr(cq verbs.CQ) uintptr {
 	v := reflect.ValueOf(cq)
 	if v.Kind() != reflect.Pointer || v.Type().Elem().Size() == 0 {
@@ -406,7 +406,7 @@ func (t *routeTable) add(qpNum uint32, r *rail) {
 	(*leaf).used++
 }
 
-// remove forgets a queue pair, if it still is r's.
+// remove removes a queue pair, if it is still r's.
 func (t *routeTable) remove(qpNum uint32, r *rail) {
 	if t.find(qpNum) != r || r == nil {
 		return
