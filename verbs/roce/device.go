@@ -45,6 +45,7 @@ type Device struct {
 	timers timers
 	early  rc.Pool                   // the memory for packets that have arrived ahead of a gap
 	shares map[netip.AddrPort]*share // by the peer's address
+	crowd  crowd
 	counts Counters
 }
 

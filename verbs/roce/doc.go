@@ -156,9 +156,10 @@
 // # Many queue pairs
 //
 // The queue pairs of a NIC that write to the same NIC share the receive buffer of its socket. When
-// they have more to send than it holds, they take turns. A NIC assumes that its peer's buffer is as
-// large as its own: give both hosts the same net.core.rmem_max. Several NICs that write to one do
-// not share: packets that find its buffer full are lost and sent again ([Counters].Overflowed).
+// they have more to send than it holds, they take turns. Several NICs that write to one divide its
+// buffer: acknowledgements between ends of this package grant each a part, in the credits that
+// InfiniBand has for receives. A NIC assumes that the buffer of a peer that grants nothing, or
+// more, is as large as its own.
 //
 // # What you must do
 //

@@ -65,7 +65,7 @@ func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	q.timer.Of = q
 	q.engine = rc.New(rc.Config{QP: &q.core, MaxMsgSize: uint64(d.core.Limits.MaxMsgSize), Sink: (*sink)(q),
 		Rand: newRand(d.draw), Window: d.cfg.Window, Rate: d.cfg.Rate, Announce: !d.cfg.Strict,
-		Pool: &d.early})
+		Pool: &d.early, Grant: &d.crowd.grant})
 	d.qps.Add(num, q)
 	return q, nil
 }

@@ -304,7 +304,15 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 		d.counts.BadICRC++
 		return
 	}
+	if h.Opcode.IsRequest() {
+		d.arrived(q.path.share, now, len(payload))
+	} else {
+		q.path.share.answered(d)
+	}
 	q.engine.Receive(now, h, payload)
+	if granted, ok := q.engine.Granted(); ok {
+		q.path.share.grant(d, granted)
+	}
 	if q.peerPort == 0 && q.engine.IsOurs() { // this packet has revealed it
 		q.peerPort = g.From.Port()
 	}

@@ -4,6 +4,8 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+
+	"ibverbx/verbs/roce/internal/wire"
 )
 
 // share divides the receive buffer of one peer NIC's socket among this NIC's queue pairs that write
@@ -14,15 +16,20 @@ import (
 // Invariant: used is the sum of QP.underWay over the queue pairs, in bytes. The queue pairs that
 // wait are waiting[head:]; while there are any, no other one begins to send.
 type share struct {
-	peer    netip.AddrPort
-	users   int
-	limit   int // bytes
-	used    int
-	waiting []*QP
-	head    int
-	serving bool
+	peer  netip.AddrPort
+	users int
+	// limit is how many bytes may be under way: those of a turn until the peer has answered
+	// (isKnown), because many NICs may begin at once. Then it is what the peer has granted
+	// (granted), or half of this NIC's own buffer if that is less.
+	limit            int
+	isKnown, granted bool
+	used             int
+	waiting          []*QP
+	head             int
+	serving          bool
 	// postponed is set while the share is in sender.postponed.
 	postponed bool
+	from      arrivals
 }
 
 const (
@@ -32,6 +39,8 @@ const (
 	// leastCost is the room that a short packet takes in a receive buffer, where the kernel keeps
 	// some hundred bytes beside it.
 	leastCost = 1024
+	// leastGrant is the least that a peer leaves to the queue pairs of a NIC, bytes.
+	leastGrant = 8 << 10
 )
 
 // takeShare returns the share of the queue pairs towards a peer, for one more.
@@ -41,13 +50,29 @@ func (d *Device) takeShare(peer netip.AddrPort) *share {
 		if d.shares == nil {
 			d.shares = map[netip.AddrPort]*share{}
 		}
-		// A peer does not reveal how large its buffer is. It is assumed to equal this NIC's, and
-		// half of it is left for others.
-		s = &share{peer: peer, limit: max(d.link.Stats().RecvBuffer/2, turn*4096)}
+		d.crowd.own = max(d.link.Stats().RecvBuffer/2, turn*4096)
+		d.divide()
+		s = &share{peer: peer, limit: turn * 4096}
 		d.shares[peer] = s
 	}
 	s.users++
 	return s
+}
+
+// answered notes the first answer of a peer. A foreign one grants nothing.
+func (s *share) answered(d *Device) {
+	if !s.isKnown {
+		s.isKnown, s.limit = true, d.crowd.own
+	}
+}
+
+// grant takes what the peer grants, in credits of 1 KiB.
+func (s *share) grant(d *Device, syndrome wire.Syndrome) {
+	s.limit = d.crowd.own
+	s.granted = syndrome.Value() < wire.AckCredits(s.limit>>10).Value()
+	if s.granted {
+		s.limit = max(wire.Credits(syndrome.Value())<<10, leastGrant)
+	}
 }
 
 // leave takes a queue pair out of the share.
@@ -65,13 +90,20 @@ func (s *share) leave(q *QP) {
 	s.serve()
 }
 
-// room is how many packets a queue pair may put under way: any number while it is alone.
+// room is how many packets a queue pair may put under way. While it is alone that is any number, or
+// twice the limit if the peer has granted that.
 func (s *share) room(q *QP) int {
-	if s.isAlone(q) {
-		return math.MaxInt
+	switch {
+	case !s.isAlone(q):
+		return (s.limit - s.used) / q.cost
+	case s.granted:
+		return (2*s.limit - s.used) / q.cost
 	}
-	return (s.limit - s.used) / q.cost
+	return math.MaxInt
 }
+
+// turnOf is how many packets a queue pair puts under way in its turn.
+func (s *share) turnOf(q *QP) int { return max(min(turn, s.limit/q.cost), 1) }
 
 // isAlone reports whether no other queue pair has anything under way, or waits.
 func (s *share) isAlone(q *QP) bool {
@@ -117,13 +149,17 @@ func (s *share) serve() {
 		return
 	}
 	s.serving = true
-	for s.head != len(s.waiting) && s.room(s.waiting[s.head]) >= turn {
+	for s.head != len(s.waiting) {
 		q := s.waiting[s.head]
+		most := s.turnOf(q)
+		if s.room(q) < most {
+			break
+		}
 		if sender := &q.dev.sender; sender.isClogged() {
 			sender.postpone(s)
 			break
 		}
-		s.next().transmitUpTo(turn)
+		s.next().transmitUpTo(most)
 	}
 	s.serving = false
 }

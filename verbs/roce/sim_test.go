@@ -101,7 +101,7 @@ func (s *share) wrong(used int, clogged bool) error {
 		return fmt.Errorf("%d bytes are under way to %v, and %d are counted", used, s.peer, s.used)
 	case s.head == len(s.waiting):
 		return nil
-	case s.room(s.waiting[s.head]) >= turn && (!clogged || !s.postponed):
+	case s.room(s.waiting[s.head]) >= s.turnOf(s.waiting[s.head]) && (!clogged || !s.postponed):
 		return fmt.Errorf("%d queue pairs wait for room towards %v, and there is some", len(s.waiting)-s.head,
 			s.peer)
 	}

@@ -133,6 +133,9 @@ func (q *QP) reply(opcode wire.Opcode, s seq) wire.Header {
 	h := wire.Header{Opcode: opcode, PKey: defaultPKey, DestQP: q.Attr.DestQPNum, PSN: s.psn(),
 		Syndrome: wire.Ack, MSN: q.resp.msn, Backward: q.resp.congested.echoes}
 	q.resp.congested.echoes = false
+	if q.ours && q.cfg.Grant != nil {
+		h.Syndrome = *q.cfg.Grant
+	}
 	if s < q.resp.announced {
 		h.Reserved = wire.FromResponder
 	}

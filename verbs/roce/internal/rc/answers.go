@@ -75,6 +75,9 @@ func (q *QP) answerToNothing(h *wire.Header, s seq) {
 // acknowledgement handles an ACK or a NAK for a number.
 func (q *QP) acknowledgement(h *wire.Header, s seq, payload []byte) {
 	if h.Syndrome.IsAck() {
+		if q.ours && s >= q.req.una {
+			q.granted = h.Syndrome
+		}
 		q.acknowledge(s + 1)
 		q.forgotten(s + 1)
 		return

@@ -7,6 +7,7 @@ import (
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
+	"ibverbx/verbs/roce/internal/wire"
 )
 
 // Config configures a QP.
@@ -26,6 +27,9 @@ type Config struct {
 	Announce bool
 	// Rate limits the queue pair to so many bytes of payload a second; 0 is no limit.
 	Rate float64
+	// Grant is the acknowledgement for an end of this package; it says how much that end's NIC may
+	// put under way to this one: see Granted. Nil stands for [wire.Ack], which says nothing.
+	Grant *wire.Syndrome
 	// Pool has the memory for packets that arrive early; with nil the QP has its own pool.
 	Pool *Pool
 }
@@ -54,6 +58,7 @@ type QP struct {
 	// held one back: see Allow.
 	allowed  int
 	heldBack bool
+	granted  wire.Syndrome // by the last acknowledgement; 0 if Granted has returned it
 
 	req     requester
 	resp    responder
@@ -100,6 +105,13 @@ func (q *QP) Allow(numbers int) { q.allowed, q.heldBack = numbers, false }
 
 // HeldBack reports whether the limit of the last Allow has held packets back.
 func (q *QP) HeldBack() bool { return q.heldBack }
+
+// Granted returns the peer's last acknowledgement, once. It says how much the NIC of this end may
+// put under way to the peer's.
+func (q *QP) Granted() (s wire.Syndrome, ok bool) {
+	s, q.granted = q.granted, 0
+	return s, s != 0
+}
 
 // UnderWay returns how many numbers are under way, or 0 once the peer was silent for silentProbes
 // probes: the QPs that share its room with this one need not wait for it.

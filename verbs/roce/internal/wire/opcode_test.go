@@ -103,6 +103,22 @@ func TestSyndromes(t *testing.T) {
 	}
 }
 
+// An acknowledgement gives the most credits that have a code, and no more than was asked for.
+func TestCredits(t *testing.T) {
+	for code, want := range map[uint8]int{0: 0, 1: 1, 2: 2, 3: 3, 5: 6, 6: 8, 29: 24576, 30: 32768} {
+		if got := Credits(code); got != want {
+			t.Errorf("code %d is %d credits, want %d", code, got, want)
+		}
+	}
+	for n := range 40000 {
+		s := AckCredits(n)
+		code := s.Value()
+		if !s.IsAck() || Credits(code) > n || code < MostCredits && Credits(code+1) <= n {
+			t.Fatalf("%d credits: %v, code %d", n, s, code)
+		}
+	}
+}
+
 // Packet sequence numbers are compared across the wrap.
 func TestPSN(t *testing.T) {
 	for _, test := range []struct {

@@ -22,6 +22,27 @@ const (
 	kindNak  Syndrome = 0x60
 )
 
+// MostCredits is the code of the largest number of credits, 32,768.
+const MostCredits = 30
+
+// Credits returns the number of credits that a code from 0 to MostCredits stands for: a power of
+// two, or half-way between two (end-to-end flow control, IBTA volume 1, 9.7.7.2).
+func Credits(code uint8) int {
+	if code < 2 {
+		return int(code)
+	}
+	return (2 + int(code&1)) << (code / 2) / 2
+}
+
+// AckCredits returns an acknowledgement with at most n credits: the most that have a code.
+func AckCredits(n int) Syndrome {
+	code := Syndrome(MostCredits)
+	for Credits(uint8(code)) > n {
+		code--
+	}
+	return kindAck | code
+}
+
 // RNRNak returns the syndrome for a missing receive. timer, a 5-bit code of
 // [ibverbx/verbs.RNRTimer], is how long the requester waits.
 func RNRNak(timer uint8) Syndrome { return kindRNR | Syndrome(timer)&^kindMask }
