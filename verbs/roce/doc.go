@@ -109,6 +109,11 @@
 // Overflowed packets that found the receive buffer full; RecvErrors the socket's failures to return
 // packets. If none of them grows, nothing arrives: look for a firewall.
 //
+// An end of this package answers while its process runs; a NIC always answers. So a process that
+// is stopped, or gets no processor, for timeout · (retries + 1) loses its connections. Allow some
+// 4 seconds, as virtual queue pairs do by default (ibverbx.PatienceAuto). A shorter time that you
+// choose yourself is obeyed.
+//
 // The ICRC of a packet over IPv4 covers a field that programs cannot read. Between two ends of this
 // package that field has one of 64 values, and one wrong packet in 2^26 passes the check; from
 // foreign ends it may have any value, and one in 2^16 passes. UDP's own checksum, if present, is
