@@ -33,14 +33,14 @@ func (f *fate) mayFail() string {
 	return f.blame
 }
 
-// because notes why the endpoint may fail though its link is sound. The first reason counts.
+// because records why the endpoint may fail though its link is sound. The first reason counts.
 func (f *fate) because(reason string) {
 	if f.blame == "" {
 		f.blame = reason
 	}
 }
 
-// ends says whether the program has ended the endpoint, or is about to.
+// ends reports whether the program has ended the endpoint, or is about to.
 func (f *fate) ends() bool { return f.closing || f.closed }
 
 // fails checks what OnError reports, of this endpoint or of another.

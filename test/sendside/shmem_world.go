@@ -329,7 +329,7 @@ func (e *element) quieted() {
 	e.out, e.gets = e.out[:0], 0
 }
 
-// newest says whether a put is the last one to its slot.
+// newest reports whether a put is the last one to its slot.
 func (e *element) newest(w *write) bool {
 	for i := len(e.out) - 1; i >= 0; i-- {
 		if o := e.out[i]; o.to == w.to && o.slot == w.slot {
@@ -355,7 +355,7 @@ func (e *element) landed(w *write) bool {
 	return string(e.target(w)[:w.n]) == string(lab.Noise(w.key, w.n))
 }
 
-// touched says whether some of a put has landed.
+// touched reports whether some of a put has landed.
 func (e *element) touched(w *write) bool {
 	mem, want := e.target(w), lab.Noise(w.key, w.n)
 	for i := range w.n {
@@ -366,7 +366,7 @@ func (e *element) touched(w *write) bool {
 	return false
 }
 
-// mayBe says whether byte i of one of the list is v.
+// mayBe reports whether byte i of one of the list is v.
 func mayBe(list [][]byte, i int, v byte) bool {
 	return slices.ContainsFunc(list, func(b []byte) bool { return i < len(b) && b[i] == v })
 }

@@ -144,7 +144,7 @@ func (m *tagMsg) end(err error) {
 	}
 }
 
-// held says whether a message may be held back at rest, because its receiver keeps as many
+// held reports whether a message may be held back at rest, because its receiver keeps as many
 // unexpected ones as it can.
 func (m *tagMsg) held() bool {
 	if m.e.ep.Stats().Queued == 0 {
@@ -232,7 +232,7 @@ type call struct {
 	err       error
 }
 
-// interrupted says whether a call that waits has left the request to the program.
+// interrupted reports whether a call that waits has left the request to the program.
 func (c *call) interrupted(err error) bool {
 	var left *tagged.InterruptedError
 	if errors.As(err, &left) {
@@ -249,7 +249,7 @@ func (c *call) cancel(w *tagWorld, what any) {
 	}
 }
 
-// ready says whether the request is done, and was not before.
+// ready reports whether the request is done, and was not before.
 func (c *call) ready() bool { return !c.done && c.req != nil && c.req.Done() }
 
 // free frees the request, or leaves it to the library.

@@ -346,7 +346,7 @@ func (w *tagWorld) receiveAll() {
 	}
 }
 
-// unreceived says whether a message is left that must be received.
+// unreceived reports whether a message is left that must be received.
 func (w *tagWorld) unreceived() bool {
 	for _, e := range w.ends {
 		for _, m := range e.msgs {

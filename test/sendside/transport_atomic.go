@@ -17,12 +17,12 @@ func (chain) value(swaps int) uint64 {
 	return uint64(swaps)<<8 | 0xee
 }
 
-// mayHold says whether the word may hold a value: none of those that were refused appears.
+// mayHold reports whether the word may hold a value: none of those that were refused appears.
 func (c chain) mayHold(v uint64) bool {
 	return v == 0 || slices.ContainsFunc(c, func(o *op) bool { return o.swap == v && !o.forgotten })
 }
 
-// endAtomic notes an atomic that has ended.
+// endAtomic records an atomic that has ended.
 func (o *op) endAtomic(err error) {
 	if err != nil && !errors.Is(err, errPerhaps) && o.old != nil && *o.old != 1 {
 		o.e.w.Broken(ruleAtomic, "%v has failed, and says that there was %d", o, *o.old)

@@ -184,7 +184,7 @@ func (g *group) checkShared(err error) {
 	g.w.Broken(lab.Isolation, "a completion of %v ends with %v", g.ops, err)
 }
 
-// unreported says whether the operation has a completion of its own that has not fired.
+// unreported reports whether the operation has a completion of its own that has not fired.
 func (o *op) unreported() bool {
 	g := o.group
 	return g != nil && len(g.ops) == 1 && g.wants == 1 && !g.fired

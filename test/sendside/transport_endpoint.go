@@ -290,7 +290,7 @@ func (e *end) refused(o *op, how manner, before, after gauge, refusing bool) {
 	}
 }
 
-// enqueue notes that a request is in the queue. A fence called after the requests before it holds
+// enqueue records that a request is in the queue. A fence called after the requests before it holds
 // from there.
 func (e *end) enqueue(r *request) {
 	r.fence, e.fenceNext = e.fenceNext, false

@@ -36,10 +36,10 @@ func (k opKind) get() bool    { return k == getBcopy || k == getZcopy }
 func (k opKind) atomic() bool { return k == fetchAdd || k == compareSwap }
 func (k opKind) flush() bool  { return k >= flushLocal }
 
-// completes says whether the kind has a completion.
+// completes reports whether the kind has a completion.
 func (k opKind) completes() bool { return k == amZcopy || k >= putZcopy }
 
-// bounces says whether the kind always uses a bounce buffer.
+// bounces reports whether the kind always uses a bounce buffer.
 func (k opKind) bounces() bool {
 	return k == amBcopy || k == amZcopy || k == putBcopy || k == getBcopy
 }
@@ -300,7 +300,7 @@ func (o *op) forget() {
 	e.site.Memory.Reuse(o.src)
 }
 
-// landed says whether the data of a put is all there.
+// landed reports whether the data of a put is all there.
 func (o *op) landed() bool { return !o.kind.put() || o.target().Holds(o.dst, o.key) }
 
 // checkPartly checks that the memory which an operation writes to holds nothing else.
@@ -310,7 +310,7 @@ func (o *op) checkPartly() {
 	}
 }
 
-// end notes that an operation has ended, with its error as far as that is known.
+// end records that an operation has ended, with its error as far as that is known.
 func (o *op) end(err error) {
 	if o.ended {
 		return

@@ -192,7 +192,7 @@ func (r *request) requeue() {
 // only.
 const mostSkipped = 3
 
-// served notes that a request has got a bounce buffer that all share, and checks that other
+// served records that a request has got a bounce buffer that all share, and checks that other
 // endpoints which wait for one get their turn.
 func (e *end) served(took *op) {
 	w := e.w

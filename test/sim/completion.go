@@ -93,7 +93,7 @@ func (e *end) skipUnsignaled(index int, vouched bool) {
 	}
 }
 
-// ended says whether the program has reset, drained or closed the end.
+// ended reports whether the program has reset, drained or closed the end.
 func (e *end) ended() bool { return e.state != connected && e.state != draining }
 
 // checkStatus checks that a failure has a cause, that nothing succeeds after it, and that one
@@ -227,7 +227,7 @@ func (w *word) after(s *send, found uint64) uint64 {
 	return found
 }
 
-// settleTarget notes that a write's target must not change any more. With failover the peer's
+// settleTarget records that a write's target must not change any more. With failover the peer's
 // program uses it for something else at once, so that a copy which comes later shows.
 func (e *end) settleTarget(s *send) {
 	s.still = true

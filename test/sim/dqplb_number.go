@@ -119,7 +119,7 @@ func (q *wire) arrived(wc *verbs.WC) {
 	e.countArrival(d, ok)
 }
 
-// countArrival notes the number of a message that has arrived: the d-th, if it is well formed.
+// countArrival records the number of a message that has arrived: the d-th, if it is well formed.
 func (e *end) countArrival(d int, ok bool) {
 	if !ok || e.arrived[d] || d > 1<<20 {
 		e.peerViolated = true

@@ -226,5 +226,5 @@ func (r *recv) String() string {
 	return fmt.Sprintf("receive %d (of a notification)", r.index)
 }
 
-// isWrite says whether the operation writes to memory that the sender names.
+// isWrite reports whether the operation writes to memory that the sender names.
 func isWrite(op verbs.Opcode) bool { return op == verbs.OpRDMAWrite || op == verbs.OpRDMAWriteWithImm }

@@ -12,7 +12,7 @@ import (
 // A connection with failover at both ends goes on while one rail of each kind is left. Faults touch
 // rails, pairs of queue pairs; a connection may fail only when no pair of a kind is untouched.
 
-// touch notes that a fault may take a rail out.
+// touch records that a fault may take a rail out.
 func (c *conn) touch(q *wire, why string) {
 	if !c.failover {
 		c.because(why)
@@ -29,7 +29,7 @@ func (c *conn) touch(q *wire, why string) {
 	}
 }
 
-// spared says whether a rail of each kind is untouched.
+// spared reports whether a rail of each kind is untouched.
 func (c *conn) spared() bool {
 	var needed, spared [wireKinds]bool
 	for _, q := range c.ends[0].wires {
@@ -120,7 +120,7 @@ func (e *end) checkLostRails() {
 	}
 }
 
-// causeInCQ notes that a connection may fail where a CQ has died with the completion of a message
+// causeInCQ records that a connection may fail where a CQ has died with the completion of a message
 // that the peer's NIC had acknowledged: nobody sends it again.
 func (c *conn) causeInCQ() {
 	if c.Blame != "" || !c.failover {
@@ -136,12 +136,12 @@ func (c *conn) causeInCQ() {
 	}
 }
 
-// doesWithout says whether failover may have hidden the death of a CQ from the program.
+// doesWithout reports whether failover may have hidden the death of a CQ from the program.
 func (c *vcq) doesWithout() bool {
 	return slices.ContainsFunc(c.ends, func(e *end) bool { return e.conn.plan.failsOver() })
 }
 
-// missed says whether a message to a queue pair was acknowledged, and its library has not seen it.
+// missed reports whether a message to a queue pair was acknowledged, and its library has not seen it.
 func (q *wire) missed() bool {
 	if q.to == nil {
 		return false
@@ -158,37 +158,37 @@ func (q *wire) missed() bool {
 	return false
 }
 
-// hasLostRails says whether rails of an end with failover may have died.
+// hasLostRails reports whether rails of an end with failover may have died.
 func (e *end) hasLostRails() bool {
 	return e.conn.failover && (e.conn.struck || slices.ContainsFunc(e.wires, func(q *wire) bool {
 		return q.ill || q.back || q.over
 	}))
 }
 
-// blurred says whether it is not known what has arrived of a session, where a part may go out
+// blurred reports whether it is not known what has arrived of a session, where a part may go out
 // again: an end breaks the rules, or did.
 func (c *conn) blurred(session int) bool {
 	return c.failover && slices.Contains(c.hostileIn, session)
 }
 
-// deadly says whether a status takes a rail out with failover, and does not fail its request.
+// deadly reports whether a status takes a rail out with failover, and does not fail its request.
 func deadly(status verbs.Status) bool {
 	return status == verbs.StatusRetryExcErr || status == verbs.StatusWRFlushErr ||
 		status == verbs.StatusFatalErr || status == verbs.StatusRespTimeoutErr ||
 		status == verbs.StatusLocQPOpErr
 }
 
-// diesOf says whether the refusal of a post takes a rail out.
+// diesOf reports whether the refusal of a post takes a rail out.
 func diesOf(err error) bool {
 	return errors.Is(err, verbs.ErrState) || errors.Is(err, verbs.ErrDeviceGone)
 }
 
-// survives says whether what a queue pair has reported takes its rail out, and no more.
+// survives reports whether what a queue pair has reported takes its rail out, and no more.
 func (e *end) survives(status verbs.Status) bool {
 	return e.conn.failover && deadly(status) && e.vq.Err() == nil && !e.ended()
 }
 
-// lostAtomic says whether an atomic fails because the NIC of a dead rail had it: its connection
+// lostAtomic reports whether an atomic fails because the NIC of a dead rail had it: its connection
 // goes on.
 func (e *end) lostAtomic(s *send, status verbs.Status) bool {
 	return e.conn.failover && status != verbs.StatusSuccess && s.op.IsAtomic() && len(s.parts) != 0 &&
@@ -228,7 +228,7 @@ func (w *world) drawRailFault(e *end) (*wire, *lab.Fault) {
 	})
 }
 
-// wouldSpare says whether a fault leaves a rail of each kind to every connection with failover that
+// wouldSpare reports whether a fault leaves a rail of each kind to every connection with failover that
 // has one now.
 func (w *world) wouldSpare(q *wire, f *lab.Fault) bool {
 	var before []*conn
@@ -268,7 +268,7 @@ func (w *world) eachUnder(q *wire, f *lab.Fault, do func(*wire)) {
 	}
 }
 
-// failsOver says whether the connection goes on when a rail dies: both ends offer it, and their
+// failsOver reports whether the connection goes on when a rail dies: both ends offer it, and their
 // cards say so.
 func (c *connPlan) failsOver() bool {
 	return c.failover == [2]bool{true, true} && c.rails > 1 && !c.strip
@@ -292,7 +292,7 @@ func wordText(imm uint32) string {
 	return sprintf("%s: %d", text, imm&0xffff)
 }
 
-// isControl says whether a physical request is a message of the library's own.
+// isControl reports whether a physical request is a message of the library's own.
 func (e *end) isControl(q *wire, wr *verbs.SendWR) bool {
 	return e.over && wr.Opcode == verbs.OpSendWithImm && wr.Bytes() == 0 &&
 		(q.isData() || q.back && len(q.out) == 0 && wr.Imm>>28 == wordGo)

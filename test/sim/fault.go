@@ -19,7 +19,7 @@ func (w *world) strike(e *end) {
 	}), e.anyWire())
 }
 
-// mayMeet says whether a fault of an end's queue pairs is one that NICs have, together with what
+// mayMeet reports whether a fault of an end's queue pairs is one that NICs have, together with what
 // else the world has. Where completions come out of order, what was seen of a CQ that dies is not
 // the beginning of what has arrived, so failover cannot say by a count what has. No NIC does both.
 // The CQ may be that of an end without failover, too: others share it.

@@ -41,7 +41,7 @@ func (w *world) settle(balance bool) {
 	w.Broken(lab.Liveness, "it does not come to rest")
 }
 
-// sound says whether both ends work and keep the rules.
+// sound reports whether both ends work and keep the rules.
 func (c *conn) sound() bool {
 	for _, e := range c.ends {
 		if e.state != connected || e.vq.Err() != nil {
@@ -192,7 +192,7 @@ func (e *end) checkEnded() {
 	}
 }
 
-// unfinished says whether a request or receive has not completed.
+// unfinished reports whether a request or receive has not completed.
 func (e *end) unfinished() bool { return e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) }
 
 // howFar says in words what has completed.
@@ -229,7 +229,7 @@ func (e *end) checkNoticed() {
 	}
 }
 
-// hasOther says whether another queue pair of the kind works, and so could stand in for one.
+// hasOther reports whether another queue pair of the kind works, and so could stand in for one.
 func (e *end) hasOther(q *wire) bool {
 	for i, other := range e.wires {
 		if other != q && other.kind() == q.kind() && !e.vq.Stats().Rails[i].Down &&
@@ -240,7 +240,7 @@ func (e *end) hasOther(q *wire) bool {
 	return false
 }
 
-// owesCredits says whether a plain peer has no credits yet.
+// owesCredits reports whether a plain peer has no credits yet.
 func (e *end) owesCredits() bool {
 	for i := len(e.recvs); i > 0 && e.recvs[i-1].session == e.sessionNo; i-- {
 		if !e.recvs[i-1].message {
@@ -283,7 +283,7 @@ func (e *end) checkPlaced() {
 	}
 }
 
-// onlyUnsignaled says whether all outstanding requests are unsignaled.
+// onlyUnsignaled reports whether all outstanding requests are unsignaled.
 func (e *end) onlyUnsignaled() bool {
 	open := e.sends[e.sendHead:]
 	signaled := func(s *send) bool { return s.flags&verbs.SendSignaled != 0 }
@@ -317,7 +317,7 @@ func (w *world) closeAll() {
 	}
 }
 
-// holds says whether an outstanding request names the host's memory.
+// holds reports whether an outstanding request names the host's memory.
 func (w *world) holds(h *lab.Host) bool {
 	for _, e := range w.ends {
 		if e.host != h || e.single || e.state != connected || e.vq.Err() != nil {

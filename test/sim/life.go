@@ -42,7 +42,7 @@ func (q *wire) revive() {
 	q.lives = append(q.lives, q.wireLife)
 }
 
-// inSession says whether the library does something to a queue pair while requests may be
+// inSession reports whether the library does something to a queue pair while requests may be
 // outstanding.
 func (q *wire) inSession() bool {
 	e := q.end
@@ -66,7 +66,7 @@ func (q *wire) mayRevive() {
 	}
 }
 
-// meet notes how a queue pair is connected.
+// meet records how a queue pair is connected.
 func (q *wire) meet(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 	if mask&verbs.QPAttrDestQPNum != 0 {
 		for _, m := range q.end.peer.wires {
@@ -101,7 +101,7 @@ func (l *wireLife) mate() *wireLife {
 	return l.with
 }
 
-// dead says whether the queue pair takes no more packets and sends none, in this life.
+// dead reports whether the queue pair takes no more packets and sends none, in this life.
 func (l *wireLife) dead() bool {
 	if l.over {
 		return true
@@ -125,7 +125,7 @@ func (l *wireLife) sendsHeld() int { return l.held(l.q.sends) }
 
 func (l *wireLife) recvsHeld() int { return l.held(l.q.recvs) }
 
-// settled says whether everything is known of what went out: the queue pair is dead and all that it
+// settled reports whether everything is known of what went out: the queue pair is dead and all that it
 // held has come back, at both ends.
 func (l *wireLife) settled() bool {
 	m := l.mate()
@@ -142,7 +142,7 @@ func (l *wireLife) arrived() int {
 	return l.arrivedTo
 }
 
-// hasAtomics says whether atomics that went out may still be carried out.
+// hasAtomics reports whether atomics that went out may still be carried out.
 func (l *wireLife) hasAtomics() bool {
 	return !l.dead() && slices.ContainsFunc(l.out, func(p *part) bool {
 		return p != nil && p.op.IsAtomic() && p.state == partOnNIC

@@ -218,7 +218,7 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	q.plain = q.plain || wr.Opcode != verbs.OpRDMARead
 }
 
-// emptyOnWire notes the one message of a request without data.
+// emptyOnWire records the one message of a request without data.
 func (e *end) emptyOnWire(s *send) {
 	if s.length == 0 && s.emptyOut {
 		e.w.Broken(ruleWire, "%v: %v goes out twice", e, s)
@@ -239,7 +239,7 @@ func (e *end) ackedTo() int {
 	return e.acked
 }
 
-// dataEnded says whether none of a request's data that went out is on its way, or lost.
+// dataEnded reports whether none of a request's data that went out is on its way, or lost.
 func (e *end) dataEnded(s *send) bool {
 	if e.conn.failover {
 		return s.partsEnded()
@@ -247,7 +247,7 @@ func (e *end) dataEnded(s *send) bool {
 	return s.data == 0
 }
 
-// allOut says whether NICs were given all data of a request. An ordinary SEND counts as a last step
+// allOut reports whether NICs were given all data of a request. An ordinary SEND counts as a last step
 // and has no data.
 func (s *send) allOut() bool {
 	switch {
@@ -259,7 +259,7 @@ func (s *send) allOut() bool {
 	return s.posted == s.length
 }
 
-// sendSeen notes a completion of the send direction that the library sees.
+// sendSeen records a completion of the send direction that the library sees.
 func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 	s := p.req
 	survived := status != verbs.StatusSuccess && e.survives(status)
@@ -277,7 +277,7 @@ func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 	}
 }
 
-// recvSeen notes a completion of the receive direction that the library sees. A flush follows from
+// recvSeen records a completion of the receive direction that the library sees. A flush follows from
 // another error.
 func (e *end) recvSeen(status verbs.Status) {
 	if status != verbs.StatusSuccess && status != verbs.StatusWRFlushErr && !e.survives(status) {
@@ -285,7 +285,7 @@ func (e *end) recvSeen(status verbs.Status) {
 	}
 }
 
-// refusedOnWire notes a post that a NIC has refused.
+// refusedOnWire records a post that a NIC has refused.
 func (e *end) refusedOnWire(q *wire, wr *verbs.SendWR, err error) {
 	e.w.Logf("    on %v: refused: %v", q, err)
 	if e.single || verbs.IsTransient(err) {
@@ -314,7 +314,7 @@ func (e *end) judgeRefused() {
 	e.refused = nil
 }
 
-// failsAt notes that a request has failed.
+// failsAt records that a request has failed.
 func (e *end) failsAt(s *send) {
 	s.failed = true
 	e.stopAt = min(e.stopAt, s.index+1)
@@ -342,7 +342,7 @@ func (e *end) limitOf(q *wire) int {
 	return limit
 }
 
-// isData says whether a wire is a data rail, and not the notify queue pair.
+// isData reports whether a wire is a data rail, and not the notify queue pair.
 func (q *wire) isData() bool { return slices.Index(q.end.wires, q) < q.end.conn.plan.rails }
 
 // mayStop checks that the library may move a rail to ERR: after a failed send, those before it must

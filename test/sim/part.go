@@ -44,14 +44,14 @@ const (
 	partLost // it has failed or was flushed; it may have arrived
 )
 
-// covered says whether the last copy of a part has arrived, as the peer's library has seen. A last
+// covered reports whether the last copy of a part has arrived, as the peer's library has seen. A last
 // fragment that the user's immediate follows has arrived with that.
 func (p *part) covered() bool {
 	e := p.on.q.end
 	return p.on.arrived() > p.place && (!p.announces(e) || !e.owesRaw(p.of))
 }
 
-// ended says whether the library may know that nothing of a part is on its way any more, and that
+// ended reports whether the library may know that nothing of a part is on its way any more, and that
 // it need not go out again.
 func (p *part) ended() bool {
 	if p.on.q.end.conn.hostile { // what has arrived is not known
@@ -60,12 +60,12 @@ func (p *part) ended() bool {
 	return p.state == partAcked || p.state == partLost && p.on.settled() && (p.covered() || p.op.IsAtomic())
 }
 
-// numbered says whether a part carries a number of DQPLB.
+// numbered reports whether a part carries a number of DQPLB.
 func (p *part) numbered(e *end) bool {
 	return p.op == verbs.OpRDMAWriteWithImm && p.kind <= partMarker && e.vq.Scheme() == ibverbx.DQPLB
 }
 
-// announces says whether a part is a last fragment that the user's immediate follows.
+// announces reports whether a part is a last fragment that the user's immediate follows.
 func (p *part) announces(e *end) bool {
 	_, _, raw, _ := number(p.imm)
 	return p.numbered(e) && raw
@@ -122,7 +122,7 @@ func (e *end) enterPart(s *send, p *part) {
 	e.putOn(p.on.q, p)
 }
 
-// putOn notes that a part goes out on a queue pair. With none it is a message of the library's own.
+// putOn records that a part goes out on a queue pair. With none it is a message of the library's own.
 func (e *end) putOn(q *wire, p *part) {
 	if p == nil {
 		q.out, q.takers = append(q.out, nil), append(q.takers, len(q.out))
@@ -205,18 +205,18 @@ func (e *end) whyNotAgain(q *wire, s *send, p *part, wr *verbs.SendWR) string {
 	return ""
 }
 
-// stops says whether a request posts nothing more because it, or one before it, has failed: what is
+// stops reports whether a request posts nothing more because it, or one before it, has failed: what is
 // behind it is never notified.
 func (e *end) stops(s *send) bool { return s.failed || s.index >= e.stopAt }
 
-// owesRaw says whether the user's immediate behind the last fragment has not arrived.
+// owesRaw reports whether the user's immediate behind the last fragment has not arrived.
 func (e *end) owesRaw(s *send) bool {
 	return !slices.ContainsFunc(s.parts, func(p *part) bool {
 		return p.kind == partRaw && (p.state == partAcked || p.covered())
 	})
 }
 
-// partsEnded says whether no data of a request is on its way or lost.
+// partsEnded reports whether no data of a request is on its way or lost.
 func (s *send) partsEnded() bool {
 	return !slices.ContainsFunc(s.parts, func(p *part) bool { return p.kind != partFinal && !p.ended() })
 }
@@ -228,7 +228,7 @@ func (p *part) String() string {
 		state, p.on.q, p.place, p.on.arrived(), p.on.settled())
 }
 
-// lost says whether a part is lost, as far as the library can know.
+// lost reports whether a part is lost, as far as the library can know.
 func (p *part) lost() bool { return p.state == partLost && !p.covered() }
 
 // lostMessage is the first ordinary SEND that is lost; nil if none is.

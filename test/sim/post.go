@@ -154,7 +154,7 @@ func (e *end) drawOrder(s *send) {
 	}
 }
 
-// mayBeUnsignaled says whether another unsignaled request may follow: a queue that is full of them
+// mayBeUnsignaled reports whether another unsignaled request may follow: a queue that is full of them
 // never has room again.
 func (e *end) mayBeUnsignaled() bool {
 	n := len(e.sends)
@@ -185,7 +185,7 @@ func (e *end) drawOpcode() verbs.Opcode {
 	return op
 }
 
-// takesMessages says whether the connection carries SENDs: DQPLB needs a notify queue pair for
+// takesMessages reports whether the connection carries SENDs: DQPLB needs a notify queue pair for
 // them, unless the peer is plain.
 func (e *end) takesMessages() bool {
 	cfg := &e.conn.plan.cfg[0]
@@ -193,10 +193,10 @@ func (e *end) takesMessages() bool {
 		e.plainPeer)
 }
 
-// notifies says whether the program sends notifications.
+// notifies reports whether the program sends notifications.
 func (e *end) notifies() bool { return (!e.plainPeer || e.conn.plan.small == 0) && !e.mute() }
 
-// mute says whether nothing carries notifications: Spray needs a notify queue pair for them.
+// mute reports whether nothing carries notifications: Spray needs a notify queue pair for them.
 func (e *end) mute() bool {
 	cfg := &e.conn.plan.cfg[0]
 	return !e.single && cfg.Scheme == ibverbx.Spray && cfg.NoNotifyQP

@@ -112,7 +112,7 @@ func (e *end) cut(s *send, wr *ibverbx.SendWR) {
 	}
 }
 
-// fitsEvery says whether so many bytes can go over every rail.
+// fitsEvery reports whether so many bytes can go over every rail.
 func (e *end) fitsEvery(n int) bool {
 	rails := e.conn.plan.rails
 	return n%rails == 0 && n/rails <= int(e.conn.plan.cfg[0].FragmentSize)

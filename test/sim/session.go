@@ -109,7 +109,7 @@ func (e *end) begin(number int, peer *ibverbx.BusinessCard) {
 
 const becauseDrained = "an end was drained"
 
-// because notes why a connection may fail. The first reason counts.
+// because records why a connection may fail. The first reason counts.
 func (c *conn) because(reason string) {
 	if c.Blame == "" {
 		c.drainOnly = true
@@ -187,7 +187,7 @@ func (e *end) perhapsDone(after string) {
 	}
 }
 
-// mayBeLost says whether a NIC or CQ under the end has died.
+// mayBeLost reports whether a NIC or CQ under the end has died.
 func (e *end) mayBeLost() bool {
 	died := func(q *wire) bool { return q.NIC.Died }
 	return e.cq.mayDie || e.lostNIC || slices.ContainsFunc(e.wires, died)

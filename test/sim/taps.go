@@ -19,7 +19,7 @@ type wireAt struct {
 	num uint32
 }
 
-// tapCQ notes a completion queue that belongs to the virtual CQ under construction.
+// tapCQ records a completion queue that belongs to the virtual CQ under construction.
 func (w *world) tapCQ(cq lab.CQ) verbs.CQ {
 	t := &tappedCQ{CQ: cq, w: w}
 	if c := w.buildingCQ; c != nil {
@@ -28,7 +28,7 @@ func (w *world) tapCQ(cq lab.CQ) verbs.CQ {
 	return t
 }
 
-// tapQP notes a queue pair of the virtual queue pair under construction.
+// tapQP records a queue pair of the virtual queue pair under construction.
 func (w *world) tapQP(qp lab.QP) verbs.QP {
 	q := &wire{QP: qp, end: w.building}
 	q.revive()
@@ -215,7 +215,7 @@ func (q *wire) Close() error {
 	return err
 }
 
-// forget notes that the NIC holds no request of the queue pair any more.
+// forget records that the NIC holds no request of the queue pair any more.
 func (q *wire) forget() {
 	for _, p := range q.sends {
 		if p.req != nil {
@@ -231,7 +231,7 @@ func (q *wire) forget() {
 	q.sends, q.recvs = q.sends[:0], q.recvs[:0]
 }
 
-// ends notes how a request of the send direction has ended.
+// ends records how a request of the send direction has ended.
 func (p *posted) ends(q *wire, status verbs.Status) {
 	switch {
 	case p.part == nil || p.part.on != q.wireLife || p.part.place != p.place:

@@ -50,7 +50,7 @@ type conn struct {
 	replaced  bool  // another one was made in its place
 }
 
-// turnHostile notes that an end breaks the rules in this session.
+// turnHostile records that an end breaks the rules in this session.
 func (c *conn) turnHostile(how string) {
 	c.because(how)
 	c.hostile = true

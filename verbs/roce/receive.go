@@ -179,7 +179,7 @@ type posting struct {
 	polls         bool  // the program polls
 }
 
-// beginPost notes that a program posts. If the program polls, the goroutine keeps out until endPost
+// beginPost records that a program posts. If the program polls, the goroutine keeps out until endPost
 // is called, because posting may take longer than idleAfter.
 func (r *receiver) beginPost() posting {
 	p := posting{polled: r.polled.Load(), began: r.dev.now()}

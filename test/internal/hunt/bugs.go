@@ -60,7 +60,7 @@ func (b Bugs) read(t *testing.T) []bug {
 // Lines that begin with # are comments.
 func parse(pkg, text string) (list []bug, err error) {
 	lines := bufio.NewScanner(strings.NewReader(text))
-	var c *change // the one that lines are added to
+	var c *change // the change that lines are added to
 	begin := func(dir, decl string) {
 		last := &list[len(list)-1]
 		last.Changes = append(last.Changes, change{Dir: dir, Decl: decl})
@@ -145,7 +145,7 @@ type span struct{ from, to int }
 // findDecl finds a top-level declaration by its name, or returns the empty span.
 func findDecl(source, name string) (span, error) {
 	if !strings.Contains(source, name[strings.LastIndexByte(name, '.')+1:]) {
-		return span{}, nil // much cheaper than parsing
+		return span{}, nil // much cheaper than to parse
 	}
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, "", source, parser.SkipObjectResolution)
@@ -202,8 +202,8 @@ func specNames(s ast.Spec) (names []string) {
 	return names
 }
 
-// replaceCode replaces the tokens of the code before, which must occur once in the declaration, by
-// the text after.
+// replaceCode replaces the tokens of the code before, which must occur once in the declaration,
+// with the text after.
 func replaceCode(source string, decl span, before, after string) (string, error) {
 	all, wanted := tokens(source[decl.from:decl.to]), tokens(before)
 	if len(wanted) == 0 {

@@ -18,13 +18,13 @@ import (
 	"strings"
 )
 
-// Package is what the go command says of a package.
+// Package is the go command's description of a package.
 type Package struct {
 	Dir, ImportPath, Export                                                string
 	GoFiles, TestGoFiles, XTestGoFiles, Imports, TestImports, XTestImports []string
 
 	Rel   string               `json:"-"` // its directory, from the root of the module
-	Files map[string]*ast.File `json:"-"` // by path; of those that Load was asked for
+	Files map[string]*ast.File `json:"-"` // by path; only of packages that Load parses
 }
 
 // Tested reports whether the package has tests.
@@ -55,8 +55,8 @@ func List(root string, args ...string) (map[string]*Package, error) {
 	}
 }
 
-// Code is packages that are parsed. It checks them, and changes to their files, without building
-// anything: what took a second for each change takes some milliseconds.
+// Code is parsed packages. It checks them, and changes to their files, without building anything:
+// some milliseconds per change instead of a second.
 type Code struct {
 	Fset     *token.FileSet
 	Packages []*Package // sorted
@@ -65,7 +65,7 @@ type Code struct {
 
 // Load lists and parses the packages in some directories, from the root of the module.
 func Load(root string, dirs []string) (*Code, error) {
-	args := []string{"-export", "-deps", "os", "strconv"} // the two are what Check's files may add
+	args := []string{"-export", "-deps", "os", "strconv"} // Check's files may import these two
 	for _, d := range dirs {
 		args = append(args, "./"+d)
 	}
@@ -100,7 +100,7 @@ func (c *Code) Types(p *Package, info *types.Info) (*types.Package, error) {
 	return c.check(p, p.Files, info)
 }
 
-// Check checks the packages of files that replace those at their paths, or come to them.
+// Check checks the packages of files that replace those at their paths, or are added there.
 func (c *Code) Check(files map[string]string) error {
 	for _, p := range c.Packages {
 		sources := maps.Clone(p.Files)
@@ -129,8 +129,8 @@ func (c *Code) check(p *Package, files map[string]*ast.File, info *types.Info) (
 	return config.Check(p.ImportPath, c.Fset, slices.Collect(maps.Values(files)), info)
 }
 
-// Build builds the tests of the package in a directory with files in place of those at their paths,
-// which it writes beside the binary.
+// Build builds the tests of the package in a directory, with files that replace those at their
+// paths; it writes them beside the binary.
 func Build(bin, root, dir string, files map[string]string, flags ...string) error {
 	tmp := filepath.Dir(bin)
 	replace := make(map[string]string)

@@ -38,7 +38,7 @@ func NewFlags() *Flags {
 	return f
 }
 
-// Test plays worlds of a game, as many as usual unless a flag says otherwise. A world that fails is
+// Test plays worlds of a game, the usual number unless a flag sets another. A failing world is
 // shrunk, and printed with the command that plays it again.
 func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 	total := f.seeds
@@ -83,7 +83,7 @@ func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 	}
 }
 
-// Kit skips a test of the simulation itself, unless the flag -kit asks for those.
+// Kit skips a test of the simulation itself unless the flag -kit is set.
 func (f *Flags) Kit(t *testing.T) {
 	t.Helper()
 	if !f.kit {
@@ -91,7 +91,7 @@ func (f *Flags) Kit(t *testing.T) {
 	}
 }
 
-// print prints what happens in a world, shrunk if it fails.
+// print prints the events of a world, shrunk if it fails.
 func (g *Game) print(t *testing.T, seed uint64) {
 	if report, failed := g.Shrink(seed); failed {
 		t.Fatal(report)
@@ -99,8 +99,8 @@ func (g *Game) print(t *testing.T, seed uint64) {
 	g.Play(seed, nil, func(line string) { t.Log(line) })
 }
 
-// Replays checks that worlds are the same when they are played again. What ignore matches in a
-// line, such as an address, may differ.
+// Replays checks that worlds are the same when they are played again. Text that ignore matches,
+// such as an address, may differ.
 func (g *Game) Replays(t *testing.T, worlds uint64, ignore *regexp.Regexp) {
 	if testing.Short() {
 		worlds = max(worlds/20, 1)

@@ -28,23 +28,23 @@ func (v *Violation) Error() string {
 type Game struct {
 	Test string // the test that plays it
 	Dir  string // of the test's package, from the root of the module: "./test/sendside"
-	// Events says how many events the world of a seed has.
+	// Events returns how many events the world of a seed has.
 	Events func(seed uint64) int
-	// Play plays the world of a seed with the events named, in order, or with all when keep is nil.
-	// It returns the first promise that was broken, or nil. log, which may be nil, is given
-	// what happens, line by line. Play is called on many goroutines.
+	// Play plays the world of a seed with the named events, in order, or with all if keep is nil.
+	// It returns the first broken promise, or nil. log, if not nil, receives the trace, line by
+	// line. Play is called on many goroutines.
 	Play func(seed uint64, keep []int, log func(string)) *Violation
 }
 
-// patience is after how long a world that is still played is taken for one that never ends: a loop
-// without end in the library cannot be left. Worlds take milliseconds.
+// patience is the time after which a world counts as one that never ends, because an endless loop
+// in the library cannot be stopped. Worlds take milliseconds.
 const patience = 15 * time.Second
 
-// Search plays total worlds, from seed first on, on all cores. It returns what is broken in the
-// world with the lowest seed, or a world that never ends, and counts the worlds in done.
+// Search plays total worlds, from seed first on, on all cores. It returns the violation with the
+// lowest seed, or a world that never ends, and counts the worlds in done.
 func (g *Game) Search(first, total uint64, done *atomic.Uint64) (found *Violation) {
 	var mu sync.Mutex
-	next, end := first, first+total // what is to be played; end comes down to a world that fails
+	next, end := first, first+total // the worlds to play; end falls to the lowest one that fails
 	take := func() (seed uint64, ok bool) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -83,9 +83,8 @@ func (g *Game) Search(first, total uint64, done *atomic.Uint64) (found *Violatio
 	}
 }
 
-// Shrink plays the world of a seed that fails, and leaves out events for as long as the same
-// promise is broken. It returns what a person needs to understand the failure, and reports false
-// when the world does not fail.
+// Shrink plays the failing world of a seed, and leaves out events as long as the same promise is
+// broken. It returns a report for people, and false if the world does not fail.
 func (g *Game) Shrink(seed uint64) (report string, failed bool) {
 	v := g.Play(seed, nil, nil)
 	if v == nil {
@@ -117,7 +116,7 @@ func (g *Game) Shrink(seed uint64) (report string, failed bool) {
 	return fmt.Sprintf("%v\n\n%d of %d events are enough:\n\n%s", v, len(keep), events, folded(trace)), true
 }
 
-// folded is a text of lines in which equal ones in a row become one.
+// folded joins lines, and merges equal ones in a row.
 func folded(lines []string) string {
 	var text strings.Builder
 	for i := 0; i < len(lines); {

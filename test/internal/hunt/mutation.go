@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// Hunt plants the bugs, one at a time, with the flag -mutate, and demands that the game finds each
-// within so many worlds. Without, it checks that every bug has its place in the source, and that it
-// compiles; a short test does not.
+// Hunt with the flag -mutate plants the bugs, one at a time, and demands that the game finds each
+// within so many worlds. Without the flag it checks that every bug has its place in the source and
+// compiles; a short test skips that.
 func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	if f.mutate {
 		if f.every < 1 || f.from < 0 || f.from >= f.every {
@@ -48,7 +48,7 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	}
 }
 
-// plantAll plants one bug of every so many, one at a time.
+// plantAll plants the selected bugs, one at a time.
 func (f *Flags) plantAll(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	list := bugs.read(t)
 	found := make([]string, len(list))
@@ -69,7 +69,7 @@ func (f *Flags) plantAll(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 
 var foundSeed = regexp.MustCompile(`found: seed (\d+), event \d+: broken: (.*)`)
 
-// hunt plays a test that was built with a bug, and returns what it finds.
+// hunt plays a test that was built with a bug, and returns its finding.
 func (g *Game) hunt(t *testing.T, bin string, worlds uint64) string {
 	start := time.Now()
 	out, err := g.Run(bin, "-seeds", fmt.Sprint(worlds), "-hunt")
@@ -84,7 +84,7 @@ func (g *Game) hunt(t *testing.T, bin string, worlds uint64) string {
 	return ""
 }
 
-// root is the module's directory, two above that of a game.
+// root returns the module's directory, two above that of a game.
 func root(t *testing.T) string {
 	dir, err := filepath.Abs("../..")
 	if err != nil {
@@ -100,7 +100,7 @@ func (g *Game) Run(bin string, args ...string) (out string, err error) {
 	return string(text), err
 }
 
-// Build builds the game's test with the bug of that name.
+// Build builds the game's test with the named bug.
 func (g *Game) Build(t *testing.T, bugs Bugs, name string) (bin string) {
 	all := bugs.read(t)
 	i := slices.IndexFunc(all, func(b bug) bool { return b.Name == name })

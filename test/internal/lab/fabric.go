@@ -7,20 +7,20 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Fabric is NICs and what lies between them. Nothing in it happens by itself.
+// Fabric is NICs and the network between them. Nothing in it happens by itself.
 type Fabric interface {
 	Device(i int) Device
-	// Movable is how many things can happen now.
+	// Movable returns how many actions are possible now.
 	Movable() int
-	// Step lets one of them happen, of which there must be one, and describes it. The testbed's
-	// choices decide which.
+	// Step performs one of them, and describes it. There must be one. The testbed's choices decide
+	// which.
 	Step(t *Testbed) string
-	// Run lets up to limit things happen in the fabric's own order. It returns how many, 0 when
-	// nothing comes of it any more.
+	// Run performs up to limit actions in the fabric's own order. It returns how many, 0 when
+	// further ones would change nothing.
 	Run(limit int) int
-	// Objects says what is open.
+	// Objects lists the open objects.
 	Objects() string
-	// Close fails while something is open.
+	// Close fails while an object is open.
 	Close() error
 }
 
@@ -86,7 +86,7 @@ func (t *Testbed) rank(a soft.Action) uint64 {
 	return x >> 40
 }
 
-// softDevice is the NIC of package soft under a tap.
+// softDevice returns the NIC of package soft under a tap.
 func (d *NIC) softDevice() *soft.Device {
 	s, ok := d.Device.(*soft.Device)
 	if !ok {

@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Scope is what a fault may make fail.
+// Scope is the extent of a fault: what it may make fail.
 type Scope uint8
 
 // The scopes.
@@ -17,26 +17,25 @@ const (
 	OneQP   Scope = iota // one queue pair, and with it its connection
 	OneCQ                // a completion queue, and every connection with a queue pair there
 	OneLink              // every connection over the NIC
-	OneNIC               // likewise, and its objects are lost
+	OneNIC               // the same, and its objects are lost
 )
 
-// Fault is something that goes wrong with NICs: a row of the table.
+// Fault is a failure of NICs: a row of the table.
 type Fault struct {
 	Name   string
-	Gentle bool // it may delay, and must not fail anything
+	Gentle bool // it may delay, but must not fail anything
 	Scope  Scope
 
 	in     lists
-	atPost bool // act has posts to come refused
+	atPost bool // act makes later posts fail
 
-	// make draws what is injected at a request to come, on NICs of package soft; nil when act does
-	// it all.
+	// make draws a fault for a later request, on NICs of package soft; nil if act does everything.
 	make func(t *Testbed) soft.Fault
-	// act does something at once. It returns how that ends; nil when it does not last.
+	// act takes effect at once. It returns the function that ends it; nil if it does not last.
 	act func(t *Testbed, q *QP) (undo func())
 }
 
-// lists says in which lists a fault is.
+// lists are the lists that contain a fault.
 type lists uint8
 
 const (
@@ -48,10 +47,10 @@ const (
 	everyRail = ofRails | ofNetworkRails
 )
 
-// Wide says whether a fault is more than something that happens at a request of one queue pair.
+// Wide reports whether a fault exceeds a request of one queue pair.
 func (f *Fault) Wide() bool { return f.Scope != OneQP || f.act != nil && !f.atPost }
 
-// The names of faults that kits treat apart.
+// These are the names of faults that kits treat specially.
 const (
 	RefuseSends    = "refuse sends for now"
 	RefuseReceives = "refuse receives for now"
@@ -60,9 +59,9 @@ const (
 	ArrivesLate    = "retries used up, and it arrives late"
 )
 
-// What goes wrong with NICs of package soft, and with those on a network. Peers that break the
-// rules are another matter. Rail faults take rails out and say nothing of the requests that met
-// them: a connection with failover survives them while a rail of each kind is left.
+// These are the faults of NICs of package soft, and of NICs on a network; peers that break the
+// rules are separate. Rail faults take rails out and do not concern the requests that meet them: a
+// connection with failover survives them while a rail of each kind is left.
 var (
 	Faults            = listed(onSoft)
 	NetworkFaults     = listed(onNetwork)
@@ -79,7 +78,7 @@ func listed(in lists) (list []Fault) {
 	return list
 }
 
-// table is all faults.
+// table has all faults.
 var table = []Fault{
 	{Name: "stall", in: onSoft, Gentle: true, make: inject(soft.StallQP)},
 	{Name: "delay", in: onSoft, Gentle: true, make: func(*Testbed) soft.Fault {
@@ -159,7 +158,7 @@ var PlaceLate = Fault{Name: "data is in memory late", make: func(t *Testbed) sof
 	return soft.Fault{Kind: soft.PlaceLate, Count: t.Pick(1, 2, 5, 50)}
 }}
 
-// What posts are refused with, for now and permanently.
+// These are the errors of refused posts, for now and permanently.
 var (
 	forNow      = []error{verbs.ErrNoMemory, verbs.ErrQueueFull}
 	permanently = []error{verbs.ErrNotSupported, verbs.ErrInvalid, verbs.ErrState, verbs.ErrDeviceGone}
@@ -185,7 +184,7 @@ func (t *Testbed) someTime(most time.Duration) time.Duration {
 // DrawStatus draws any status but success.
 func (t *Testbed) DrawStatus() verbs.Status { return verbs.Status(1 + t.Rng.IntN(23)) }
 
-// killQP moves a queue pair to ERR, past its tap: it is not the library's doing.
+// killQP moves a queue pair to ERR, past its tap, because the library has not done it.
 func killQP(_ *Testbed, q *QP) func() {
 	_ = q.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
 	return nil
@@ -209,7 +208,7 @@ func killNIC(_ *Testbed, q *QP) func() {
 	return d.Restore
 }
 
-// DrawFault draws a row of the table that fits.
+// DrawFault draws a fitting row of the table.
 func (t *Testbed) DrawFault(table []Fault, fits func(*Fault) bool) *Fault {
 	for {
 		if f := &table[t.Rng.IntN(len(table))]; fits(f) {
@@ -221,14 +220,14 @@ func (t *Testbed) DrawFault(table []Fault, fits func(*Fault) bool) *Fault {
 // Strike is a fault in force.
 type Strike struct {
 	Fault *Fault
-	Conn  *Conn // the connection that it concerns; nil when that is not all
+	Conn  *Conn // the connection that it concerns; nil if it concerns others too
 
 	nic       *NIC
 	injection *soft.Injection
 	undo      func()
 }
 
-// Strike puts a fault in force on a queue pair of a connection.
+// Strike injects a fault at a queue pair of a connection.
 func (t *Testbed) Strike(q *QP, c *Conn, f *Fault) {
 	s := &Strike{Fault: f, Conn: c, nic: q.NIC}
 	if f.Wide() {
@@ -249,7 +248,7 @@ func (t *Testbed) Strike(q *QP, c *Conn, f *Fault) {
 	t.Strikes = append(t.Strikes, s)
 }
 
-// count notes on the NIC what lasts.
+// count counts lasting faults on the NIC.
 func (s *Strike) count(n int) {
 	if s.undo == nil && s.injection == nil {
 		return
@@ -263,7 +262,7 @@ func (s *Strike) count(n int) {
 	}
 }
 
-// end takes the fault back.
+// end removes the fault.
 func (s *Strike) end() {
 	if s.injection != nil {
 		s.injection.Remove()
@@ -285,7 +284,7 @@ func (t *Testbed) Heal() {
 	t.Strikes = slices.Delete(t.Strikes, i, i+1)
 }
 
-// EndFaults ends those that concern nothing but a connection; all when c is nil.
+// EndFaults ends the faults that concern only a connection; all if c is nil.
 func (t *Testbed) EndFaults(c *Conn) {
 	t.Strikes = slices.DeleteFunc(t.Strikes, func(s *Strike) bool {
 		if c != nil && s.Conn != c {
@@ -296,10 +295,10 @@ func (t *Testbed) EndFaults(c *Conn) {
 	})
 }
 
-// Refusing says whether a NIC may refuse sends for now.
+// Refusing reports whether a NIC may refuse sends for now.
 func (t *Testbed) Refusing() bool {
 	return slices.ContainsFunc(t.Strikes, func(s *Strike) bool { return s.Fault.Name == RefuseSends })
 }
 
-// Injected says whether an error is the refusal of a NIC that a fault made refuse.
+// Injected reports whether an error is a NIC's refusal that a fault has caused.
 func Injected(err error) bool { return err != nil && strings.Contains(err.Error(), "injected") }

@@ -10,12 +10,12 @@ import (
 	"sync"
 )
 
-// What the memory of a host is filled with.
+// These are the contents of a host's memory.
 const (
 	Keys     = 64 << 10 // places in the table of noise at which data may begin
 	MaxNoise = 8 << 10  // no data is longer
-	fresh    = 0xa5     // memory that nobody has used
-	returned = 0xdb     // a source whose request has completed: the program uses it for something else
+	fresh    = 0xa5     // unused memory
+	returned = 0xdb     // a source whose request has completed, reused by the program
 
 	mostArena = 160 << 10
 )
@@ -34,7 +34,7 @@ type arena struct {
 	bytes [mostArena]byte
 }
 
-// makeNoise fills a table with bytes that are none of the poisons.
+// makeNoise fills a table with bytes other than the poisons.
 func makeNoise() []byte {
 	rng := rand.New(rand.NewPCG(1, 2))
 	table := make([]byte, Keys+MaxNoise)
@@ -46,35 +46,35 @@ func makeNoise() []byte {
 	return table
 }
 
-// Noise is the n bytes of noise that begin at a key.
+// Noise returns the n bytes of noise that begin at a key.
 func Noise(key, n int) []byte { return noise[key : key+n] }
 
-// Scribble is what a program does with a source that it has got back.
+// Scribble overwrites a source that the program has got back.
 func Scribble(b []byte) { copy(b, scribble) }
 
 // Span is a piece of a host's memory.
 type Span struct{ Off, N int }
 
-// Part is n bytes of the span, from one of its bytes on.
+// Part returns n bytes of the span, from one of its bytes on.
 func (s Span) Part(from, n int) Span { return Span{s.Off + from, n} }
 
 // Split cuts the span behind n bytes.
 func (s Span) Split(n int) (head, tail Span) { return s.Part(0, n), s.Part(n, s.N-n) }
 
-// Layout is how a host's memory is divided, from its beginning.
+// Layout is the division of a host's memory, from its beginning.
 type Layout struct {
 	Size  int
 	Words int // bytes before this one are zero: words for atomics
-	Noise int // those before this one hold noise all along, for reads
-	Spare int // bytes at the end, for what brings a run to its end
+	Noise int // those before this one always hold noise, for reads
+	Spare int // bytes at the end, for the requests that end a run
 }
 
-// Memory is a host's memory: one region, dealt out from the front, a piece for each request and
-// never the same twice. So it is known what each byte must be. Memory that nobody was given is
-// poisoned. What a request carries is noise from some place in a table, its key. What lies still is
-// settled: memory that no request may write to any more must keep what it held then.
+// Memory is a host's memory: one region, given out from the front, a piece for each request and
+// never the same twice, so each byte's value is known. Unused memory is poisoned. A request carries
+// noise from some place in a table, its key. Memory that no request may write to any more is
+// settled, and must not change.
 //
-// Invariant: Layout.Noise <= used <= limit <= Layout.Size; bytes from used on are poisoned, but for
+// Invariant: Layout.Noise <= used <= limit <= Layout.Size; bytes from used on are poisoned, except
 // those that Reserve has given out.
 type Memory struct {
 	Layout
@@ -102,11 +102,11 @@ type settled struct {
 
 // Keys of memory that holds no noise.
 const (
-	AsItIs    = -1 // whatever it held when it was settled
+	AsItIs    = -1 // its contents when it was settled
 	scribbled = -2
 )
 
-// NewMemory makes memory that nobody has used.
+// NewMemory makes unused memory.
 func NewMemory(l Layout) *Memory {
 	m := &Memory{Layout: l, whole: arenas.Get().(*arena), used: l.Noise, limit: l.Size - l.Spare}
 	m.arena = m.whole.bytes[:l.Size]
@@ -119,13 +119,13 @@ func NewMemory(l Layout) *Memory {
 // Free lets another world use the memory.
 func (m *Memory) Free() { arenas.Put(m.whole) }
 
-// Bytes is what a span holds.
+// Bytes returns the contents of a span.
 func (m *Memory) Bytes(s Span) []byte { return m.arena[s.Off : s.Off+s.N : s.Off+s.N] }
 
-// Used is how many bytes at the beginning are in use.
+// Used returns how many bytes at the beginning are in use.
 func (m *Memory) Used() int { return m.used }
 
-// Alloc gives n bytes to a request, aligned for atomics and followed by some that nobody uses.
+// Alloc gives n bytes to a request, aligned for atomics and followed by some unused ones.
 func (m *Memory) Alloc(n int, owner any) (Span, bool) {
 	size := (n + 15) &^ 7
 	if m.used+size > m.limit {
@@ -137,7 +137,7 @@ func (m *Memory) Alloc(n int, owner any) (Span, bool) {
 	return s, true
 }
 
-// Owner is the request that the memory at an offset was given to; nil for none.
+// Owner returns the request that has the memory at an offset; nil for none.
 func (m *Memory) Owner(off int) any {
 	i := sort.Search(len(m.pieces), func(i int) bool { return m.pieces[i].end > off })
 	if off < m.Noise || i == len(m.pieces) {
@@ -149,7 +149,7 @@ func (m *Memory) Owner(off int) any {
 // UseSpare lets Alloc give out the spare bytes.
 func (m *Memory) UseSpare() { m.limit = m.Size }
 
-// Reserve gives out spare bytes, always the same, as if nobody had used them.
+// Reserve gives out spare bytes, always the same, as if unused.
 func (m *Memory) Reserve(n int) Span {
 	m.reserved = true
 	s := Span{m.Size - m.Spare, n}
@@ -160,20 +160,20 @@ func (m *Memory) Reserve(n int) Span {
 // Fill writes the noise of a key into a span.
 func (m *Memory) Fill(s Span, key int) { copy(m.Bytes(s), noise[key:]) }
 
-// FillDrawn writes noise of a key that it draws into a span.
+// FillDrawn draws a key, and writes its noise into a span.
 func (m *Memory) FillDrawn(s Span, rng *rand.Rand) (key int) {
 	key = rng.IntN(Keys)
 	m.Fill(s, key)
 	return key
 }
 
-// Holds says whether a span holds the noise of a key.
+// Holds reports whether a span holds the noise of a key.
 func (m *Memory) Holds(s Span, key int) bool { return bytes.Equal(m.Bytes(s), Noise(key, s.N)) }
 
-// Untouched says whether nobody has written to a span.
+// Untouched reports whether a span was never written to.
 func (m *Memory) Untouched(s Span) bool { return bytes.Equal(m.Bytes(s), poisoned[:s.N]) }
 
-// Partly says whether each byte of a span is untouched or holds the noise of a key.
+// Partly reports whether each byte of a span is untouched or holds the noise of a key.
 func (m *Memory) Partly(s Span, key int) bool {
 	for i, v := range m.Bytes(s) {
 		if v != fresh && v != noise[key+i] {
@@ -183,7 +183,7 @@ func (m *Memory) Partly(s Span, key int) bool {
 	return true
 }
 
-// Settle fixes what a span holds: the noise of a key, or what is there now.
+// Settle fixes the contents of a span: the noise of a key, or its present contents.
 func (m *Memory) Settle(s Span, key int) {
 	if s.N == 0 {
 		return
@@ -195,13 +195,13 @@ func (m *Memory) Settle(s Span, key int) {
 	m.settled = append(m.settled, e)
 }
 
-// Reuse is what a program does with a source that it has got back: it writes something else there.
+// Reuse overwrites a source that the program has got back.
 func (m *Memory) Reuse(s Span) {
 	Scribble(m.Bytes(s))
 	m.Settle(s, scribbled)
 }
 
-// keeps says whether settled memory holds what it held.
+// keeps reports whether settled memory is unchanged.
 func (m *Memory) keeps(e *settled) bool {
 	switch e.key {
 	case AsItIs:
@@ -212,7 +212,7 @@ func (m *Memory) keeps(e *settled) bool {
 	return m.Holds(e.Span, e.key)
 }
 
-// Audit finds settled memory that has changed, and memory written to that was never given out.
+// Audit finds settled memory that has changed, and writes to memory that was never given out.
 func (m *Memory) Audit() (what string, at Span, ok bool) {
 	for i := range m.settled {
 		if e := &m.settled[i]; !m.keeps(e) {
@@ -232,8 +232,8 @@ func (m *Memory) Audit() (what string, at Span, ok bool) {
 	return "", Span{}, true
 }
 
-// Word is the word at an offset.
+// Word returns the word at an offset.
 func (m *Memory) Word(off int) uint64 { return binary.NativeEndian.Uint64(m.arena[off:]) }
 
-// SetWord sets it.
+// SetWord sets the word at an offset.
 func (m *Memory) SetWord(off int, v uint64) { binary.NativeEndian.PutUint64(m.arena[off:], v) }

@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// NetworkPlan is a network that loses, repeats, delays, overtakes and changes packets, in virtual
+// NetworkPlan is a network that loses, repeats, delays, reorders and changes packets, in virtual
 // time.
 type NetworkPlan struct {
 	Seed    uint64
 	NICs    int
-	Latency time.Duration // of a packet that nothing happens to
+	Latency time.Duration // of an undisturbed packet
 	// Shares of all packets.
 	Lose, Repeat, Delay, Corrupt float64
-	// Forge is the share of packets of which a third NIC sends a false copy.
+	// Forge is the share of packets that a third NIC forges a copy of.
 	Forge float64
-	// Foreign: some NICs are as those of other makers.
+	// Foreign: some NICs behave like those of other makers.
 	Foreign bool
 	// IPv6, OddPorts and Bursts: how the NICs send.
 	IPv6, OddPorts, Bursts bool
-	// Patience is after how much time without a completion nothing comes of what still happens: a
-	// receiver that is not ready is asked again for ever.
+	// Patience is the time without a completion after which further activity is futile: a receiver
+	// that is not ready is asked again forever.
 	Patience time.Duration
 }
 
@@ -42,9 +42,8 @@ func DrawNetwork(rng *rand.Rand, seed uint64, nics int) *NetworkPlan {
 	return p
 }
 
-// The timers of queue pairs on a network. What a fault does to packets for a moment is over long
-// before the retries are used up, even where the network loses as many as it may: so it must not
-// fail anything.
+// These are the timers of queue pairs on a network. A momentary fault is over long before the
+// retries are used up, even on a network with the most losses, so it must not fail anything.
 const (
 	NetworkTimeout  = 12 // the code of 16.8 ms
 	NetworkRetries  = 7
@@ -55,37 +54,36 @@ const (
 // Network is a fabric of NICs that send packets.
 type Network interface {
 	Fabric
-	// Describe has what happens described from now on.
+	// Describe turns descriptions of events on or off.
 	Describe(bool)
-	// Check says what is wrong with a NIC, beside what its users see; nil when nothing is.
+	// Check returns what is wrong inside a NIC, unseen by its users; nil if nothing is.
 	Check() error
 }
 
-// NetworkNIC is a NIC of a network, and what may happen to its packets.
+// NetworkNIC is a NIC of a network whose packets can be disturbed.
 type NetworkNIC interface {
 	Device
-	// Lose has all packets lost that come in or go out, for some time, or until stop is called if
-	// that is 0.
+	// Lose drops all packets that come in or go out, for d, or until stop is called if d is 0.
 	Lose(in, out bool, d time.Duration) (stop func())
-	// Hold holds what goes out for some time.
+	// Hold delays outgoing packets for some time.
 	Hold(d time.Duration)
-	// Clog has the send buffer full so many times.
+	// Clog makes the send buffer full so many times.
 	Clog(times int)
 }
 
 func (q *QP) network() NetworkNIC { return q.NIC.Device.(NetworkNIC) }
 
-// psns replaces each packet sequence number that the library has drawn by one that follows from
+// psns replaces each packet sequence number that the library has drawn with one that follows from
 // the seed. As with the library's, those of one queue pair are far apart: an end cannot tell
 // packets of an earlier connection from those of a later one if their numbers fit.
 type psns struct {
 	rng   *rand.Rand
 	known map[drawnPSN]uint32
-	of    map[uint32][]uint32 // by the number of the queue pair that sends
+	of    map[uint32][]uint32 // by the number of the sending queue pair
 }
 
-// drawnPSN is a number that the library has drawn for a queue pair that sends. Two queue pairs may
-// draw the same number, by chance and not by the seed, so each has a translation of its own.
+// drawnPSN is a number that the library has drawn for a sending queue pair. Two queue pairs may
+// draw the same number, by chance and not by the seed, so each has its own translation.
 type drawnPSN struct{ qpNum, psn uint32 }
 
 func newPSNs(seed uint64) *psns {
@@ -93,8 +91,8 @@ func newPSNs(seed uint64) *psns {
 		of: map[uint32][]uint32{}}
 }
 
-// translate returns the number that replaces one that the library has drawn for a queue pair that
-// sends. Some are near the wrap.
+// translate returns the replacement of a number that the library has drawn for a sending queue
+// pair. Some are near the wrap.
 func (p *psns) translate(qpNum, psn uint32) uint32 {
 	drawn := drawnPSN{qpNum, psn}
 	to, ok := p.known[drawn]
@@ -112,7 +110,8 @@ func (p *psns) translate(qpNum, psn uint32) uint32 {
 	return to
 }
 
-// PSNsApart says whether two packet sequence numbers are so far from each other, around the wrap.
+// PSNsApart reports whether two packet sequence numbers are at least that far apart, across the
+// wrap.
 func PSNsApart(a, b, far uint32) bool {
 	ahead := (a - b) % (1 << 24)
 	return far <= ahead && ahead <= 1<<24-far

@@ -8,25 +8,25 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Hooks is what a kit adds to a testbed.
+// Hooks are a kit's additions to a testbed.
 type Hooks struct {
 	CQ    func(CQ) verbs.CQ // wraps a completion queue that the library creates
 	QP    func(QP) verbs.QP // wraps a queue pair
 	Moved func(soft.Action) // runs after each action of package soft that Steps has drawn; may be nil
 }
 
-// NIC is a NIC whose completion queues and queue pairs are tapped. The taps change
-// nothing: a hook may let the fabric move inside of a call that waits.
+// NIC is a NIC whose completion queues and queue pairs are tapped. The taps change nothing, but a
+// hook may let the fabric move inside a call that waits.
 type NIC struct {
 	Device
 	Host *Host
-	PD   verbs.PD // that was allocated last: that of the host's domain
+	PD   verbs.PD // the last one allocated: that of the host's domain
 	Down int      // faults in force that cut its link, or may
 	Dead int      // faults in force that took the NIC away, or may
 	Died bool     // there was such a fault
 
 	hooks *Hooks
-	psns  *psns // on a network; else nil
+	psns  *psns // on a network; otherwise nil
 }
 
 // AllocPD allocates a tapped protection domain.
@@ -65,7 +65,7 @@ func (p *pd) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	return p.nic.hooks.QP(QP{&frailQP{QP: qp, psns: p.nic.psns}, p.nic}), nil
 }
 
-// tapped is a completion queue of a hook's making: it embeds [CQ].
+// tapped is a completion queue made by a hook: it embeds [CQ].
 type tapped interface{ untapped() verbs.CQ }
 
 // CQ is the NIC's completion queue behind a tap.
@@ -74,7 +74,7 @@ type CQ struct {
 	NIC *NIC
 }
 
-// Device is the tapped NIC.
+// Device returns the tapped NIC.
 func (c *CQ) Device() verbs.Device { return c.NIC }
 
 func (c *CQ) untapped() verbs.CQ { return c.CQ }
@@ -85,7 +85,7 @@ type QP struct {
 	NIC *NIC
 }
 
-// Device is the tapped NIC.
+// Device returns the tapped NIC.
 func (q *QP) Device() verbs.Device { return q.NIC }
 
 // String names the queue pair.
@@ -99,15 +99,16 @@ func refuseRecv(with []error, times ...int) func(*Testbed, *QP) func() {
 	return func(t *Testbed, q *QP) func() { return q.QP.(*frailQP).recvs.begin(t, with, times) }
 }
 
-// frailQP is a queue pair of a NIC that refuses posts and alters requests as faults say. On a
-// network it also translates packet sequence numbers: the library draws them, and they decide there
-// which late packets are taken for what, so they must follow from the seed.
+// frailQP is a queue pair of a NIC that refuses posts and alters requests as faults demand. On a
+// network it also translates the packet sequence numbers that the library draws, because they
+// decide the fate of late packets and so must follow from the seed.
 type frailQP struct {
 	verbs.QP
 	psns         *psns // nil on NICs of package soft
 	sends, recvs refusals
 
-	// Of the requests that match, skip pass, and altered have flip turned round in the immediate.
+	// Of the requests that match, skip pass, and altered get the bits flip of their immediates
+	// inverted.
 	match         func(*verbs.SendWR) bool
 	skip, altered int
 	flip          uint32
@@ -124,7 +125,7 @@ func (r *refusals) begin(t *Testbed, with []error, times []int) (undo func()) {
 	return func() { r.left = 0 }
 }
 
-// among counts requests that are posted, and returns which is refused; n if none is.
+// among counts posted requests, and returns which of n is refused; n if none is.
 func (r *refusals) among(n int) (int, error) {
 	if r.left == 0 || r.skip >= n {
 		r.skip -= min(n, r.skip)
@@ -136,7 +137,7 @@ func (r *refusals) among(n int) (int, error) {
 	return at, fmt.Errorf("injected: %w", r.err)
 }
 
-// PostSend posts what no fault refuses.
+// PostSend posts the requests that no fault refuses.
 func (q *frailQP) PostSend(wrs []verbs.SendWR) (int, error) {
 	ok, refusal := q.sends.among(len(wrs))
 	wrs = wrs[:ok]
@@ -164,7 +165,7 @@ func (q *frailQP) change(wr *verbs.SendWR) {
 	}
 }
 
-// PostRecv posts what no fault refuses.
+// PostRecv posts the receives that no fault refuses.
 func (q *frailQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	ok, refusal := q.recvs.among(len(wrs))
 	if n, err := q.QP.PostRecv(wrs[:ok]); err != nil {
@@ -188,7 +189,7 @@ func (q *frailQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	return q.QP.Modify(&a, mask)
 }
 
-// Alter has flip turned round in the immediates of some requests that a queue pair posts: of those
+// Alter inverts the bits flip in the immediates of some requests that a queue pair posts: of those
 // that match, a few after the next few.
 func (t *Testbed) Alter(c *Conn, q *QP, match func(*verbs.SendWR) bool, flip uint32) {
 	f := q.QP.(*frailQP)

@@ -8,7 +8,7 @@ import (
 	"ibverbx/test/internal/hunt"
 )
 
-// Plan is what every world is made of.
+// Plan is the common part of every world's plan.
 type Plan struct {
 	Seed     uint64
 	Mood     Mood
@@ -17,37 +17,37 @@ type Plan struct {
 	Bias     int   // how strongly some queue pairs are preferred, 0 to 3
 }
 
-// Mood says how bad a world is.
+// Mood is how bad a world is.
 type Mood uint8
 
 // The moods.
 const (
 	Calm    Mood = iota // nothing fails; NICs may be slow, and refuse for now
-	Faulty              // everything fails that can
-	Hostile             // and there are peers that break the rules
+	Faulty              // everything may fail
+	Hostile             // the same, and some peers break the rules
 )
 
 // String names the mood.
 func (m Mood) String() string { return [...]string{"calm", "faulty", "hostile"}[m] }
 
-// Kind is a kind of event: how often it happens, by mood or by what else a kit distinguishes, and
-// what it does to an end of a connection.
+// Kind is a kind of event: how often it happens, by mood or by a kit's own columns, and its effect
+// on an end of a connection.
 type Kind[E any] struct {
 	Name  string
 	Often []int
 	Do    func(E)
 }
 
-// Event is one thing that happens to a world. What exactly it does follows from R and from the
-// state that it finds, so events can be left out and the others still mean something.
+// Event is one event of a world. Its exact effect follows from R and from the state that it finds,
+// so events can be left out and the others remain meaningful.
 type Event struct {
 	Kind int
-	End  int // which end of a connection it concerns, modulo how many there are
+	End  int // which end of a connection it concerns, modulo their number
 	R    uint64
 }
 
-// DrawEvents draws what happens, with the frequencies of a column of the table: at least 20 events,
-// and up to one of the lengths more. Few long lists are needed: most bugs need little to show.
+// DrawEvents draws events, with the frequencies of a column of the table: at least 20, and up to
+// one of the lengths more. Few long lists are needed, because most bugs show soon.
 func DrawEvents[E any](rng *rand.Rand, kinds []Kind[E], column int, lengths ...int) []Event {
 	list := make([]Event, 20+rng.IntN(lengths[rng.IntN(len(lengths))]))
 	weights := make([]int, len(kinds))
@@ -60,7 +60,7 @@ func DrawEvents[E any](rng *rand.Rand, kinds []Kind[E], column int, lengths ...i
 	return list
 }
 
-// DrawWeighted draws an index, each as often as its weight says.
+// DrawWeighted draws an index, each in proportion to its weight.
 func DrawWeighted(rng *rand.Rand, weights []int) int {
 	total := 0
 	for _, n := range weights {
@@ -73,7 +73,7 @@ func DrawWeighted(rng *rand.Rand, weights []int) int {
 	return i
 }
 
-// Schedule is what happens in a plan, which embeds it: events, or phases of a program.
+// Schedule is the events of a plan, or the phases of a program; plans embed it.
 type Schedule[E any] struct{ Events []E }
 
 func (s *Schedule[E]) length() int { return len(s.Events) }
@@ -87,13 +87,13 @@ func (s *Schedule[E]) keep(list []int) {
 	s.Events = kept
 }
 
-// schedule is what [Schedule] gives a plan.
+// schedule is the interface of a plan that embeds [Schedule].
 type schedule interface {
 	length() int
 	keep([]int)
 }
 
-// Game is the hunt's view of the plans that newPlan draws and run plays.
+// Game returns package hunt's view of the plans that newPlan draws and run plays.
 func Game[P schedule](test, dir string, newPlan func(seed uint64) P,
 	run func(p P, log func(string)) *hunt.Violation) hunt.Game {
 	return hunt.Game{
@@ -109,8 +109,8 @@ func Game[P schedule](test, dir string, newPlan func(seed uint64) P,
 	}
 }
 
-// PlayEvents has events happen one after the other to the ends of a world, with choices that follow
-// from each. look runs after each event. Afterwards choices follow from the plan's seed.
+// PlayEvents plays events one after the other on the ends of a world, with choices that follow from
+// each event. look runs after each event. Afterwards choices follow from the plan's seed.
 func PlayEvents[E any](t *Testbed, list []Event, kinds []Kind[E], ends *[]E, look func()) {
 	for _, ev := range list {
 		t.At++
@@ -123,7 +123,7 @@ func PlayEvents[E any](t *Testbed, list []Event, kinds []Kind[E], ends *[]E, loo
 	t.SeedEvent(t.Plan.Seed)
 }
 
-// Rule is a promise, or something else that must hold. Kits have more of them.
+// Rule is a promise, or another condition that must hold. Kits add their own.
 type Rule string
 
 // Rules of every kit.
@@ -138,7 +138,7 @@ const (
 	Refusal   Rule = "wrong calls are refused with the right error"
 )
 
-// Violation is a broken promise, at the event under way.
+// Violation returns a broken promise, at the event under way.
 func (t *Testbed) Violation(r Rule, detail string) *hunt.Violation {
 	return &hunt.Violation{Seed: t.Plan.Seed, Event: t.At, Rule: string(r), Detail: detail}
 }
@@ -148,7 +148,7 @@ func (t *Testbed) Broken(r Rule, format string, args ...any) {
 	panic(t.Violation(r, fmt.Sprintf(format, args...)))
 }
 
-// Must ends the run when something fails that must not.
+// Must ends the run if err is not nil.
 func (t *Testbed) Must(what string, err error) {
 	if err != nil {
 		t.Broken(Leak, "%s: %v", what, err)

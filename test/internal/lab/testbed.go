@@ -13,15 +13,15 @@ import (
 	"ibverbx/verbs"
 )
 
-// Testbed is hosts with NICs on a fabric, the faults in force, and choices that follow from
-// a seed. A world embeds it.
+// Testbed is hosts with NICs on a fabric, the faults in force, and choices that follow from a seed.
+// A world embeds it.
 type Testbed struct {
 	Plan   *Plan
 	Layout Layout // of each host's memory
 	Hooks  Hooks
-	Log    func(string) // is given what happens, line by line; may be nil
+	Log    func(string) // receives the trace, line by line; may be nil
 
-	// NewNetwork makes the network that the NICs are on; nil: they are those of package soft.
+	// NewNetwork makes the network of the NICs; if nil, they are those of package soft.
 	NewNetwork func(*NetworkPlan) Network
 	Net        *NetworkPlan // of that network
 
@@ -31,12 +31,12 @@ type Testbed struct {
 	Strikes []*Strike  // faults in force
 	Rng     *rand.Rand // choices of the event under way
 	At      int        // events that have begun
-	Moves   int        // actions that the fabric has done
+	Moves   int        // actions that the fabric has performed
 
 	pcg rand.PCG
 }
 
-// Host is some NICs, a domain over them, and memory that is registered there.
+// Host is some NICs, a domain over them, and memory registered in it.
 type Host struct {
 	*Testbed
 	Index  int
@@ -65,13 +65,13 @@ func (h *Host) RemoteSegment(s Span) ibverbx.RemoteSegment {
 	return h.Remote.Slice(uint64(s.Off), uint64(s.N))
 }
 
-// Conn is a connection. It may fail only where something was done to it.
+// Conn is a connection. It may fail only because of a fault that concerns it.
 type Conn struct {
 	Name  string
-	Blame string // why it may fail; "" when it may not
+	Blame string // why it may fail; "" if it may not
 }
 
-// Because notes why the connection may fail. The first reason counts.
+// Because records why the connection may fail. The first reason counts.
 func (c *Conn) Because(reason string) {
 	if c.Blame == "" {
 		c.Blame = reason
@@ -94,17 +94,17 @@ func (t *Testbed) Play(run func()) (v *hunt.Violation) {
 	return nil
 }
 
-// Logf says what happens.
+// Logf writes a line of the trace.
 func (t *Testbed) Logf(format string, args ...any) {
 	if t.Log != nil {
 		t.Log(fmt.Sprintf(format, args...))
 	}
 }
 
-// unset matches a field of a plan that says nothing.
+// unset matches a field of a plan with its zero value.
 var unset = regexp.MustCompile(`\w+:(0s?|false|<nil>|\[\]|\[\[\] \[\]\]) ?`)
 
-// LogPlan says what a part of a world is made of.
+// LogPlan writes a part of a world's plan to the trace.
 func (t *Testbed) LogPlan(name string, plan any) {
 	if t.Log != nil {
 		t.Log(name + ": " + unset.ReplaceAllString(fmt.Sprintf("%+v", plan), ""))
@@ -117,7 +117,7 @@ func (t *Testbed) SeedEvent(r uint64) { t.pcg.Seed(r, t.Plan.Seed) }
 // Pick draws one of the numbers.
 func (t *Testbed) Pick(of ...int) int { return of[t.Rng.IntN(len(of))] }
 
-// OneIn is true once in n times.
+// OneIn returns true once in n times.
 func (t *Testbed) OneIn(n int) bool { return t.Rng.IntN(n) == 0 }
 
 // Build makes the fabric, its NICs and the hosts.
@@ -164,7 +164,7 @@ func (t *Testbed) buildHost(index int, nics []*NIC) {
 	t.Hosts = append(t.Hosts, h)
 }
 
-// Steps lets the fabric do up to n actions, which are drawn.
+// Steps lets the fabric perform up to n actions, which are drawn.
 func (t *Testbed) Steps(n int) {
 	for range n {
 		if t.Movable() == 0 {
@@ -179,10 +179,10 @@ func (t *Testbed) Steps(n int) {
 	}
 }
 
-// Movable is how many actions of the fabric are possible now.
+// Movable returns how many actions of the fabric are possible now.
 func (t *Testbed) Movable() int { return t.Fabric.Movable() }
 
-// RunFabric lets the fabric do up to n actions in its own order.
+// RunFabric lets the fabric perform up to n actions in its own order.
 func (t *Testbed) RunFabric(n int) {
 	t.Moves += t.Fabric.Run(n)
 	t.inspect()
@@ -197,7 +197,7 @@ func (t *Testbed) inspect() {
 	}
 }
 
-// Audit looks at all of the memory.
+// Audit checks all of the memory.
 func (t *Testbed) Audit() {
 	for _, h := range t.Hosts {
 		if what, at, ok := h.Memory.Audit(); !ok {
@@ -206,8 +206,8 @@ func (t *Testbed) Audit() {
 	}
 }
 
-// Close closes what Build has made and checks that nothing is left open. Whatever was created on
-// the domains is closed before; memory and domains may be.
+// Close closes what Build has made and checks that nothing is left open. Everything created on the
+// domains is already closed; memory and domains may be.
 func (t *Testbed) Close() {
 	for _, h := range t.Hosts {
 		t.mayBeClosed("memory of "+h.Name, h.MR.Close())
@@ -217,7 +217,7 @@ func (t *Testbed) Close() {
 	t.Must("close fabric", t.Fabric.Close())
 }
 
-// mayBeClosed ends the run when a close fails for another reason than that it is not the first.
+// mayBeClosed ends the run if a close fails for another reason than an earlier close.
 func (t *Testbed) mayBeClosed(what string, err error) {
 	if !errors.Is(err, ibverbx.ErrClosed) {
 		t.Must("close "+what, err)
