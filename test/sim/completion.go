@@ -14,7 +14,7 @@ func (e *end) take(wc *ibverbx.WC) {
 	e.w.Logf("  %v: %s", e, describe(wc))
 	e.excused = false
 	switch id := wc.ID; {
-	case e.conn.plan.oneID && id == sharedID && wc.Opcode.IsRecv(): // it can only be the next
+	case e.conn.plan.oneID && id == sharedID && wc.Opcode.IsRecv(): // it must be the next
 		e.takeRecv(wc, e.recvHead)
 	case e.conn.plan.oneID && id == sharedID:
 		e.takeSend(wc, e.sendHead)
@@ -31,7 +31,7 @@ func (e *end) take(wc *ibverbx.WC) {
 	}
 }
 
-// lastSession is the session of the request that has completed last.
+// lastSession returns the session of the last completed request.
 func (e *end) lastSession() int {
 	session := 0
 	if e.sendHead > 0 {
@@ -83,8 +83,8 @@ func (e *end) mustBeNext(what string, index, next, posted int) {
 	}
 }
 
-// skipUnsignaled ends the unsignaled requests before an index. A later completion vouches for them:
-// then they have succeeded. At the end of a session their outcome is unknown.
+// skipUnsignaled ends the unsignaled requests before an index. If vouched, a later completion shows
+// that they have succeeded. At the end of a session their outcome is unknown.
 func (e *end) skipUnsignaled(index int, vouched bool) {
 	for e.sendHead < min(index, len(e.sends)) && e.sends[e.sendHead].flags&verbs.SendSignaled == 0 {
 		s := e.sends[e.sendHead]
@@ -96,7 +96,7 @@ func (e *end) skipUnsignaled(index int, vouched bool) {
 // ended reports whether the program has reset, drained or closed the end.
 func (e *end) ended() bool { return e.state != connected && e.state != draining }
 
-// checkStatus checks that a failure has a cause, that nothing succeeds after it, and that one
+// checkStatus checks that a failure has a cause, that nothing succeeds after it, and that only one
 // completion reports the error: all later ones are flushed.
 func (e *end) checkStatus(what string, session int, t *errorsSeen, wc *ibverbx.WC) {
 	if wc.Status == verbs.StatusSuccess {
@@ -136,12 +136,12 @@ func (e *end) checkFields(wc *ibverbx.WC) {
 	e.w.Broken(lab.Content, "%v: no completion had this vendor code: %+v", e, *wc)
 }
 
-// checkReported checks that the request which Err names as the first to fail completes with that
+// checkReported checks that the request that Err names as the first to fail completes with that
 // error.
 func (e *end) checkReported(wc *ibverbx.WC, session int) {
 	var first *ibverbx.FailedError
 	var status verbs.Status
-	if e.conn.plan.oneID || // it names none
+	if e.conn.plan.oneID || // the ID names no request
 		session != e.sessionNo || e.ended() || e.sendErrors.own == session ||
 		e.sendErrors.excused == session ||
 		!errors.As(e.vq.Err(), &first) ||
@@ -153,7 +153,7 @@ func (e *end) checkReported(wc *ibverbx.WC, session int) {
 	}
 }
 
-// release notes what the memory of a completed request holds from now on: the program overwrites
+// release records the contents of a completed request's memory from now on: the program overwrites
 // sources, and targets must not change.
 func (e *end) release(s *send, ok bool) {
 	s.done = true
@@ -171,7 +171,7 @@ func (e *end) release(s *send, ok bool) {
 		case ok:
 			e.mustHaveLanded(s)
 			e.settleTarget(s)
-		case e.w.plan.net == nil && !e.conn.stray && !e.conn.plan.late: // nothing of it is on its way
+		case e.w.plan.net == nil && !e.conn.stray && !e.conn.plan.late: // none of it is on its way
 			s.still = true
 			peers.Settle(s.remote, lab.AsItIs)
 		}
@@ -180,7 +180,7 @@ func (e *end) release(s *send, ok bool) {
 	case s.op == verbs.OpRDMARead:
 		off := 0
 		for _, piece := range s.local {
-			// Where what was forged counts as what was sent, a write before it may be missing.
+			// If a forged message counts as sent, a write before it may be missing.
 			missing := s.reread && e.conn.blurred(s.session)
 			if ok && !missing && !own.Holds(piece, s.key+off) {
 				e.w.Broken(lab.Content, "%v: %v is done, and what it has read is not there", e, s)
@@ -200,11 +200,11 @@ func (e *end) releaseSource(s *send) {
 	}
 }
 
-// releaseAtomic compares what an atomic has found with what the ones before it have left.
+// releaseAtomic compares the value that an atomic has found with the one that earlier atomics left.
 func (e *end) releaseAtomic(s *send, ok bool) {
 	found := e.host.Memory.Word(s.local[0].Off)
 	if !ok {
-		s.word.known = false // its value is not known any more
+		s.word.known = false // its value is no longer known
 		return
 	}
 	if !s.word.known {
@@ -216,7 +216,7 @@ func (e *end) releaseAtomic(s *send, ok bool) {
 	s.word.value = s.word.after(s, found)
 }
 
-// after is the value that an atomic leaves in a word where it has found one.
+// after returns the value that an atomic leaves in a word, given the one that it found.
 func (w *word) after(s *send, found uint64) uint64 {
 	switch {
 	case s.op == verbs.OpAtomicFetchAdd:
@@ -228,7 +228,7 @@ func (w *word) after(s *send, found uint64) uint64 {
 }
 
 // settleTarget records that a write's target must not change any more. With failover the peer's
-// program uses it for something else at once, so that a copy which comes later shows.
+// program reuses it at once, so that a late copy shows.
 func (e *end) settleTarget(s *send) {
 	s.still = true
 	if !e.conn.failover || s.reread || s.length == 0 {
@@ -248,7 +248,7 @@ func (e *end) mustHaveLanded(s *send) {
 	if s.landed {
 		return
 	}
-	// With failover what was forged counts as what was sent.
+	// With failover a forged message counts as sent.
 	if !e.conn.blurred(s.session) && !e.peer.host.Memory.Holds(s.remote, s.key) {
 		e.w.Broken(lab.Content, "%v: %v is done, and its data is not there", e, s)
 	}
@@ -298,8 +298,8 @@ func (e *end) match(r *recv, wc *ibverbx.WC) {
 	} else {
 		e.matchNotification(r, s, wc)
 	}
-	// A relaxed SEND waits for no write. Others prove that writes were acknowledged, not that they
-	// are in memory.
+	// A relaxed SEND does not wait for writes. Other SENDs prove that writes were acknowledged, not
+	// that they are in memory.
 	if !s.relax && (!e.conn.plan.late || !s.op.IsSend()) {
 		e.seeWrites(s)
 	}
@@ -332,7 +332,7 @@ func (e *end) matchNotification(r *recv, s *send, wc *ibverbx.WC) {
 	}
 }
 
-// seeWrites checks that all writes which the peer posted before a notification have landed.
+// seeWrites checks that all writes that the peer posted before a notification have landed.
 func (e *end) seeWrites(s *send) {
 	for ; e.checked <= s.index; e.checked++ {
 		t := e.peer.sends[e.checked]

@@ -13,7 +13,7 @@ func (e *end) stats() string {
 }
 
 // checkCounters checks an end with nothing outstanding: all gauges are zero, and the totals match
-// what was posted.
+// the posts.
 func (e *end) checkCounters() {
 	st := e.vq.Stats()
 	if st.SendsWaiting != 0 || st.SendWindow != 0 || st.RecvWindow != 0 || st.OutOfOrder != 0 ||
@@ -55,7 +55,7 @@ func (e *end) checkCounters() {
 	}
 }
 
-// look checks everything that can be queried at any moment, and makes some wrong calls.
+// look checks all results of queries that are possible at any moment, and makes some wrong calls.
 func (e *end) look() {
 	st := e.vq.Stats()
 	open := e.state == connected || e.state == draining
@@ -91,8 +91,8 @@ func (e *end) look() {
 	}
 }
 
-// gauges checks limits: of requests on each rail, and of notifications that DQPLB keeps for
-// receives to come. Those are at most the bank and the credits that the peer had when it filled.
+// gauges checks limits: of requests on each rail, and of notifications that DQPLB keeps for later
+// receives. Those are at most the bank and the credits that the peer had when the bank was full.
 func (e *end) gauges() {
 	st := e.vq.Stats()
 	bank := e.vq.Config().MaxBanked

@@ -6,13 +6,13 @@
 // A seed decides everything: the NICs and hosts; the virtual CQs, some of them shared, some polled
 // directly; one to three connections of one to six rails, each with scheme, fragment size, limits,
 // credits, first number and cards; and a list of events (plan.go). An event posts, polls, lets the
-// fabric move, puts a fault in force (package lab), breaks the rules as a peer (hostile_peer.go),
-// makes wrong calls (refusals.go), or resets, connects, drains and closes
-// (session.go). The fabric is stepped: the landing of data, its
-// acknowledgement, and the visibility of a completion are separate actions, in random order.
+// fabric move, injects a fault (package lab), breaks the rules as a peer (hostile_peer.go), makes
+// wrong calls (refusals.go), or resets, connects, drains and closes (session.go). The fabric is
+// stepped: the landing of data, its acknowledgement, and the visibility of a completion are
+// separate actions, in random order.
 //
 // Package verbs/roce plays the same worlds over its own NICs ([Over]), on a network in virtual time
-// that harms packets: harm that lasts a moment must not be noticed.
+// that harms packets: programs must not notice momentary harm.
 //
 // # The model
 //
@@ -30,13 +30,13 @@
 //
 // Separate worlds ([FailoverGame]) have connections with failover, and faults that take rails out:
 // at either end, several at a time, again while one is being settled, with messages that arrive
-// after their sender has given them up and data that reaches memory only after its acknowledgement.
-// Such a connection may fail only when every rail of a kind has suffered a fault (failover.go). The
-// model knows each part of a request that a queue pair carries, their order, and which have
-// arrived. So it knows what may be sent again: only what is certainly lost, on another rail,
-// unchanged and in order (part.go). The memory that a write has filled is reused as soon as its
-// request, or a notification behind it, is reported, so that a late copy is detected.
-// Config.OnRail reports each loss and each return once, in turns.
+// after their sender has given up on them, and with data that reaches memory only after its
+// acknowledgement. Such a connection may fail only when every rail of a kind has suffered a fault
+// (failover.go). The model knows each part of a request that a queue pair carries, their order, and
+// which have arrived. So it knows what may be sent again: only what is certainly lost, on another
+// rail, unchanged and in order (part.go). The memory that a write has filled is reused as soon as
+// its request, or a notification behind it, is reported, so that a late copy is detected.
+// Config.OnRail must report each loss and each return once, alternately.
 //
 // # Running it
 //
@@ -49,10 +49,10 @@
 //	go test ./test/sim -run 'Replays$' -args -kit
 //	                                         tests of the simulation itself
 //
-// A world that fails is shrunk: events are left out for as long as the same promise is broken. What
-// is left is printed with the command that plays it again. A seed means something only together
-// with the revision that it was found on. The clock of virtual queue pairs is the world's; Close
-// and Reset of a single queue pair that cannot mark the end of a flush wait by the wall clock.
+// A failing world is shrunk: events are left out as long as the same promise is broken. The rest is
+// printed with the command that plays it again. A seed is valid only for the revision on which it
+// was found. The clock of virtual queue pairs is the world's; Close and Reset of a single queue
+// pair that cannot mark the end of a flush wait by the wall clock.
 //
 // testdata has almost two hundred deliberate bugs: of package ibverbx (ibverbx.bugs), of its
 // failover (failover.bugs), and of the protocol of the two ends (protocol.bugs), which the test of

@@ -7,9 +7,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// The numbers of DQPLB on the wire, little-endian. The low 24 bits count modulo 2^24-1, so 0xffffff
-// never appears. Bit 31 marks the last fragment of a request. Bit 30 says that the user's immediate
-// follows, if both cards announced that.
+// These are the numbers of DQPLB on the wire, little-endian. The low 24 bits count modulo 2^24-1,
+// so 0xffffff never appears. Bit 31 marks the last fragment of a request. Bit 30 says that the
+// user's immediate follows, if both cards announced that.
 const (
 	numberModulo = 1<<24 - 1
 	bitLast      = 1 << 31
@@ -17,17 +17,17 @@ const (
 	bitsUnused   = 0x3f << 24
 )
 
-// number takes a DQPLB immediate apart.
+// number splits a DQPLB immediate.
 func number(imm uint32) (n uint32, last, raw, ok bool) {
 	v := bits.ReverseBytes32(imm)
 	n = v & 0xffffff
 	return n, v&bitLast != 0, v&bitRaw != 0, n != numberModulo && v&bitsUnused == 0
 }
 
-// immediate puts one together.
+// immediate composes a DQPLB immediate.
 func immediate(n uint32, flags uint32) uint32 { return bits.ReverseBytes32(n%numberModulo | flags) }
 
-// immediateText says in words what an immediate on the wire means.
+// immediateText describes an immediate on the wire in words.
 func (e *end) immediateText(q *wire, wr *verbs.SendWR) string {
 	if !wr.Opcode.HasImm() {
 		return ""
@@ -63,7 +63,7 @@ func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
 	ends := length != 0 && int(wr.RemoteAddr-e.peer.host.MR.Addr())+length == s.remote.Off+s.remote.N
 	switch {
 	case s.length == 0 && !s.emptyOut:
-		if last { // what came before it were markers
+		if last { // the messages before it were markers
 			e.emptyOnWire(s)
 		}
 	case last != ends:
@@ -78,14 +78,14 @@ func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
 	if last {
 		e.mustSolicit(s, wr)
 	}
-	if length == 0 && !last && !q.plain && !e.conn.struck { // it may have been meant for a rail that died
+	if length == 0 && !last && !q.plain && !e.conn.struck { // perhaps meant for a rail that died
 		e.w.Broken(ruleWire, "%v: a marker on %v, which has carried nothing since the last number", e, q)
 	}
 	q.raw, q.plain = raw, false
 	e.useNumber(n)
 }
 
-// firstNumber is the first number that an end uses.
+// firstNumber returns the first number that an end uses.
 func (e *end) firstNumber() uint32 {
 	if e.conn.plan.strip {
 		return 0
@@ -93,8 +93,8 @@ func (e *end) firstNumber() uint32 {
 	return e.conn.plan.cfg[e.index%2].Testing.FirstNumber
 }
 
-// arrived handles a message that has used a credit: a message that no peer may send must be
-// noticed. Where completions come out of order, the order of arrival is not known here.
+// arrived handles a message that has used a credit: the library must notice a message that no peer
+// may send. If completions come out of order, the order of arrival is not known here.
 func (q *wire) arrived(wc *verbs.WC) {
 	e := q.end
 	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.Scramble || !q.isData() ||
@@ -102,7 +102,7 @@ func (q *wire) arrived(wc *verbs.WC) {
 		return
 	}
 	if e.conn.failover && wc.Opcode == verbs.WCRecv && wc.ByteLen == 0 {
-		return // a message of the library's own
+		return // one of the library's own messages
 	}
 	if q.rawIn { // it completes the message before
 		q.rawIn = false
@@ -119,7 +119,7 @@ func (q *wire) arrived(wc *verbs.WC) {
 	e.countArrival(d, ok)
 }
 
-// countArrival records the number of a message that has arrived: the d-th, if it is well formed.
+// countArrival records the number d of a message that has arrived; ok if it is well formed.
 func (e *end) countArrival(d int, ok bool) {
 	if !ok || e.arrived[d] || d > 1<<20 {
 		e.peerViolated = true

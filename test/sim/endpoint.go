@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// end is a virtual queue pair and what the model knows of it.
+// end is a virtual queue pair and the model's knowledge of it.
 type end struct {
 	w      *world
 	conn   *conn
@@ -24,42 +24,42 @@ type end struct {
 
 	state   endState
 	leaving bool   // a Reset, Close or Shutdown is under way
-	flushes bool   // and it has had its queue pairs flush what they hold
+	flushes bool   // and it has made its queue pairs flush
 	renewed bool   // it was reset since its last card
 	lostNIC bool   // it has lost a NIC or CQ: Reset fails from now on
-	stale   bool   // completions were invented for it
+	stale   bool   // it got invented completions
 	over    bool   // failover is in force here
 	repeats uint64 // how many physical requests went out again
-	fell    uint64 // how many events have told of a rail that was lost
-	rose    uint64 // and how many of one that has come back
-	excused bool   // the completion under way is of an atomic that went with its rail
+	fell    uint64 // how many events have reported a lost rail
+	rose    uint64 // and how many one that has come back
+	excused bool   // the completion under way is of an atomic lost with its rail
 	requests
 	session
 }
 
-// requests is all that was posted to an end.
+// requests is everything posted to an end.
 type requests struct {
 	sends    []*send
 	sendHead int // index of the next to complete
 	recvs    []*recv
 	recvHead int
 	most     int                   // largest number of sends that were outstanding at a time
-	expect   [messageKinds][]*send // by kind: what the peer has sent and no receive has taken
+	expect   [messageKinds][]*send // by kind: messages of the peer that no receive has taken
 
-	unplaced []*send // writes that are done and may not be in memory yet
+	unplaced []*send // completed writes that may not be in memory yet
 	words    []*word // for atomics
 
 	sendErrors, recvErrors errorsSeen
 }
 
-// session is what the model knows of an end since it was last connected.
+// session is the model's knowledge of an end since it was last connected.
 type session struct {
 	sessionNo     int     // its number, as the connection counts them
 	down          uint64  // the rails that are out of service, by the events, as bits
-	firstErr      string  // what Err said first; "" while it is nil
+	firstErr      string  // the first text of Err; "" while it is nil
 	firstFailed   *posted // the first physical send that has failed
 	firstFailedOn *wire   // on this queue pair
-	peerViolated  bool    // the peer has sent what no peer may
+	peerViolated  bool    // the peer has sent a message that no peer may
 	recvsRefused  bool    // a NIC has refused a receive permanently
 	mustFail      bool    // a request has failed by its own fault
 
@@ -67,12 +67,13 @@ type session struct {
 	checked      int     // all writes of the peer before this index have landed
 	stopAt       int     // sends from this index on post nothing more: an earlier one has failed
 	noneMayBegin bool    // no send may begin any more, because a receive has failed
-	refused      *send   // with failover: a dead queue pair has refused to take some of it; nil for none
+	refused      *send   // with failover: a dead queue pair has refused a part of it; nil for none
 	messages     []*send // ordinary SENDs that no NIC has been given yet
 	relaxed      []*send // relaxed SENDs, likewise
 	// plainPeer says that the peer's card was one of the C++ original's kind, in DQPLB: then SENDs
-	// travel on rail 0, and credits come with the first receive for a notification. A program that
-	// sends both on one connection has SENDs eat credits; so each here sends one kind only.
+	// travel on rail 0, and credits come with the first receive for a notification. In a program
+	// that sends both on one connection, SENDs use up credits; so each program here sends only one
+	// kind.
 	plainPeer bool
 	atomicsOn *wireLife // the rail that carries atomics; nil before the first
 	relaxedOn *wireLife // the rail that carries relaxed SENDs; nil before the first
@@ -83,8 +84,8 @@ type session struct {
 	arrived map[int]bool // which numbers of the peer have arrived
 }
 
-// errorsSeen says in which session a completion of a direction last reported an error, and in which
-// one last reported more than a flush; and in which one an atomic last failed with its rail.
+// errorsSeen has the last sessions in which a completion of a direction reported an error, one
+// other than a flush, and an atomic that failed with its rail.
 type errorsSeen struct{ any, own, excused int }
 
 type endState uint8
@@ -101,8 +102,9 @@ func (s endState) String() string {
 	return [...]string{"unconnected", "connected", "draining", "drained", "closed"}[s]
 }
 
-// What a receive takes. A single queue pair has one order of all, under kindNotification. Relaxed
-// SENDs are taken by the receives of ordinary ones, but have an order of their own.
+// These are the kinds of messages that receives take. A single queue pair has one order for all,
+// under kindNotification. Receives for ordinary SENDs also take relaxed ones, which have their own
+// order.
 const (
 	kindNotification = iota
 	kindMessage
@@ -110,8 +112,8 @@ const (
 	messageKinds
 )
 
-// The immediates of relaxed SENDs, and no others, begin with relaxedMark and end with the index of
-// their request. So they are recognized on the wire and where they arrive.
+// Only the immediates of relaxed SENDs begin with relaxedMark; they end with the index of their
+// request. So relaxed SENDs are recognized on the wire and on arrival.
 const relaxedMark, markMask = 0x52 << 24, 0xff << 24
 
 // send is a request of the send direction.
@@ -131,22 +133,22 @@ type send struct {
 	key       int        // the noise that it carries or fetches
 	operands
 	outgoing
-	parts  []*part // with failover: all of it that went out
-	reread bool    // of a write: a read fetches its target; of a read: it does that
-	taken  bool    // its target was used for something else
+	parts  []*part // with failover: all its parts that went out
+	reread bool    // of a write: a read fetches its target; of a read: it fetches a write's target
+	taken  bool    // its target was reused
 	still  bool    // its target must not change any more
 
 	landed bool // its data was seen at the target
 	done   bool // its completion was polled
 }
 
-// operands is what only atomics have.
+// operands are the operands of atomics.
 type operands struct {
 	word          *word
 	first, second uint64 // to add; or to compare with, and to swap in
 }
 
-// outgoing is what NICs were given of a send.
+// outgoing counts the parts of a send that NICs were given.
 type outgoing struct {
 	begun       bool // anything of it
 	posted      int  // bytes of its data
@@ -168,21 +170,21 @@ type recv struct {
 }
 
 // word is memory for atomics at the peer. Atomics of one virtual queue pair keep their order, so
-// the value that each finds is known.
+// the model knows the value that each finds.
 type word struct {
 	at      lab.Span
 	value   uint64 // after all atomics that have completed
 	planned uint64 // after all that were posted
-	known   bool   // no atomic has failed here, which may have been carried out or not
+	known   bool   // no atomic has failed here: a failed one may have been carried out
 }
 
 const forever = math.MaxInt
 
-// sharedID is the ID of all requests and receives where they have one.
+// sharedID is the ID of all requests and receives in worlds with oneID.
 const sharedID = 7
 
-// id is the work-request id of a send or receive. It names the end and the index, unless all have
-// one ID.
+// id returns the work-request id of a send or receive. It contains the end and the index, unless
+// all have one ID.
 func (e *end) id(recv bool, index int) uint64 {
 	if e.conn.plan.oneID {
 		return sharedID

@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// A connection with failover at both ends goes on while one rail of each kind is left. Faults touch
-// rails, pairs of queue pairs; a connection may fail only when no pair of a kind is untouched.
+// A connection with failover at both ends continues while one rail of each kind is left. Faults
+// touch rails, pairs of queue pairs; a connection may fail only if no pair of a kind is untouched.
 
 // touch records that a fault may take a rail out.
 func (c *conn) touch(q *wire, why string) {
@@ -39,7 +39,7 @@ func (c *conn) spared() bool {
 	return needed == spared
 }
 
-// wireKind is what a queue pair carries.
+// wireKind is the kind of traffic of a queue pair.
 type wireKind uint8
 
 const (
@@ -49,7 +49,7 @@ const (
 	wireKinds
 )
 
-// kind is what a queue pair carries besides data.
+// kind returns what a queue pair carries besides data.
 func (q *wire) kind() wireKind {
 	e := q.end
 	i := slices.Index(e.wires, q) - e.conn.plan.rails
@@ -63,7 +63,7 @@ func (q *wire) kind() wireKind {
 	return wireNotify
 }
 
-// onRail checks what the program is told of a rail: it is lost and comes back in turns.
+// onRail checks the events of a rail: losses and returns alternate.
 func (e *end) onRail(told ibverbx.RailEvent) {
 	e.w.Logf("  %v is told: %v", e, told)
 	if uint(told.Rail) >= uint(len(e.wires)) || told.VirtualQP != e.vq.Num() {
@@ -84,7 +84,7 @@ func (e *end) onRail(told ibverbx.RailEvent) {
 	}
 }
 
-// checkTold checks that the counters and the state of the rails are what the events have told.
+// checkTold checks that the counters and the state of the rails match the events.
 func (e *end) checkTold() {
 	st, down := e.vq.Stats(), uint64(0)
 	for i, r := range st.Rails {
@@ -120,8 +120,8 @@ func (e *end) checkLostRails() {
 	}
 }
 
-// causeInCQ records that a connection may fail where a CQ has died with the completion of a message
-// that the peer's NIC had acknowledged: nobody sends it again.
+// causeInCQ records that a connection may fail if a CQ has died with the completion of a message
+// that its NIC had acknowledged: the peer does not send it again.
 func (c *conn) causeInCQ() {
 	if c.Blame != "" || !c.failover {
 		return
@@ -141,7 +141,8 @@ func (c *vcq) doesWithout() bool {
 	return slices.ContainsFunc(c.ends, func(e *end) bool { return e.conn.plan.failsOver() })
 }
 
-// missed reports whether a message to a queue pair was acknowledged, and its library has not seen it.
+// missed reports whether a message to a queue pair was acknowledged, but its library has not seen
+// it.
 func (q *wire) missed() bool {
 	if q.to == nil {
 		return false
@@ -165,8 +166,8 @@ func (e *end) hasLostRails() bool {
 	}))
 }
 
-// blurred reports whether it is not known what has arrived of a session, where a part may go out
-// again: an end breaks the rules, or did.
+// blurred reports whether the arrivals of a session are unknown and parts may go out again, because
+// an end breaks the rules, or did.
 func (c *conn) blurred(session int) bool {
 	return c.failover && slices.Contains(c.hostileIn, session)
 }
@@ -183,19 +184,19 @@ func diesOf(err error) bool {
 	return errors.Is(err, verbs.ErrState) || errors.Is(err, verbs.ErrDeviceGone)
 }
 
-// survives reports whether what a queue pair has reported takes its rail out, and no more.
+// survives reports whether a status of a queue pair only takes its rail out.
 func (e *end) survives(status verbs.Status) bool {
 	return e.conn.failover && deadly(status) && e.vq.Err() == nil && !e.ended()
 }
 
-// lostAtomic reports whether an atomic fails because the NIC of a dead rail had it: its connection
-// goes on.
+// lostAtomic reports whether an atomic fails because the NIC of a dead rail had it, while its
+// connection continues.
 func (e *end) lostAtomic(s *send, status verbs.Status) bool {
 	return e.conn.failover && status != verbs.StatusSuccess && s.op.IsAtomic() && len(s.parts) != 0 &&
 		s.parts[0].state == partLost
 }
 
-// strikeRails puts faults in force that take rails out, mostly so that one of each kind is left.
+// strikeRails injects faults that take rails out, mostly so that one of each kind is left.
 func (w *world) strikeRails(e *end) {
 	for again := true; again; again = w.OneIn(4) {
 		if e.conn.plan.late && w.OneIn(4) {
@@ -204,7 +205,7 @@ func (w *world) strikeRails(e *end) {
 			w.Strike(&q.QP, &e.conn.Conn, &lab.PlaceLate)
 			continue
 		}
-		if w.OneIn(10) { // what a request fails of by itself takes no rail out
+		if w.OneIn(10) { // a request's own fault takes no rail out
 			e.conn.because("a request may fail by itself")
 			f := w.DrawFault(w.faults, func(f *lab.Fault) bool { return !f.Gentle && !f.Wide() })
 			w.inject(f, e.anyWire())
@@ -228,8 +229,8 @@ func (w *world) drawRailFault(e *end) (*wire, *lab.Fault) {
 	})
 }
 
-// wouldSpare reports whether a fault leaves a rail of each kind to every connection with failover that
-// has one now.
+// wouldSpare reports whether a fault leaves a rail of each kind to every connection with failover
+// that has one now.
 func (w *world) wouldSpare(q *wire, f *lab.Fault) bool {
 	var before []*conn
 	for _, c := range w.conns {
@@ -268,17 +269,17 @@ func (w *world) eachUnder(q *wire, f *lab.Fault, do func(*wire)) {
 	}
 }
 
-// failsOver reports whether the connection goes on when a rail dies: both ends offer it, and their
-// cards say so.
+// failsOver reports whether the connection continues when a rail dies: both ends offer failover,
+// and their cards say so.
 func (c *connPlan) failsOver() bool {
 	return c.failover == [2]bool{true, true} && c.rails > 1 && !c.strip
 }
 
-// wordGo is the kind of the word that is the first to go over a rail that comes back.
+// wordGo is the kind of GO, the first control to travel over a rail that comes back.
 const wordGo = 4
 
-// wordText says in words what a message of the library's own means. What comes with UP and READY is
-// drawn at random, outside of the seed.
+// wordText describes one of the library's own messages in words. The number in UP and READY is
+// random, and does not follow from the seed.
 func wordText(imm uint32) string {
 	kinds := [...]string{1: "DOWN", "UP", "READY", "GO", "SERVE", "SERVED"}
 	kind := sprintf("word %d", imm>>28)
@@ -292,7 +293,7 @@ func wordText(imm uint32) string {
 	return sprintf("%s: %d", text, imm&0xffff)
 }
 
-// isControl reports whether a physical request is a message of the library's own.
+// isControl reports whether a physical request is one of the library's own messages.
 func (e *end) isControl(q *wire, wr *verbs.SendWR) bool {
 	return e.over && wr.Opcode == verbs.OpSendWithImm && wr.Bytes() == 0 &&
 		(q.isData() || q.back && len(q.out) == 0 && wr.Imm>>28 == wordGo)
@@ -310,7 +311,7 @@ func (c *conn) causeToTouch() {
 		return
 	}
 	for _, e := range c.ends {
-		c.struck = c.struck || e.cq.mayDie // perhaps nobody has polled it since
+		c.struck = c.struck || e.cq.mayDie // perhaps it was not polled since
 		for i, q := range e.wires {
 			if q.NIC.Down+q.NIC.Dead != 0 {
 				if i < len(e.peer.wires) { // they are not connected yet

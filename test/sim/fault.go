@@ -2,12 +2,12 @@ package sim
 
 import "ibverbx/test/internal/lab"
 
-// slow puts a fault in force that must not fail anything.
+// slow injects a fault that must not fail anything.
 func (w *world) slow(e *end) {
 	w.inject(w.DrawFault(w.faults, func(f *lab.Fault) bool { return f.Gentle }), e.anyWire())
 }
 
-// strike puts any other fault in force. What changes the world for many is rarer.
+// strike injects any other fault. Faults that concern many connections are rarer.
 func (w *world) strike(e *end) {
 	if e.conn.failover {
 		w.strikeRails(e)
@@ -19,10 +19,10 @@ func (w *world) strike(e *end) {
 	}), e.anyWire())
 }
 
-// mayMeet reports whether a fault of an end's queue pairs is one that NICs have, together with what
-// else the world has. Where completions come out of order, what was seen of a CQ that dies is not
-// the beginning of what has arrived, so failover cannot say by a count what has. No NIC does both.
-// The CQ may be that of an end without failover, too: others share it.
+// mayMeet reports whether NICs can have a fault of an end's queue pairs together with the world's
+// other properties. If completions come out of order, the completions seen of a CQ that dies are
+// not the first ones, so failover cannot report arrivals by a count. No NIC does both. Even the CQ
+// of an end without failover counts, because others share it.
 func (e *end) mayMeet(f *lab.Fault) bool {
 	return f.Scope != lab.OneCQ || !e.w.plan.Scramble || !e.cq.doesWithout()
 }
@@ -30,7 +30,7 @@ func (e *end) mayMeet(f *lab.Fault) bool {
 // anyWire draws a queue pair.
 func (e *end) anyWire() *wire { return e.wires[e.w.Rng.IntN(len(e.wires))] }
 
-// inject puts a fault in force, and notes which connections it may fail.
+// inject injects a fault, and records which connections it may fail.
 func (w *world) inject(f *lab.Fault, q *wire) {
 	e := q.end
 	if e.state == closed {

@@ -10,10 +10,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// settle lets the fabric run until nothing moves any more. With balance, programs also post what
-// the other end waits for.
+// settle lets the fabric run until nothing moves any more. With balance, programs also post the
+// receives and messages that the other end waits for.
 func (w *world) settle(balance bool) {
-	still := 0 // rounds without movement; what a poll starts may show in the next round
+	still := 0 // rounds without movement; a poll may cause movement only in the next round
 	for range 20_000 {
 		before := w.Moves
 		w.RunFabric(50)
@@ -52,8 +52,8 @@ func (c *conn) sound() bool {
 }
 
 // balance makes as many receives as messages of each kind: it posts receives for messages that
-// wait, and has the peer send for receives that wait. A receive that nothing matches would hold up
-// all later ones.
+// wait, and makes the peer send for receives that wait. An unmatched receive would hold up all
+// later ones.
 func (c *conn) balance() (moved int) {
 	if c.hostile {
 		return 0
@@ -87,7 +87,7 @@ func (c *conn) balance() (moved int) {
 			}
 		}
 		if n := len(e.sends); e.single && e.sendHead < n && e.sends[n-1].flags&verbs.SendSignaled == 0 {
-			moved += e.sendMissing(false) // a signaled request, whose completion proves those before it
+			moved += e.sendMissing(false) // a signaled request, whose completion proves earlier ones
 		}
 	}
 	return moved
@@ -148,16 +148,16 @@ func (w *world) finish() {
 	for _, e := range w.ends {
 		for i := 0; e.state == draining && e.single && i < 100; i++ {
 			e.drain()
-			// a drain waits for silence where the NIC refuses the request that would mark the end
+			// a drain waits for silence if the NIC refuses the request that would mark the end
 			w.now = w.now.Add(200 * time.Microsecond)
 		}
 	}
 	w.Logf("an hour later, nothing lingers")
-	// Twice: an end that fails in the first hour takes rails away from its peer, which then has to
-	// lose its patience too.
+	// Twice: an end that fails in the first hour takes rails away from its peer, whose patience
+	// must then run out too.
 	for range 2 {
 		w.lingered = true
-		for range 20 { // an end does not count a time in which it has not polled
+		for range 20 { // an end does not count time in which it has not polled
 			w.now = w.now.Add(time.Hour / 20)
 			for _, c := range w.cqs {
 				c.pollAll()
@@ -180,7 +180,7 @@ func (w *world) finish() {
 	w.Close()
 }
 
-// checkEnded checks that an end which has failed and does not linger completes all its requests,
+// checkEnded checks that an end that has failed and does not linger completes all its requests,
 // whatever the peer does.
 func (e *end) checkEnded() {
 	if e.vq.Err() == nil || e.state != connected || e.single ||
@@ -195,17 +195,16 @@ func (e *end) checkEnded() {
 // unfinished reports whether a request or receive has not completed.
 func (e *end) unfinished() bool { return e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) }
 
-// howFar says in words what has completed.
+// howFar describes in words what has completed.
 func (e *end) howFar() string {
 	return sprintf("%d of %d sends and %d of %d receives have completed; it is %v, %v: %s", e.sendHead,
 		len(e.sends), e.recvHead, len(e.recvs), e.state, e.vq.Err(), e.stats())
 }
 
 // checkNoticed checks that an end without an error has no queue pair in ERR, and that its peer has
-// sent nothing that no peer may. Spray's rail 0, the notify queue pair, and data rails without
-// credits yet are exempt: they may hold no receive, whose flush the library would see. With
-// failover they are not, unless nothing can stand in for them, or they have failed alone and
-// without an event.
+// sent nothing forbidden. Spray's rail 0, the notify queue pair, and data rails without credits yet
+// are exempt: they may hold no receive whose flush the library would see. With failover they are
+// not exempt, unless nothing can replace them, or they have failed alone and without an event.
 func (e *end) checkNoticed() {
 	if e.state != connected || e.vq.Err() != nil || e.single {
 		return
@@ -216,7 +215,7 @@ func (e *end) checkNoticed() {
 	if e.peerViolated {
 		e.w.Broken(ruleNoticed, "%v: the peer has sent what no peer may: %s", e, e.stats())
 	}
-	// with all credits withheld a rail may hold no receive either
+	// with all credits withheld, a rail may also hold no receive
 	withheld := e.vq.Stats().Banked >= e.vq.Config().MaxBanked
 	for i, q := range e.wires {
 		mute := i == 0 && e.vq.Scheme() == ibverbx.Spray || withheld || !q.isData() || e.owesCredits()
@@ -229,7 +228,7 @@ func (e *end) checkNoticed() {
 	}
 }
 
-// hasOther reports whether another queue pair of the kind works, and so could stand in for one.
+// hasOther reports whether another queue pair of the kind works, and so could replace one.
 func (e *end) hasOther(q *wire) bool {
 	for i, other := range e.wires {
 		if other != q && other.kind() == q.kind() && !e.vq.Stats().Rails[i].Down &&
@@ -258,10 +257,10 @@ func (c *conn) checkQuiet() {
 		}
 		e.checkErr()
 		if e.single && (e.mayBeLost() || e.onlyUnsignaled()) {
-			continue // a single queue pair does not learn of it
+			continue // a single queue pair does not notice it
 		}
 		if e.state == draining && e.peer.state == draining {
-			continue // both wait for receives that neither posts any more, until a context ends
+			continue // both wait, until a context ends, for receives that neither will post
 		}
 		mayWait := e.vq.Err() == nil && e.state != drained && !c.sound()
 		if e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) && !mayWait || e.state == draining {
@@ -273,7 +272,7 @@ func (c *conn) checkQuiet() {
 	}
 }
 
-// checkPlaced checks that writes which were acknowledged early are in memory at last.
+// checkPlaced checks that writes that were acknowledged early are finally in memory.
 func (e *end) checkPlaced() {
 	for _, s := range e.unplaced {
 		if !s.still {

@@ -4,12 +4,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// Peers that break the rules. Their own connection may fail. The other end must still keep its
-// promises to its program, and no other connection may be affected.
+// This file has peers that break the rules. Their own connection may fail. The other end must still
+// keep its promises to its program, and no other connection may be affected.
 
-// breakRules has an end send, past the library, what it must not: wrong, old and far-away numbers,
-// more messages than there are credits, SENDs where receives are credits. Or it alters what the end
-// sends.
+// breakRules sends forbidden messages from an end, past the library: wrong, old and far-away
+// numbers, more messages than there are credits, SENDs where receives are credits. Or it alters the
+// end's own messages.
 func (w *world) breakRules(e *end) {
 	if e.state != connected || e.single {
 		return
@@ -48,14 +48,14 @@ func (w *world) forgedImmediate(e *end) uint32 {
 	case 1:
 		return immediate(sent, flags) // the next
 	case 2:
-		return immediate(sent+numberModulo-1-uint32(w.Rng.IntN(3)), flags) // one that was used
+		return immediate(sent+numberModulo-1-uint32(w.Rng.IntN(3)), flags) // a used one
 	case 3:
-		return immediate(sent+1+uint32(w.Rng.IntN(1<<19)), flags) // one to come, or far away
+		return immediate(sent+1+uint32(w.Rng.IntN(1<<19)), flags) // a later one, or one far away
 	}
 	return immediate(0, flags) | 0xffffff00 // 0xffffff, on the wire
 }
 
-// replay has completions appear that belong to no request: of an earlier session, of a queue pair
+// replay makes completions appear that belong to no request: of an earlier session, of a queue pair
 // that does not exist, or with an id that was never used. Single queue pairs are exempt, because
 // they track nothing.
 func (w *world) replay(e *end) {

@@ -7,13 +7,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// wireLife is a queue pair from one reset to the next, and what has gone over it in that time. A
-// rail that comes back begins another life.
+// wireLife is a queue pair from one reset to the next, and its traffic in that time. A rail that
+// comes back begins another life.
 type wireLife struct {
 	q    *wire
 	back bool // the rail comes back in the middle of a session
-	// to is the queue pair that it was connected to, and the two packet numbers are those with
-	// which each direction begins: they tell which life of that one is meant.
+	// to is the queue pair that it was connected to. The two packet numbers are the first of each
+	// direction: they identify the life of that queue pair.
 	to               *wire
 	sendPSN, recvPSN uint32
 	began            bool // it can send
@@ -21,9 +21,9 @@ type wireLife struct {
 	over             bool // it was reset or destroyed
 	ill              bool // something was not successful
 
-	out []*part // what was posted, in order; nil for what belongs to no request
-	// takers are the places of what takes a receive of the peer; -1 where the arrival of that alone
-	// does not count: of a last fragment that the user's immediate follows.
+	out []*part // posted parts, in order; nil for one of no request
+	// takers are the places of the messages that take a receive of the peer; -1 if the arrival of
+	// the message alone does not count: a last fragment that the user's immediate follows.
 	takers    []int
 	arrivedTo int // all before this place has arrived, as the peer's library has seen
 
@@ -42,14 +42,13 @@ func (q *wire) revive() {
 	q.lives = append(q.lives, q.wireLife)
 }
 
-// inSession reports whether the library does something to a queue pair while requests may be
-// outstanding.
+// inSession reports whether the library changes a queue pair while requests may be outstanding.
 func (q *wire) inSession() bool {
 	e := q.end
 	return (e.state == connected || e.state == draining) && !e.leaving && !e.single && e.conn.failover
 }
 
-// mayRevive checks that a queue pair which is reset in the middle of a session holds nothing any
+// mayRevive checks that a queue pair that is reset in the middle of a session holds nothing any
 // more.
 func (q *wire) mayRevive() {
 	e := q.end
@@ -88,7 +87,7 @@ func (q *wire) meet(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 	q.sendPSN, q.wireLife.began = attr.SQPSN, true
 }
 
-// mate is the life at the other end; nil if there is none yet.
+// mate returns the life at the other end; nil if there is none yet.
 func (l *wireLife) mate() *wireLife {
 	if l.with != nil || l.to == nil || !l.began {
 		return l.with
@@ -113,7 +112,7 @@ func (l *wireLife) dead() bool {
 	return true
 }
 
-// held is how many of the queue pair's requests have not come back in this life.
+// held returns how many of the queue pair's requests have not come back in this life.
 func (l *wireLife) held(of []posted) int {
 	if l.over {
 		return 0
@@ -125,14 +124,14 @@ func (l *wireLife) sendsHeld() int { return l.held(l.q.sends) }
 
 func (l *wireLife) recvsHeld() int { return l.held(l.q.recvs) }
 
-// settled reports whether everything is known of what went out: the queue pair is dead and all that it
-// held has come back, at both ends.
+// settled reports whether the fate of everything that went out is known: the queue pair is dead and
+// all its requests have come back, at both ends.
 func (l *wireLife) settled() bool {
 	m := l.mate()
 	return l.dead() && l.sendsHeld() == 0 && (m == nil || m.dead() && m.recvsHeld() == 0)
 }
 
-// arrived is the place before which all has arrived, as the peer's library has seen.
+// arrived returns the place before which everything has arrived, as the peer's library has seen.
 func (l *wireLife) arrived() int {
 	if m := l.mate(); m != nil {
 		for ; l.known < len(m.took) && m.took[l.known] < len(l.takers); l.known++ {

@@ -8,24 +8,25 @@ import (
 	"ibverbx/verbs"
 )
 
-// The simulation over NICs of other providers. Their tests make the network, since only they reach
-// what is inside, and play the worlds of this package over it.
+// This file plays the simulation over NICs of other providers. Their tests make the network, since
+// only they reach its inside.
 
 type (
 	// Network is NICs of another provider in virtual time.
 	Network = lab.Network
-	// NetworkPlan is what a Network is made from.
+	// NetworkPlan describes a Network.
 	NetworkPlan = lab.NetworkPlan
 	// Device is a NIC of a Network.
 	Device = lab.Device
-	// Testbed is what a step of a Network is given.
+	// Testbed is the argument of a Network's step.
 	Testbed = lab.Testbed
 )
 
 // NewFlags defines the flags of a test that plays worlds.
 func NewFlags() *hunt.Flags { return hunt.NewFlags() }
 
-// Over is the simulation over networks that open makes. test and dir name the test that plays it.
+// Over returns the simulation over networks that open makes. test and dir name the test that plays
+// it.
 func Over(test, dir string, open func(*NetworkPlan) Network) hunt.Game {
 	return over(test, dir, open, newPlan)
 }
@@ -43,7 +44,7 @@ func over(test, dir string, open func(*NetworkPlan) Network, draw func(uint64) *
 	}, (*plan).run)
 }
 
-// onNetwork is the same world, but on a network. What NICs of package soft alone have is left out:
+// onNetwork returns the same world on a network, without the properties of package soft's NICs:
 // GIDs of several indexes, completions out of order, and data that is in memory late.
 func (p *plan) onNetwork(seed uint64) *plan {
 	rng := rand.New(rand.NewPCG(seed, 0x6e6574))
@@ -61,7 +62,7 @@ func (p *plan) onNetwork(seed uint64) *plan {
 		fragment := uint32(pick(0, 0, 700, 2000))
 		timer, mtu := pick(14, 18, 20), verbs.MTU(pick(1, 1, 1, 2, 0))
 		if c.strip {
-			mtu = max(mtu, verbs.MTU256) // such cards do not say it
+			mtu = max(mtu, verbs.MTU256) // such cards have no MTU
 		}
 		for j := range c.cfg {
 			cfg := &c.cfg[j]

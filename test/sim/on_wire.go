@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// find returns the request that a physical one belongs to. It goes by addresses, not by the id,
-// which is the library's own.
+// find returns the request of a physical one. It uses addresses, not the id, which the library
+// chooses.
 func (e *end) find(wr *verbs.SendWR) *send {
 	switch {
 	case e.single:
@@ -34,8 +34,8 @@ func (e *end) find(wr *verbs.SendWR) *send {
 	return e.owner(e.host, wr.SGL[0].Addr, wr)
 }
 
-// owner is the request of an end that memory was given to; nil if it is none that such a physical
-// request may belong to. One of no bytes has an address to itself.
+// owner returns the request of an end that has the memory; nil if such a physical request cannot
+// belong to it. A request of no bytes has its own address.
 func (e *end) owner(h *lab.Host, addr uint64, wr *verbs.SendWR) *send {
 	s, _ := h.Memory.Owner(int(addr - h.MR.Addr())).(*send)
 	if s == nil || s.index >= len(e.sends) || e.sends[s.index] != s || s.op.IsSend() ||
@@ -45,7 +45,7 @@ func (e *end) owner(h *lab.Host, addr uint64, wr *verbs.SendWR) *send {
 	return s
 }
 
-// byID is the request with an ID; nil where the ID names none.
+// byID returns the request with an ID; nil if the ID names none.
 func (e *end) byID(id uint64) *send {
 	if e.conn.plan.oneID {
 		return nil
@@ -68,7 +68,7 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 	}
 	s := e.find(wr)
 	if s == nil {
-		if !e.single { // a single queue pair is drained with a request of the library's own
+		if !e.single { // to drain a single queue pair the library posts its own request
 			e.w.Broken(ruleOneForOne, "%v posts on %v what belongs to no request: %v of %d bytes", e, q,
 				wr.Opcode, wr.Bytes())
 		}
@@ -143,8 +143,8 @@ func (e *end) mayGoOut(q *wire, s *send) {
 	}
 }
 
-// lastStepOnWire checks the last step of a request: the data of all sends before index all must be
-// acknowledged. With Spray that includes the data of the notifying request itself.
+// lastStepOnWire checks the last step of a request: the data of all sends before the index all must
+// be acknowledged. With Spray that includes the data of the notifying request itself.
 func (e *end) lastStepOnWire(s *send, wr *verbs.SendWR, all int) {
 	e.mustSolicit(s, wr)
 	if e.ackedTo() < all && !e.conn.blurred(s.session) {
@@ -157,8 +157,8 @@ func (e *end) lastStepOnWire(s *send, wr *verbs.SendWR, all int) {
 	s.lastStepOut = true
 }
 
-// relaxedOnWire checks a relaxed SEND: it goes out once and whole, after the relaxed SENDs before
-// it and on the same rail, which keeps their order.
+// relaxedOnWire checks a relaxed SEND: it goes out once and whole, after earlier relaxed SENDs and
+// on the same rail, which keeps their order.
 func (e *end) relaxedOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	e.mustSolicit(s, wr)
 	if len(e.relaxed) == 0 || e.relaxed[0] != s {
@@ -178,7 +178,7 @@ func (e *end) relaxedOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	}
 }
 
-// mustSolicit checks that the last step asks for an event at the peer if and only if the program
+// mustSolicit checks that the last step requests an event at the peer if and only if the program
 // did.
 func (e *end) mustSolicit(s *send, wr *verbs.SendWR) {
 	if (wr.Flags^s.flags)&verbs.SendSolicited != 0 {
@@ -226,7 +226,7 @@ func (e *end) emptyOnWire(s *send) {
 	s.emptyOut = s.length == 0
 }
 
-// ackedTo is the index of the first send of this session whose data is not acknowledged.
+// ackedTo returns the index of the first send of this session whose data is not acknowledged.
 func (e *end) ackedTo() int {
 	for e.acked < len(e.sends) {
 		s := e.sends[e.acked]
@@ -239,7 +239,7 @@ func (e *end) ackedTo() int {
 	return e.acked
 }
 
-// dataEnded reports whether none of a request's data that went out is on its way, or lost.
+// dataEnded reports whether none of a request's posted data is on its way, or lost.
 func (e *end) dataEnded(s *send) bool {
 	if e.conn.failover {
 		return s.partsEnded()
@@ -263,7 +263,7 @@ func (s *send) allOut() bool {
 func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 	s := p.req
 	survived := status != verbs.StatusSuccess && e.survives(status)
-	asked := e.flushes && status == verbs.StatusWRFlushErr // a Reset that fails has had it flushed
+	asked := e.flushes && status == verbs.StatusWRFlushErr // a Reset that fails has flushed it
 	if status != verbs.StatusSuccess && !survived && !asked && e.firstFailed == nil &&
 		(!e.conn.failover || e.vq.Err() == nil) {
 		e.firstFailed, e.firstFailedOn = &posted{remote: p.remote, bytes: p.bytes, req: s}, q
@@ -305,8 +305,8 @@ func (e *end) refusedOnWire(q *wire, wr *verbs.SendWR, err error) {
 	}
 }
 
-// judgeRefused finds out what became of the request whose post was refused last by a queue pair
-// that had died: where no other was left to carry it, it has failed.
+// judgeRefused decides the fate of the request whose post a dead queue pair refused last: if no
+// other queue pair was left to carry it, it has failed.
 func (e *end) judgeRefused() {
 	if s := e.refused; s != nil && e.vq.Err() != nil {
 		e.failsAt(s)
@@ -320,8 +320,8 @@ func (e *end) failsAt(s *send) {
 	e.stopAt = min(e.stopAt, s.index+1)
 }
 
-// recvOnWire finds the receive with memory that a physical one belongs to. It returns nil for
-// credits and notifications, which have none.
+// recvOnWire finds the receive with memory of a physical one. It returns nil for credits and
+// notifications, which have none.
 func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
 	if len(wr.SGL) == 0 {
 		return nil
@@ -333,19 +333,19 @@ func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
 	return r
 }
 
-// limitOf is how many requests may be on a wire.
+// limitOf returns how many requests may be on a wire.
 func (e *end) limitOf(q *wire) int {
 	limit := min(e.conn.plan.cfg[e.index%2].MaxMsgCntPerQP, q.Cap().MaxSendWR)
 	if e.conn.raw && !e.conn.hostile && q.isData() {
-		limit = min(limit, e.peer.vq.Config().Credits) // as its card says
+		limit = min(limit, e.peer.vq.Config().Credits) // the number in its card
 	}
 	return limit
 }
 
-// isData reports whether a wire is a data rail, and not the notify queue pair.
+// isData reports whether a wire is a data rail.
 func (q *wire) isData() bool { return slices.Index(q.end.wires, q) < q.end.conn.plan.rails }
 
-// mayStop checks that the library may move a rail to ERR: after a failed send, those before it must
+// mayStop checks that the library may move a rail to ERR: after a failed send, earlier ones must
 // have ended if the configuration lets them linger.
 func (e *end) mayStop() {
 	var failed *ibverbx.FailedError

@@ -8,12 +8,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// With failover a physical request may go out again when its rail has died. What is then legal is
-// in this file: only what is certainly lost goes out again, on another rail, as it was, and not
-// ahead of what was lost before it.
+// With failover a physical request may go out again when its rail has died. This file has the rules
+// for that: only parts that are certainly lost go out again, on another rail, unchanged, and not
+// ahead of earlier lost parts.
 
-// part is a piece of a request that goes over one queue pair at a time: what a physical request
-// carries, whichever copy of it.
+// part is a piece of a request that travels over one queue pair at a time: the content of a
+// physical request and of its copies.
 type part struct {
 	of    *send
 	kind  partKind
@@ -23,7 +23,7 @@ type part struct {
 
 	// the last copy
 	on    *wireLife
-	place int // among all that went out on that queue pair
+	place int // among everything that went out on that queue pair
 	state partState
 }
 
@@ -44,17 +44,17 @@ const (
 	partLost // it has failed or was flushed; it may have arrived
 )
 
-// covered reports whether the last copy of a part has arrived, as the peer's library has seen. A last
-// fragment that the user's immediate follows has arrived with that.
+// covered reports whether the last copy of a part has arrived, as the peer's library has seen. A
+// last fragment that the user's immediate follows arrives with the immediate.
 func (p *part) covered() bool {
 	e := p.on.q.end
 	return p.on.arrived() > p.place && (!p.announces(e) || !e.owesRaw(p.of))
 }
 
-// ended reports whether the library may know that nothing of a part is on its way any more, and that
-// it need not go out again.
+// ended reports whether the library may know that no copy of a part is on its way, and that it need
+// not go out again.
 func (p *part) ended() bool {
-	if p.on.q.end.conn.hostile { // what has arrived is not known
+	if p.on.q.end.conn.hostile { // the arrivals are unknown
 		return p.state != partOnNIC
 	}
 	return p.state == partAcked || p.state == partLost && p.on.settled() && (p.covered() || p.op.IsAtomic())
@@ -71,7 +71,8 @@ func (p *part) announces(e *end) bool {
 	return p.numbered(e) && raw
 }
 
-// partOf is what a physical request carries of a request, and whether that has gone out before.
+// partOf returns the part of a request that a physical request carries, and whether that has gone
+// out before.
 func (e *end) partOf(q *wire, s *send, wr *verbs.SendWR) (p *part, again bool) {
 	if wr.Opcode == verbs.OpRDMAWriteWithImm && q.raw && (wr.Bytes() != 0 || wr.Imm != s.imm) &&
 		!e.conn.hostile && (!e.leaving || !q.dead()) {
@@ -122,7 +123,8 @@ func (e *end) enterPart(s *send, p *part) {
 	e.putOn(p.on.q, p)
 }
 
-// putOn records that a part goes out on a queue pair. With none it is a message of the library's own.
+// putOn records that a part goes out on a queue pair. A nil part is one of the library's own
+// messages.
 func (e *end) putOn(q *wire, p *part) {
 	if p == nil {
 		q.out, q.takers = append(q.out, nil), append(q.takers, len(q.out))
@@ -162,7 +164,7 @@ func (e *end) repeatOnWire(q *wire, s *send, p *part, wr *verbs.SendWR) {
 	e.putOn(q, p)
 }
 
-// whyNotAgain says why a part may not go out again; "" if it may.
+// whyNotAgain returns why a part may not go out again; "" if it may.
 func (e *end) whyNotAgain(q *wire, s *send, p *part, wr *verbs.SendWR) string {
 	was, m := p.on, p.on.mate()
 	switch {
@@ -205,8 +207,8 @@ func (e *end) whyNotAgain(q *wire, s *send, p *part, wr *verbs.SendWR) string {
 	return ""
 }
 
-// stops reports whether a request posts nothing more because it, or one before it, has failed: what is
-// behind it is never notified.
+// stops reports whether a request posts nothing more because it or an earlier one has failed: later
+// ones are never notified.
 func (e *end) stops(s *send) bool { return s.failed || s.index >= e.stopAt }
 
 // owesRaw reports whether the user's immediate behind the last fragment has not arrived.
@@ -221,7 +223,7 @@ func (s *send) partsEnded() bool {
 	return !slices.ContainsFunc(s.parts, func(p *part) bool { return p.kind != partFinal && !p.ended() })
 }
 
-// String says where a part is.
+// String describes where a part is.
 func (p *part) String() string {
 	state := [...]string{"on the NIC", "acknowledged", "lost"}[p.state]
 	return sprintf("%v of %d bytes from %d, %s on %v (place %d, arrived to %d, settled %v)", p.op, p.n, p.at,
@@ -231,13 +233,13 @@ func (p *part) String() string {
 // lost reports whether a part is lost, as far as the library can know.
 func (p *part) lost() bool { return p.state == partLost && !p.covered() }
 
-// lostMessage is the first ordinary SEND that is lost; nil if none is.
+// lostMessage returns the first lost ordinary SEND; nil if none is.
 func (e *end) lostMessage() *send {
 	return e.lostBefore(len(e.sends), func(p *part) bool { return p.kind == partFinal && p.op.IsSend() })
 }
 
-// lostBefore is the first request before an index of which one of these parts is lost; nil if none
-// is.
+// lostBefore returns the first request before an index with a lost part that matches; nil if there
+// is none.
 func (e *end) lostBefore(index int, which func(*part) bool) *send {
 	for _, s := range e.sends[e.sendHead:index] {
 		if s.session == e.sessionNo && slices.ContainsFunc(s.parts, func(p *part) bool {
@@ -250,7 +252,8 @@ func (e *end) lostBefore(index int, which func(*part) bool) *send {
 }
 
 // mustBeProved checks that a notification of DQPLB proves a write ahead of it: each part was
-// acknowledged, or something behind it on its rail has arrived. That it is there may be luck.
+// acknowledged, or something behind it on its rail has arrived. Data that is there without that may
+// be luck.
 func (e *end) mustBeProved(s, by *send) {
 	if by.op.IsSend() || e.vq.Scheme() != ibverbx.DQPLB || e.conn.hostile || e.ended() {
 		return
@@ -263,7 +266,7 @@ func (e *end) mustBeProved(s, by *send) {
 	}
 }
 
-// mayNotLand checks that no copy of a request that is reported can still land.
+// mayNotLand checks that no copy of a reported request can still land.
 func (e *end) mayNotLand(s *send) {
 	if e.vq.Err() != nil || e.ended() || s.session != e.sessionNo || e.conn.hostile {
 		return

@@ -10,7 +10,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// plan is what a world is made of and what happens in it. All of it follows from the seed.
+// plan describes a world and its events. All of it follows from the seed.
 type plan struct {
 	lab.Plan
 	lab.Schedule[lab.Event]
@@ -27,20 +27,19 @@ type connPlan struct {
 	cqs   [2]int
 	cfg   [2]ibverbx.Config
 	rails int
-	// the NIC of each rail, as an index into those of the host; nil when Domain.NewQP makes the
-	// rails
+	// the NIC of each rail, as an index into those of the host; nil if Domain.NewQP makes the rails
 	byHand [2][]int
 	strip  bool    // cards have no keys that the C++ original does not know
 	small  int     // bytes of a receive; 0: no receive has memory
 	lazy   [2]bool // this end posts few receives, so arrivals must wait
-	oneID  bool    // all requests and receives have one ID: it need not be unique
+	oneID  bool    // all requests and receives have the same ID
 
-	failover [2]bool // this end offers to go on when a rail dies
+	failover [2]bool // this end offers failover
 	late     bool    // writes may be in memory after their acknowledgement
 	short    bool    // most requests are writes of one fragment
 }
 
-// Values next to the boundaries that the library distinguishes.
+// These values are next to the boundaries that the library distinguishes.
 var (
 	fragmentSizes = []uint32{1, 2, 7, 16, 64, 256, 1000}
 	limits        = []int{1, 1, 2, 3, 4, 5, 8, 16}
@@ -69,8 +68,8 @@ func newPlan(seed uint64) *plan {
 	return p
 }
 
-// balance has some ends share fragments by ability. It draws numbers of its own: what else a seed
-// means stays as it was.
+// balance makes some ends share fragments by ability. It draws separate numbers, so the rest of a
+// seed's world stays the same.
 func (p *plan) balance() {
 	rng := rand.New(rand.NewPCG(p.Seed, 0x62616c616e6365))
 	for i := range p.conns {
@@ -127,7 +126,7 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	return c
 }
 
-// makeRails has Domain.NewQP make the rails if both hosts can have as many. Otherwise, and
+// makeRails lets Domain.NewQP make the rails if both hosts can have as many. Otherwise, and
 // sometimes anyway, it assigns them to NICs.
 func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 	even := rng.IntN(2) == 0
@@ -151,19 +150,20 @@ func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 	}
 }
 
-// Game is the simulation as something that is searched, shrunk and played again from a seed.
+// Game is the simulation, for searches, shrinking and replays from a seed.
 var Game = lab.Game("TestSimulation", "./test/sim", newPlan, (*plan).run)
 
 func sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
 
-// Columns of events beside those of the moods: worlds whose rails die, and those in which a peer
-// breaks the rules, too.
+// These are columns of events beside those of the moods: worlds whose rails die, and those in which
+// a peer also breaks the rules.
 const (
 	railsDie = 3 + iota
 	railsDieHostile
 )
 
-// events are what happens, and how often in each mood: calm, faulty, hostile, and where rails die.
+// events has the kinds of events, and how often they happen: in calm, faulty and hostile worlds,
+// and in those whose rails die.
 var events = []lab.Kind[*end]{
 	{Name: "step", Often: []int{400, 400, 400, 420, 420},
 		Do: func(e *end) { e.w.Steps(1 + e.w.Rng.IntN(8)) }},
@@ -186,7 +186,7 @@ var events = []lab.Kind[*end]{
 	{Name: "replay", Often: []int{3, 4, 10, 3, 3}, Do: func(e *end) { e.w.replay(e) }},
 }
 
-// renew resets both ends and connects them again. What was closed is made anew.
+// renew resets both ends and connects them again. It replaces what was closed.
 func (w *world) renew(c *conn) {
 	for _, e := range c.ends {
 		if e.state != closed {
@@ -197,10 +197,11 @@ func (w *world) renew(c *conn) {
 	w.replace(c)
 }
 
-// FailoverGame is the simulation of connections that go on when a rail dies.
+// FailoverGame is the simulation of connections that continue when a rail dies.
 var FailoverGame = lab.Game("TestFailover", "./test/sim", newFailoverPlan, (*plan).run)
 
-// newFailoverPlan is a world whose rails die. Most of its connections have failover at both ends.
+// newFailoverPlan draws a world whose rails die. Most of its connections have failover at both
+// ends.
 func newFailoverPlan(seed uint64) *plan {
 	p := newPlan(seed)
 	rng := rand.New(rand.NewPCG(seed, 0x6661696c6f766572))

@@ -35,7 +35,7 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// poll takes completions by one of the calls for that.
+// poll takes completions with one of the polling calls.
 func (c *vcq) poll() int {
 	if c.direct && !c.closed {
 		return c.pollDirectly()
@@ -65,7 +65,7 @@ func (c *vcq) poll() int {
 	}
 }
 
-// polled handles what a poll has brought.
+// polled handles the result of a poll.
 func (c *vcq) polled(n int, err error) int {
 	c.takeAll(c.buf[:n])
 	c.mayFail(n, err)
@@ -107,13 +107,13 @@ func (c *vcq) pollDirectly() int {
 			c.scratch = c.cq.ProcessCompletions(c.scratch, t.NIC.ID())
 		}
 	}
-	// the library tries again what a NIC refused for now
+	// the library repeats posts that a NIC refused for now
 	c.scratch = c.cq.ProcessCompletions(c.scratch, c.taps[0].NIC.ID())
 	c.takeAll(c.scratch)
 	return polled + len(c.scratch)
 }
 
-// wait checks what Wait says, and perhaps arms for an event.
+// wait checks the result of Wait, and perhaps arms for an event.
 func (c *vcq) wait() {
 	ready := c.cq.Stats().Ready
 	err := c.w.waiting(func() error { return c.cq.Wait(ended) })
@@ -203,8 +203,7 @@ func (e *end) checkErr() {
 	}
 }
 
-// checkSource checks that a completion of the rail that an error names had the status and vendor
-// code that it says.
+// checkSource checks that a completion of the error's rail had the error's status and vendor code.
 func (e *end) checkSource(f *ibverbx.FailedError) {
 	var status verbs.Status
 	if f.Rail < 0 || !errors.As(f.Err, &status) {
@@ -223,7 +222,7 @@ func (e *end) checkSource(f *ibverbx.FailedError) {
 }
 
 // checkNamed checks that the error names the physical request that failed first: queue pair,
-// addresses, and the request that it belongs to.
+// addresses, and its request.
 func (e *end) checkNamed(f *ibverbx.FailedError) {
 	e.checkSource(f)
 	var status verbs.Status
@@ -246,7 +245,7 @@ func (e *end) checkNamed(f *ibverbx.FailedError) {
 	}
 }
 
-// checkReadable checks that an error says the same to machines as to people.
+// checkReadable checks that an error has the same content as text, JSON and slog fields.
 func (e *end) checkReadable(err error) {
 	var fields struct {
 		Error string `json:"error"`
@@ -263,7 +262,7 @@ func (e *end) checkReadable(err error) {
 	}
 }
 
-// pollAll takes all completions that are there. The fabric does not move.
+// pollAll takes all waiting completions. The fabric does not move.
 func (c *vcq) pollAll() int {
 	total := 0
 	for {

@@ -8,7 +8,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// postSends posts a batch, in which the last request may be spoilt: those before it are accepted.
+// postSends posts a batch whose last request may be spoilt: those before it are accepted.
 func (e *end) postSends(n int) {
 	var wrs []ibverbx.SendWR
 	for range n {
@@ -25,7 +25,7 @@ func (e *end) postSends(n int) {
 	e.postAll(wrs, good)
 }
 
-// postAll posts requests, of which nothing is wrong with the good ones. The model has recorded them
+// postAll posts requests, the first good ones of which are valid. The model has recorded them
 // before, because the taps see them during the call.
 func (e *end) postAll(wrs []ibverbx.SendWR, good int) {
 	b := batch{what: "send", first: len(e.sends) - good, good: good, all: len(wrs),
@@ -67,7 +67,7 @@ func (e *end) mustNotWait() {
 	e.w.Broken(lab.Liveness, "%v: %v waits, and nothing is in its way: %s", e, s, e.stats())
 }
 
-// refusal is the error that a post must return now; nil when it must be accepted.
+// refusal returns the error that a post must return now; nil if it must be accepted.
 func (e *end) refusal() error {
 	switch {
 	case e.state == closed:
@@ -82,8 +82,8 @@ func (e *end) refusal() error {
 	return nil
 }
 
-// keepSends forgets the requests from index n on, which were refused. No NIC may have been given
-// anything of them.
+// keepSends drops the requests from index n on, which were refused. No NIC may have received any
+// part of them.
 func (e *end) keepSends(n int) {
 	for _, s := range e.sends[n:] {
 		if s.begun || s.out != 0 {
@@ -137,7 +137,7 @@ func (e *end) makeSend() (ibverbx.SendWR, bool) {
 	return wr, true
 }
 
-// drawOrder makes some SENDs relaxed, and has some reads and writes go over every rail.
+// drawOrder makes some SENDs relaxed, and sends some reads and writes over every rail.
 func (e *end) drawOrder(s *send) {
 	rng, rails := e.w.Rng, e.conn.plan.rails
 	s.relax = !e.single && s.op.IsSend() && rng.IntN(3) == 0
@@ -196,14 +196,14 @@ func (e *end) takesMessages() bool {
 // notifies reports whether the program sends notifications.
 func (e *end) notifies() bool { return (!e.plainPeer || e.conn.plan.small == 0) && !e.mute() }
 
-// mute reports whether nothing carries notifications: Spray needs a notify queue pair for them.
+// mute reports whether no rail carries notifications: Spray needs a notify queue pair for them.
 func (e *end) mute() bool {
 	cfg := &e.conn.plan.cfg[0]
 	return !e.single && cfg.Scheme == ibverbx.Spray && cfg.NoNotifyQP
 }
 
-// drawLength draws a length, often next to a boundary: none, of a fragment, of one fragment on each
-// rail, of all that the rails hold.
+// drawLength draws a length, often next to a boundary: zero, a fragment, one fragment on each rail,
+// everything that the rails hold.
 func (e *end) drawLength(op verbs.Opcode) int {
 	rng := e.w.Rng
 	switch {
@@ -251,7 +251,7 @@ func (e *end) enter(s *send) {
 	}
 }
 
-// burst posts at once more sends than any queue, or a ring of the first size, holds.
+// burst posts more sends at once than any queue, or a ring of the initial size, holds.
 func (e *end) burst() {
 	var wrs []ibverbx.SendWR
 	for range 60 + e.w.Rng.IntN(80) {
@@ -314,7 +314,7 @@ func (e *end) makeRecv(message bool) (ibverbx.RecvWR, bool) {
 	return wr, true
 }
 
-// postAllRecvs posts receives, of which nothing is wrong with the good ones.
+// postAllRecvs posts receives, the first good ones of which are valid.
 func (e *end) postAllRecvs(wrs []ibverbx.RecvWR, good int) {
 	e.post(&batch{what: "receive", first: len(e.recvs) - good, good: good, all: len(wrs),
 		post:    func() (int, error) { return e.vq.PostRecv(wrs...) },
@@ -323,7 +323,7 @@ func (e *end) postAllRecvs(wrs []ibverbx.RecvWR, good int) {
 		keep:    e.keepRecvs, full: e.recvQueueFull})
 }
 
-// keepRecvs forgets the receives from index n on, which were refused.
+// keepRecvs drops the receives from index n on, which were refused.
 func (e *end) keepRecvs(n int) {
 	for _, r := range e.recvs[n:] {
 		if r.out != 0 {

@@ -10,11 +10,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// Wrong calls, in the middle of traffic. The tests by hand show what is refused, where each limit
-// lies, and what the error says. Here some of each kind show that a refusal changes nothing,
-// whatever is under way.
+// This file makes wrong calls in the middle of traffic. Other tests check which calls are refused,
+// each limit, and the text of the error. Here some calls of each kind show that a refusal changes
+// nothing, whatever is under way.
 
-// wrongCalls must be refused in any state, by an end or by what it stands on.
+// wrongCalls must be refused in any state, by an end or by its domain, virtual CQ or NICs.
 var wrongCalls = []func(e *end) error{
 	func(e *end) error { return last(ibverbx.NewDomain(e.devices()[0], e.devices()[0])) },
 	func(e *end) error { return last(ibverbx.NewVirtualCQ(nil, nil)) },
@@ -30,14 +30,14 @@ var wrongCalls = []func(e *end) error{
 	func(e *end) error { return last(e.host.Dom.NewCQ(-1)) },
 	func(e *end) error { return last(e.host.Dom.NewQP(e.cq.cq, ibverbx.Config{MaxSGE: -1})) },
 	func(e *end) error { return last(e.host.Dom.Register(make([]byte, 8), verbs.AccessRemoteWrite)) },
-	func(e *end) error { return e.vq.Drain(nil) }, //nolint:staticcheck // that is what is wrong
+	func(e *end) error { return e.vq.Drain(nil) }, //nolint:staticcheck // nil is the mistake
 	func(e *end) error { return e.vq.Modify(verbs.QPAttr{State: verbs.StateSQE}, verbs.QPAttrState, nil) },
 	func(e *end) error { return e.vq.Connect(ibverbx.BusinessCard{QPNums: make([]uint32, 77)}) },
 	func(e *end) error { return e.vq.Connect(ibverbx.BusinessCard{QPNums: []uint32{1}, Credits: -1}) },
 	func(e *end) error { return json.Unmarshal([]byte(`{"qpNums":["0"]}`), new(ibverbx.BusinessCard)) },
 }
 
-// last is the error of a call with two results.
+// last returns the error of a call with two results.
 func last[T any](_ T, err error) error { return err }
 
 // callWrongly makes one of the wrong calls.
@@ -60,7 +60,7 @@ func (e *end) callWrongly() {
 	}
 }
 
-// devices are the NICs of the end's host, without their taps.
+// devices returns the NICs of the end's host, without their taps.
 func (e *end) devices() (list []verbs.Device) {
 	for _, d := range e.host.NICs {
 		list = append(list, d.Device)
@@ -101,7 +101,7 @@ var spoiltRecvs = []func(e *end, wr *ibverbx.RecvWR){
 	func(e *end, wr *ibverbx.RecvWR) { wr.Local = e.closedMemory() },
 }
 
-// closedMemory names memory that was closed; nowhere, if none can be had now.
+// closedMemory names memory that was closed; nowhere if none is available now.
 func (e *end) closedMemory() ibverbx.Segment {
 	mr, err := e.host.Dom.Register(make([]byte, 64), verbs.AccessAll)
 	if err != nil {
@@ -111,7 +111,7 @@ func (e *end) closedMemory() ibverbx.Segment {
 	return mr.Slice(0, 2)
 }
 
-// spoiltSend is a write of a few bytes that is spoilt in one of the ways.
+// spoiltSend returns a write of a few bytes that is spoilt in one of these ways.
 func (e *end) spoiltSend() ibverbx.SendWR {
 	wr := ibverbx.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
 		Local: e.host.MR.Slice(0, 4), Remote: e.peer.host.Remote.Slice(0, 4)}
@@ -119,7 +119,7 @@ func (e *end) spoiltSend() ibverbx.SendWR {
 	return wr
 }
 
-// spoiltRecv is a receive that is spoilt in one of the ways.
+// spoiltRecv returns a receive that is spoilt in one of these ways.
 func (e *end) spoiltRecv() ibverbx.RecvWR {
 	wr := ibverbx.RecvWR{ID: 1, Local: e.host.MR.Slice(0, 4)}
 	spoiltRecvs[e.drawWay(len(spoiltRecvs))](e, &wr)
@@ -138,14 +138,14 @@ type batch struct {
 	first     int // index of the first one
 	good, all int // how many; those behind the good ones are spoilt
 	post      func() (int, error)
-	counted   func() uint64   // how many the library has taken
+	counted   func() uint64   // how many the library has accepted
 	posted    func(i int) any // the one with an index
-	keep      func(n int)     // forgets those from an index on, which were refused
+	keep      func(n int)     // drops those from an index on, which were refused
 	full      func() bool     // a single queue pair has no room
 }
 
-// post posts a batch. All good ones are accepted and counted, unless none may be. A single queue
-// pair returns its NIC's own errors.
+// post posts a batch. All good ones are accepted and counted, unless no post is allowed. A single
+// queue pair returns its NIC's own errors.
 func (e *end) post(b *batch) {
 	if b.all == 0 {
 		return

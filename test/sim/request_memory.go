@@ -52,8 +52,8 @@ func (e *end) mustBeUntouched(m *lab.Memory, s lab.Span) {
 	}
 }
 
-// giveNothing gives a request of no bytes an address at the peer that no other request has, by
-// which it is known on the wire. What else it names does not matter, and may be missing.
+// giveNothing gives a request of no bytes a unique address at the peer, which identifies it on the
+// wire. Its other memory does not matter, and may be missing.
 func (e *end) giveNothing(s *send, wr *ibverbx.SendWR) (ok bool) {
 	if s.remote, ok = e.peer.host.Memory.Alloc(0, s); !ok {
 		return false
@@ -85,7 +85,7 @@ func (e *end) cut(s *send, wr *ibverbx.SendWR) {
 	case n == 0 && s.op != verbs.OpRDMARead && all.N <= cfg.MaxInline:
 		s.flags |= verbs.SendInline
 		wr.Inline = append([]byte(nil), e.host.Memory.Bytes(all)...)
-		e.host.Memory.Reuse(all) // it is the caller's at once
+		e.host.Memory.Reuse(all) // the caller may reuse it at once
 		s.local = nil
 	case n == 1 && all.N > 1:
 		// SENDs and requests of a single queue pair are not fragmented: the NIC takes the whole
@@ -112,14 +112,14 @@ func (e *end) cut(s *send, wr *ibverbx.SendWR) {
 	}
 }
 
-// fitsEvery reports whether so many bytes can go over every rail.
+// fitsEvery reports whether an EveryRail request can have so many bytes.
 func (e *end) fitsEvery(n int) bool {
 	rails := e.conn.plan.rails
 	return n%rails == 0 && n/rails <= int(e.conn.plan.cfg[0].FragmentSize)
 }
 
-// giveReadable chooses what a read fetches: memory that nobody writes to, or the target of an
-// earlier write. Then the read has a fence.
+// giveReadable chooses what a read fetches: memory that is never written to, or the target of an
+// earlier write, and then the read has a fence.
 func (e *end) giveReadable(s *send) bool {
 	if e.w.Rng.IntN(2) == 0 && !e.conn.plan.late {
 		for i := len(e.sends) - 1; i >= max(e.sendHead, len(e.sends)-8); i-- {

@@ -52,7 +52,7 @@ func (w *world) connect(c *conn) {
 	}
 }
 
-// toInit moves an end to INIT, as programs do that connect step by step.
+// toInit moves an end to INIT, like programs that connect step by step.
 func (e *end) toInit() {
 	err := e.vq.Modify(verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll},
 		verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil)
@@ -61,8 +61,8 @@ func (e *end) toInit() {
 	}
 }
 
-// mustBeNew checks that each session begins with packet sequence numbers that are far from those of
-// the last one, so that no packet of that is accepted.
+// mustBeNew checks that each session begins with packet sequence numbers far from the last one's,
+// so that no packet of the last session is accepted.
 func (e *end) mustBeNew(card ibverbx.BusinessCard) {
 	for i, r := range card.Rails {
 		if q := e.wires[i]; e.renewed && q.began && !lab.PSNsApart(r.PSN, q.psn, 1<<20) {
@@ -119,7 +119,7 @@ func (c *conn) because(reason string) {
 	c.Because(reason)
 }
 
-// causeToFail is why a new session may fail from its beginning; "" when it may not.
+// causeToFail returns why a new session may fail from its beginning; "" if it may not.
 func (w *world) causeToFail(c *conn) string {
 	if c.plan.cfg[0].Conn.RNRRetry != 0 && c.plan.cfg[0].Conn.RNRRetry != verbs.RNRRetryForever {
 		return "a receiver may be late"
@@ -282,7 +282,7 @@ func (e *end) close() {
 	if w.Rng.IntN(3) == 0 && !e.cq.direct {
 		err = w.waiting(func() error { return e.vq.Shutdown(ended) })
 		if errors.Is(err, context.Canceled) || errors.As(err, new(*ibverbx.FailedError)) {
-			err = nil // it was cut short, or had failed
+			err = nil // it was interrupted, or had failed
 		}
 	} else {
 		err = w.waiting(e.vq.Close)
@@ -304,7 +304,7 @@ func (e *end) afterClose(err error) {
 	e.perhapsDone("a close")
 }
 
-// close closes a virtual CQ with all that is on it.
+// close closes a virtual CQ with its virtual queue pairs.
 func (c *vcq) close() {
 	w := c.w
 	for _, e := range c.ends {

@@ -9,11 +9,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// The taps see every physical work request and every completion, which is how the model knows what
-// is on a NIC and what the library can know. They change nothing, except that they let the fabric
-// move while the library is in a call that waits.
+// The taps see every physical work request and every completion, so the model knows what is on a
+// NIC and what the library can know. They change nothing, except that they let the fabric move
+// during a call of the library that waits.
 
-// wireAt is where a queue pair is found: numbers of different NICs are the same.
+// wireAt identifies a queue pair: different NICs use the same numbers.
 type wireAt struct {
 	nic *lab.NIC
 	num uint32
@@ -44,11 +44,11 @@ func (w *world) tapQP(qp lab.QP) verbs.QP {
 type tappedCQ struct {
 	lab.CQ
 	w     *world
-	stale []verbs.WC // of earlier connections, or invented: to be polled next
+	stale []verbs.WC // of earlier connections, or invented; polled next
 	dead  bool       // Poll has returned an error
 }
 
-// Poll is how the library polls.
+// Poll is called by the library.
 func (c *tappedCQ) Poll(wcs []verbs.WC) (int, error) {
 	if c.w.pumping {
 		c.w.pump()
@@ -88,16 +88,16 @@ type wire struct {
 	lives   []*wireLife
 	pair    *wire // the peer's, once it was connected
 	touched bool  // a fault may take it out, or its peer
-	alone   bool  // it was moved to ERR alone, and no event says so
+	alone   bool  // it was moved to ERR alone, without an event
 }
 
-// userImm is how far a user's immediate has come with DQPLB: it travels in a message of its own,
+// userImm is the progress of a user's immediate in DQPLB, where it travels in a separate message
 // behind the last fragment.
 type userImm struct {
 	plain bool // data without a number went out since the last number
 	raw   bool // the next message to go out carries the immediate of the one before
-	rawIn bool // likewise, the next to arrive
-	rawOf int  // the number of that one, counted from the first
+	rawIn bool // the same for arrivals
+	rawOf int  // the number of that message, counted from the first
 }
 
 // posted is a work request on a NIC.
@@ -110,8 +110,8 @@ type posted struct {
 	remote, bytes uint64 // of sends: address and length
 
 	part  *part // with failover
-	place int   // of sends: among all that went out there; of receives: among all that were posted
-	own   bool  // a message of the library's own: it is not limited like others
+	place int   // of sends: among all that went out there; of receives: among all posted
+	own   bool  // one of the library's own messages, exempt from the limit
 }
 
 func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
@@ -131,7 +131,7 @@ func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
 	return n, err
 }
 
-// requests is how many requests of the user's are on the NIC.
+// requests returns how many of the user's requests are on the NIC.
 func (q *wire) requests() (n int) {
 	for i := range q.sends {
 		if !q.sends[i].own {
@@ -170,7 +170,7 @@ func (q *wire) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	return n, err
 }
 
-// errNotNow is what some moves to ERR are refused with. The library must try again.
+// errNotNow is the error of some refused moves to ERR. The library must try again.
 var errNotNow = fmt.Errorf("injected: %w", verbs.ErrNoMemory)
 
 func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
@@ -178,7 +178,7 @@ func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 		q.end.mayStop()
 		q.end.flushes = q.end.leaving
 		if q.end.w.Rng.IntN(12) == 0 {
-			q.end.w.Moves++ // something is to be tried again
+			q.end.w.Moves++ // the library must try again
 			return errNotNow
 		}
 	}

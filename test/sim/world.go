@@ -11,8 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// world is virtual CQs and connected virtual queue pairs on a testbed, and the model of what they
-// must do.
+// world is virtual CQs and connected virtual queue pairs on a testbed, and the model of their
+// behaviour.
 type world struct {
 	lab.Testbed
 	plan  *plan
@@ -23,14 +23,14 @@ type world struct {
 
 	faults, railFaults []lab.Fault // that the NICs may meet
 
-	building   *end      // the one that is being made; nil outside of that
+	building   *end      // the end that is being made; nil if none
 	buildingCQ *vcq      // likewise
-	pumping    bool      // the library waits: let the fabric move when it polls
+	pumping    bool      // the library waits: the fabric moves when it polls
 	now        time.Time // by the clock of every virtual queue pair
 	ticks      *rand.Rand
-	lingered   bool // it has moved on, beyond every Linger
+	lingered   bool // the clock has moved beyond every Linger
 	gids       map[verbs.GID]*lab.NIC
-	only       *lab.NIC // the one whose completion queue alone may be polled; nil for all
+	only       *lab.NIC // only its completion queue may be polled; nil for all
 }
 
 // conn is a connection.
@@ -39,15 +39,15 @@ type conn struct {
 	w         *world
 	plan      *connPlan
 	ends      [2]*end
-	hostile   bool  // an end breaks the rules: what arrives is not compared with what was sent
-	drainOnly bool  // that an end was drained is the only reason why it may fail
-	raw       bool  // the user's immediate travels in DQPLB
-	failover  bool  // it goes on when a rail dies
+	hostile   bool  // an end breaks the rules: arrivals are not compared with sends
+	drainOnly bool  // it may fail only because an end was drained
+	raw       bool  // DQPLB carries the user's immediate
+	failover  bool  // it continues when a rail dies
 	struck    bool  // and one may have died
-	stray     bool  // what an end has seen fail may arrive late
+	stray     bool  // messages that an end has seen fail may arrive late
 	session   int   // number of the session: each Connect begins another
 	hostileIn []int // the sessions in which an end broke the rules
-	replaced  bool  // another one was made in its place
+	replaced  bool  // another one has replaced it
 }
 
 // turnHostile records that an end breaks the rules in this session.
@@ -57,7 +57,7 @@ func (c *conn) turnHostile(how string) {
 	c.hostileIn = append(c.hostileIn, c.session)
 }
 
-// A host's memory. The end of it is for the receives and messages that bring a run to its end.
+// These are the sizes of a host's memory. Its end is for the receives and messages that end a run.
 const (
 	arenaSize = 160 << 10
 	spareSize = 56 << 10
@@ -124,13 +124,13 @@ func (w *world) buildCQ(h *lab.Host, direct bool) {
 			if cq == index {
 				each := c.cfg[i].MaxMsgCntPerQP + max(c.cfg[i].Credits, c.cfg[i].MaxMsgCntPerQP)
 				if depth += (c.rails + 1) * each; c.failover[i] {
-					depth += 3*each + 40*(c.rails+4) // spares, and messages of the library's own
+					depth += 3*each + 40*(c.rails+4) // spares, and the library's own messages
 				}
 			}
 		}
 	}
 	if w.plan.Mood == lab.Hostile {
-		depth += 64 // for what a hostile peer posts by itself
+		depth += 64 // for a hostile peer's own posts
 	}
 	c := &vcq{w: w, host: h, name: sprintf("virtual CQ %d", index), direct: direct}
 	w.cqs = append(w.cqs, c)
@@ -155,7 +155,7 @@ func (w *world) buildConn(i int, p *connPlan) {
 		cfg := p.cfg[j]
 		cfg.Failover, cfg.OnRail = p.failover[j], e.onRail
 		cfg.Testing.Clock = func() time.Time {
-			// Each look takes its time, so that the rails differ.
+			// Each look takes some time, so that the rails differ.
 			w.now = w.now.Add(time.Duration(w.ticks.IntN(100_000)))
 			return w.now
 		}
@@ -193,11 +193,11 @@ func (w *world) replace(c *conn) {
 	}
 }
 
-// byHand makes a virtual queue pair of queue pairs that the program has created.
+// byHand makes a virtual queue pair from queue pairs that the program has created.
 func (e *end) byHand(rails []int, cfg ibverbx.Config) (*ibverbx.VirtualQP, error) {
 	sends := cfg.MaxMsgCntPerQP
 	if cfg.Failover {
-		sends += 2 // for messages of the library's own
+		sends += 2 // for the library's own messages
 	}
 	create := func(d *lab.NIC) verbs.QP {
 		at := slices.IndexFunc(e.cq.taps, func(cq *tappedCQ) bool { return cq.NIC == d })
@@ -220,8 +220,8 @@ func (e *end) byHand(rails []int, cfg ibverbx.Config) (*ibverbx.VirtualQP, error
 	return ibverbx.NewVirtualQP(e.cq.cq, qps, notify, cfg)
 }
 
-// pump moves the fabric while the library waits. It does many actions at once, because the library
-// gives up on a NIC after some polls that bring nothing.
+// pump moves the fabric while the library waits. It performs many actions at once, because the
+// library gives up on a NIC after some polls in vain.
 func (w *world) pump() { w.RunFabric(64) }
 
 // waiting makes a call that waits: the fabric moves whenever the library polls.
@@ -232,7 +232,7 @@ func (w *world) waiting(call func() error) error {
 	return err
 }
 
-// The promises of a virtual queue pair, besides those of package lab.
+// These are the promises of a virtual queue pair, besides those of package lab.
 const (
 	ruleOneForOne    lab.Rule = "one completion for each request, and none for a refused one"
 	ruleOrder        lab.Rule = "completions come in posting order"
