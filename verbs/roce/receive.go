@@ -179,8 +179,8 @@ type posting struct {
 	polls         bool  // the program polls
 }
 
-// beginPost records that a program posts. If the program polls, the goroutine keeps out until endPost
-// is called, because posting may take longer than idleAfter.
+// beginPost records that a program posts. If the program polls, the goroutine keeps out until
+// endPost is called, because posting may take longer than idleAfter.
 func (r *receiver) beginPost() posting {
 	p := posting{polled: r.polled.Load(), began: r.dev.now()}
 	p.polls = p.began-p.polled < int64(idleAfter) && r.polled.CompareAndSwap(p.polled, pollsNow)
