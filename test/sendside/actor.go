@@ -9,8 +9,8 @@ import (
 	"ibverbx/test/internal/lab"
 )
 
-// actor is a program that waits: a coroutine, which stops wherever a worker idles and goes on when
-// it is resumed. One runs at a time. The seed decides which.
+// actor is a program that waits: a coroutine, which stops wherever a worker idles and continues
+// when it is resumed. One runs at a time. The seed decides which.
 type actor struct {
 	b         *testbed
 	name      string
@@ -35,7 +35,7 @@ func (b *testbed) start(name string, home *lab.Host, body func()) *actor {
 				panic(v)
 			default:
 				if !p.abandoned {
-					// here the stack is still the program's
+					// the stack is still the program's here
 					panic(b.Violation(lab.Panic, sprintf("%v\n%s", v, debug.Stack())))
 				}
 			}
@@ -69,7 +69,8 @@ func (p *actor) abandon() {
 // abandoned unwinds a program that is abandoned.
 type abandoned struct{}
 
-// idle is transport.Config.Idle: where a call waits. Outside of programs it lets the fabric move.
+// idle is transport.Config.Idle, called where a call waits. Outside of programs it lets the fabric
+// move.
 func (b *testbed) idle() {
 	p := b.current
 	if p == nil {
@@ -93,14 +94,14 @@ func (b *testbed) waiting() []*actor {
 	return list
 }
 
-// resumeOne has one of the programs that wait run.
+// resumeOne runs one of the waiting programs.
 func (b *testbed) resumeOne() {
 	if list := b.waiting(); len(list) != 0 {
 		b.turn(list[b.Rng.IntN(len(list))])
 	}
 }
 
-// context is a context that cancelOne may end.
+// context returns a context that cancelOne may end.
 func (b *testbed) context() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancels = append(b.cancels, cancel)

@@ -8,7 +8,7 @@
 // programs that wait. A seed decides everything. Programs are coroutines (actor.go): a waiting call
 // hands over, through transport.Config.Idle, whenever a round of progress brought nothing. Then the
 // world chooses whether the fabric moves, a worker makes progress, or a program continues. So
-// blocking calls are as reproducible as all others.
+// blocking calls are as reproducible as others.
 //
 //	TestTransport   endpoints: every operation from programs, handlers, completions and pending
 //	                requests; flush, fence, purge, abort, close; wrong arguments
@@ -28,7 +28,7 @@
 // messages on their way (transport_endpoint.go, transport_pending.go). For tagged messages, it has
 // all sends and receives in order, and checks each pair against the rules of matching: no message
 // overtakes one of the same peer, and no receive an earlier one (tagged_recv.go). For PEs, it has
-// what each has put and not completed (shmem_world.go).
+// the incomplete puts of each (shmem_world.go).
 //
-// The flags, the shrinking of worlds that fail, and the planting of bugs are as in package sim.
+// The flags, the shrinking of failing worlds, and the planting of bugs are as in package sim.
 package sendside

@@ -8,15 +8,15 @@ import (
 	"ibverbx/transport"
 )
 
-// fate is how far an endpoint is from its end, and why it may fail: for what was done to its link,
-// or to itself.
+// fate is an endpoint's progress towards its end, and why it may fail: because of its link, or of
+// itself.
 type fate struct {
 	b       *testbed
 	name    string
 	home    *lab.Host // of its worker
 	link    *link
 	other   *fate           // of the peer
-	blame   string          // why it may fail though its link is sound; "" when it may not
+	blame   string          // why it may fail although its link is sound; "" if it may not
 	errors  int             // how often OnError ran
 	ctx     context.Context // of Close
 	closing bool            // Close was called
@@ -25,7 +25,7 @@ type fate struct {
 
 func (f *fate) String() string { return f.name }
 
-// mayFail is why the endpoint may fail; "" when it may not.
+// mayFail returns why the endpoint may fail; "" if it may not.
 func (f *fate) mayFail() string {
 	if f.link.Blame != "" {
 		return f.link.Blame
@@ -33,7 +33,7 @@ func (f *fate) mayFail() string {
 	return f.blame
 }
 
-// because records why the endpoint may fail though its link is sound. The first reason counts.
+// because records why the endpoint may fail although its link is sound. The first reason counts.
 func (f *fate) because(reason string) {
 	if f.blame == "" {
 		f.blame = reason
@@ -43,7 +43,7 @@ func (f *fate) because(reason string) {
 // ends reports whether the program has ended the endpoint, or is about to.
 func (f *fate) ends() bool { return f.closing || f.closed }
 
-// fails checks what OnError reports, of this endpoint or of another.
+// fails checks the error of OnError, of this endpoint or of another.
 func (f *fate) fails(this bool, err error) {
 	f.errors++
 	switch {
@@ -64,8 +64,8 @@ type closer interface {
 	Err() error
 }
 
-// close starts a program that waits in Close, unless so many wait. then is told the error, and
-// whether the endpoint worked before.
+// close starts a program that waits in Close, unless most programs wait already. then receives the
+// error, and whether the endpoint worked before.
 func (f *fate) close(most int, ep closer, then func(err error, worked bool)) {
 	b := f.b
 	if f.ends() || len(b.waiting()) >= most {

@@ -79,7 +79,7 @@ func (e *element) toggle(*rand.Rand) {
 		default:
 			first := shmem.Xor[uint32]
 			if e.rng.IntN(2) == 0 {
-				first = shmem.Add[uint32] // it finds the bit clear, and carries nothing
+				first = shmem.Add[uint32] // it finds the bit clear, without a carry
 			}
 			e.must("bits", first(t.ctx, e.pe, small, 1<<uint(e.id), home))
 			err = shmem.Xor(t.ctx, e.pe, small, 1<<uint(e.id), home)
@@ -111,7 +111,7 @@ func (e *element) increment(own shmem.Sym[uint64], v uint64) {
 	e.must("inc", shmem.Inc(t.ctx, e.pe, own, e.id))
 	found, err := shmem.FetchInc(t.ctx, e.pe, own, e.id)
 	e.must("fetch inc", err)
-	if found != v+1 && found != v { // an Inc may be on its way
+	if found != v+1 && found != v { // an Inc may still be on its way
 		t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1, and finds %#x", e.id, v, found)
 	}
 	e.quiet()

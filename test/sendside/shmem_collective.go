@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// numbers is what the PEs give to a collective call: each PE n numbers, which all can compute.
+// numbers is the input of a collective call: n numbers from each PE, which every PE can compute.
 type numbers struct {
 	*element
 	n, key int
@@ -26,12 +26,12 @@ func (e *element) numbers(common *rand.Rand) *numbers {
 	return c
 }
 
-// val is number i of a PE.
+// val returns number i of a PE.
 func (c *numbers) val(pe, i int) int32 {
 	return int32(lab.Noise((c.key+31*pe+i)%lab.Keys, 1)[0]) - 100
 }
 
-// values are numbers of the PE itself.
+// values returns numbers of the PE itself.
 func (c *numbers) values(n, from int) []int32 {
 	list := make([]int32, n)
 	for i := range list {
@@ -94,7 +94,7 @@ func (e *element) trade(common *rand.Rand) {
 	c.gives("all-to-all", err, dst, func(i int) int32 { return c.val(i/c.n, e.id*c.n+i%c.n) })
 }
 
-// reduced combines the values of all PEs, one after the other.
+// reduced combines the values of all PEs in order.
 func reduced(op shmem.ReduceOp, pes int, val func(pe int) int32) int32 {
 	v := val(0)
 	for pe := 1; pe < pes; pe++ {
@@ -118,8 +118,8 @@ func reduced(op shmem.ReduceOp, pes int, val func(pe int) int32) int32 {
 	return v
 }
 
-// allocate allocates one or two blocks, uses them, and frees them; or blocks that are refused, on
-// all PEs.
+// allocate allocates one or two blocks, uses them, and frees them; or it asks for blocks that are
+// refused on all PEs.
 func (e *element) allocate(common *rand.Rand) {
 	t := e.t
 	before := e.pe.Stats()
@@ -173,7 +173,7 @@ func (e *element) refusedBlock(common *rand.Rand) {
 
 func bytesOf(v byte, n int) []byte { return slices.Repeat([]byte{v}, n) }
 
-// mismatch has one PE ask for another size: the call must be refused on all PEs, which go on.
+// mismatch makes one PE ask for another size: the call must be refused on all PEs, which continue.
 func (e *element) mismatch(common *rand.Rand) {
 	odd := common.IntN(len(e.t.peers))
 	n := 10
@@ -184,14 +184,14 @@ func (e *element) mismatch(common *rand.Rand) {
 	e.mustFail("alloc of different sizes", err, shmem.ErrMismatch)
 }
 
-// misstep has one PE make another collective call than the others, or one with wrong arguments. No
-// PE may wait for ever: all learn of it, in that call or in the next, and can still Close.
+// misstep makes one PE's collective call differ from the others', or have wrong arguments. No PE
+// may wait forever: all learn of it, in that call or in the next, and can still Close.
 func (e *element) misstep(common *rand.Rand) {
 	t, pes, ctx, pe := e.t, len(e.t.peers), e.t.ctx, e.pe
 	odd, root := common.IntN(pes), common.IntN(pes)
 	n := 1 + common.IntN(40)
 	src, dst, floats := make([]byte, n*pes), make([]byte, n*pes), []float32{1}
-	for _, o := range t.peers { // what ends this call would end an earlier one, too
+	for _, o := range t.peers { // the end of this call would also end an earlier one
 		for o.phase < e.phase && o.failed == nil {
 			t.idle()
 		}
@@ -199,7 +199,7 @@ func (e *element) misstep(common *rand.Rand) {
 	gather := func(n int) error { return shmem.AllGather(ctx, pe, dst[:n*pes], src[:n]) }
 	calls := []struct {
 		call  func() error
-		wrong bool // its arguments are
+		wrong bool // its arguments are wrong
 	}{
 		{func() error { return shmem.Broadcast(ctx, pe, src, pes) }, true},
 		{func() error { return shmem.Broadcast(ctx, pe, src, (root+1)%pes) }, false},
@@ -215,7 +215,7 @@ func (e *element) misstep(common *rand.Rand) {
 	}
 	way := common.IntN(len(calls))
 	wrong, alone := false, way < 2 // the call needs nothing of some others
-	t.patience = manyRounds        // they ask each other in which call they are
+	t.patience = manyRounds        // PEs ask each other which call they are in
 	var err error
 	switch {
 	case e.id == odd:
@@ -228,7 +228,7 @@ func (e *element) misstep(common *rand.Rand) {
 	switch {
 	case wrong:
 		e.mustFail("a call with wrong arguments", err, verbs.ErrInvalid)
-	case err != nil || !alone: // every PE needs the data of the odd one, or is it
+	case err != nil || !alone: // every PE needs the data of the odd one, or is the odd one
 		e.mustFail("a call that others do not make", err, shmem.ErrMismatch)
 	}
 	for _, err := range []error{pe.Barrier(ctx), gather(n), shmem.AllToAll(ctx, pe, dst, src),

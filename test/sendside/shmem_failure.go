@@ -10,7 +10,8 @@ import (
 	"ibverbx/test/internal/lab"
 )
 
-// idle is where the PE's calls wait. After some rounds it ends the context of a call in haste.
+// idle is called where the PE's calls wait. After some rounds it ends the context of a call in
+// haste.
 func (e *element) idle() {
 	if e.haste--; e.haste == 0 {
 		e.cancel()
@@ -18,7 +19,7 @@ func (e *element) idle() {
 	e.t.idle()
 }
 
-// a call of the library, by its name.
+// namedCall is a call of the library with its name.
 type namedCall struct {
 	name string
 	call func() error
@@ -30,8 +31,8 @@ func drawCall(rng *rand.Rand, calls []namedCall) (string, func() error) {
 	return c.name, c.call
 }
 
-// hurry makes calls whose context ends after some rounds. They return, and what they have begun
-// ends before Quiet does.
+// hurry makes calls whose context ends after some rounds. They return, and the operations that they
+// have begun end before Quiet does.
 func (e *element) hurry(*rand.Rand) {
 	t, own := e.t, e.words.At(7)
 	e.barrier()
@@ -102,7 +103,7 @@ func (e *element) outlive() {
 			t.Broken(ruleNoticed, "PE %d has lost PE %d, and then %s returns %v", e.id, gone.PE, name, err)
 		}
 	}
-	// Calls of this shape are made here only.
+	// Only this code makes calls of this shape.
 	name, call := drawCall(e.rng, e.collectives(make([]uint16, 3), e.rng.IntN(len(t.peers))))
 	err := call()
 	t.Logf("  PE %d has lost PE %d: %s: %v", e.id, gone.PE, name, err)
@@ -111,7 +112,7 @@ func (e *element) outlive() {
 	}
 }
 
-// collectives returns calls that all PEs make together, of few numbers.
+// collectives returns calls that all PEs make together, with few numbers.
 func (e *element) collectives(few []uint16, root int) []namedCall {
 	ctx, pe, many := e.t.ctx, e.pe, make([]uint16, len(few)*len(e.t.peers))
 	return []namedCall{

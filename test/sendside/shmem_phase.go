@@ -12,14 +12,14 @@ import (
 // Shmem is the game of processing elements.
 var Shmem = lab.Game("TestShmem", "./test/sendside", newShmemPlan, (*shmemPlan).run)
 
-// shmemPlan is what a world of PEs is made of, and the phases that all of them go through.
+// shmemPlan describes a world of PEs, and the phases that all of them play.
 type shmemPlan struct {
 	bedPlan
 	lab.Schedule[phase]
 	config shmem.Config
 }
 
-// phase is a part of the program that all PEs run. What each does in it follows from r and from its
+// phase is a part of the program that all PEs run. The actions of each follow from r and from its
 // number.
 type phase struct {
 	*phaseKind
@@ -52,7 +52,7 @@ var phases = []phaseKind{
 	{"hurry", 7, (*element).hurry}, // calls whose context ends
 }
 
-// Phases that are drawn by themselves, too. After a misstep nothing follows.
+// These phases are also drawn separately. Nothing follows a misstep.
 var (
 	fault   = phaseKind{"fault", 3, (*element).meetFault}
 	misstep = phaseKind{"misstep", 0, (*element).misstep}
@@ -68,7 +68,7 @@ func newShmemPlan(seed uint64) *shmemPlan {
 	}
 	qp := p.qpConfig(rng)
 	p.config = shmem.Config{
-		// no world depends on a clock
+		// no world may depend on a clock
 		Size: len(p.Hosts), HeapSize: heapSize, RegisterFrom: pick(-1, 300, 0),
 		Transport: p.workerConfig(rng, qp, 0),
 	}
@@ -94,14 +94,14 @@ func newShmemPlan(seed uint64) *shmemPlan {
 // heapSize is the symmetric heap of each PE.
 const heapSize = 32 << 10
 
-// barriers is nothing but barriers.
+// barriers plays only barriers.
 func (e *element) barriers(*rand.Rand) {
 	e.barrier()
 	e.barrier()
 	e.must("sync", e.pe.Sync(e.t.ctx))
 }
 
-// meetFault puts a fault in force.
+// meetFault injects a fault.
 func (e *element) meetFault(*rand.Rand) {
 	if e.id == 0 {
 		e.t.strike(e.t.all, e.t.plan.Mood == lab.Calm || e.rng.IntN(2) == 0)
@@ -167,7 +167,7 @@ func (e *element) put() {
 	e.must("put", err)
 }
 
-// The ways to put.
+// These are the ways to put.
 const (
 	putOne = iota
 	putBlocking
@@ -187,7 +187,7 @@ func (e *element) source(w *write) (src []byte, inHeap bool) {
 	if !inHeap || used == scratches {
 		return slices.Clone(lab.Noise(w.key, w.n)), false
 	}
-	// Pieces are used one after the other, and are all free after Quiet.
+	// Pieces are used in order, and are all free after Quiet.
 	src = e.scratch.Local(e.pe)[used*slotSize:][:w.n]
 	copy(src, lab.Noise(w.key, w.n))
 	return src, true
@@ -217,7 +217,7 @@ func (e *element) get() {
 		err = shmem.Get(t.ctx, e.pe, dst, src, from)
 	}
 	e.must("get", err)
-	wants = append(wants, writer.mayHold(from, slot, n)...) // what was put during the call
+	wants = append(wants, writer.mayHold(from, slot, n)...) // data put during the call
 	for i, v := range dst {
 		if !mayBe(wants, i, v) {
 			t.Broken(lab.Content, "PE %d: get: byte %d of %d is %#x, which was never there", e.id, i, n, v)
@@ -225,7 +225,7 @@ func (e *element) get() {
 	}
 }
 
-// mayHold is what a slot may hold: what is there, and what is on its way.
+// mayHold returns the possible contents of a slot: the present ones, and those on their way.
 func (e *element) mayHold(to, slot, n int) (list [][]byte) {
 	list = append(list, slices.Clone(e.target(&write{to: to, slot: slot})[:n]))
 	for _, w := range e.out {
@@ -240,7 +240,7 @@ func (e *element) mayHold(to, slot, n int) (list [][]byte) {
 }
 
 // sendSignal sends data and a signal to another PE, or data, a fence and a word, and waits for
-// those of a third. The order of PEs is drawn.
+// those of a third PE. The order of PEs is drawn.
 func (e *element) sendSignal(flag bool, common *rand.Rand) {
 	t := e.t
 	order := common.Perm(len(t.peers))
@@ -262,7 +262,7 @@ func (e *element) sendSignal(flag bool, common *rand.Rand) {
 		e.must("put", shmem.Put(t.ctx, e.pe, dst, src, to))
 		e.pe.Fence()
 		if add {
-			e.must("p", shmem.P(t.ctx, e.pe, sig, value-1, to)) // as it is
+			e.must("p", shmem.P(t.ctx, e.pe, sig, value-1, to)) // unchanged
 			e.pe.Fence()
 			err = shmem.Add(t.ctx, e.pe, sig, 1, to)
 		} else {
@@ -286,7 +286,7 @@ func (e *element) sendSignal(flag bool, common *rand.Rand) {
 	e.must("sync", e.pe.Sync(t.ctx))
 }
 
-// await waits for the signal of a PE, by one of the calls for that.
+// await waits for the signal of a PE, with one of the waiting calls.
 func (e *element) await(from int, value uint64) {
 	t := e.t
 	s := e.signals.Slice(from, from+1)

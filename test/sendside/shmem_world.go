@@ -26,7 +26,7 @@ type shmemWorld struct {
 	found    map[uint64]bool // values that atomics have found in this phase
 }
 
-// element is a PE with its program, and what is known of its memory and its puts.
+// element is a PE with its program, and the model of its memory and its puts.
 type element struct {
 	t       *shmemWorld
 	host    *lab.Host
@@ -37,7 +37,7 @@ type element struct {
 	failed  error
 	closing bool   // Close was called
 	cancel  func() // ends the context of a call in haste
-	haste   int    // after so many rounds
+	haste   int    // after how many rounds
 
 	rounds  int // calls of Exchange
 	entered int // barriers that it has entered
@@ -53,19 +53,18 @@ type heap struct {
 	words   shmem.Sym[uint64] // counters, words that are swapped, bits
 	halves  shmem.Sym[uint32]
 	signals shmem.Sym[uint64] // by PE: the signal that it sends
-	signal  []uint64          // likewise: the value that was awaited last
+	signal  []uint64          // by PE: the last awaited value
 	bits    uint64            // the PE's own part of the shared bits
 }
 
-// calls is what a PE has called and not completed. Of gets that were begun, what they may bring is
-// not recorded.
+// calls are a PE's incomplete calls. The possible results of gets that were begun are not recorded.
 type calls struct {
 	out   []*write // puts, in the order of the calls
 	epoch int      // fences so far
 	gets  int      // gets that were begun
 }
 
-// A slot is a piece of the area on a PE that one other PE writes to.
+// A slot is a piece of the area on a PE to which one other PE writes.
 const (
 	slotSize = 700
 	slots    = 4 // of each writer, on each PE
@@ -77,9 +76,9 @@ const (
 type write struct {
 	to, slot int
 	key, n   int
-	was      [][]byte // what the slot may have held before
+	was      [][]byte // the possible earlier contents of the slot
 	epoch    int
-	src      []byte // in the heap: it must not change before Quiet; nil when it was copied
+	src      []byte // in the heap: it must not change before Quiet; nil if it was copied
 }
 
 func (p *shmemPlan) run(log func(string)) *hunt.Violation {
@@ -115,8 +114,8 @@ func (p *shmemPlan) run(log func(string)) *hunt.Violation {
 	})
 }
 
-// The patience with a world, and with one in which PEs find out that they are not in the same call:
-// they look for a thousand rounds before they ask.
+// These are the patience with a world, and with one in which PEs find out that they are in
+// different calls: they poll for a thousand rounds before they ask.
 const (
 	fewRounds  = 40
 	manyRounds = 1500
@@ -156,7 +155,7 @@ func (t *shmemWorld) schedule() {
 	}
 }
 
-// progressOf is a number that changes when a program gets on.
+// progressOf returns a number that changes when a program makes progress.
 func (t *shmemWorld) progressOf() (n int) {
 	for _, e := range t.peers {
 		n += e.phase + e.rounds + e.entered + len(e.out) + e.gets
@@ -206,7 +205,7 @@ func (e *element) must(what string, err error) {
 	}
 }
 
-// mustFail is must for a call that fails with an error.
+// mustFail checks that a call fails with the given error.
 func (e *element) mustFail(what string, err, want error) {
 	if !errors.Is(err, want) {
 		e.must(what, cmp.Or(err, errNotRefused))
@@ -215,7 +214,7 @@ func (e *element) mustFail(what string, err, want error) {
 
 var errNotRefused = errors.New("was not refused")
 
-// program is what a PE runs.
+// program is the program of a PE.
 func (e *element) program() {
 	t := e.t
 	cfg := t.plan.config
@@ -237,7 +236,7 @@ func (e *element) program() {
 // playAll plays the phases until a call fails.
 func (e *element) playAll() {
 	defer func() {
-		if r := recover(); r != nil && r != errGaveUp { //nolint:errorlint // it is that very value
+		if r := recover(); r != nil && r != errGaveUp { //nolint:errorlint // this very value
 			panic(r)
 		}
 	}()
@@ -247,7 +246,7 @@ func (e *element) playAll() {
 		t.At = max(t.At, i+1)
 		t.Logf("PE %d: phase %d, %v", e.id, i, ph.name)
 		e.rng = rand.New(rand.NewPCG(ph.r, uint64(e.id)))
-		common := rand.New(rand.NewPCG(ph.r, 1<<40)) // all PEs draw the same from it
+		common := rand.New(rand.NewPCG(ph.r, 1<<40)) // all PEs draw the same numbers from it
 		ph.play(e, common)
 		e.phase++
 	}
@@ -262,7 +261,7 @@ func (e *element) begin() {
 	e.words = alloc[uint64](e, 8)
 	e.halves = alloc[uint32](e, 4)
 	e.signals = alloc[uint64](e, n)
-	for _, o := range t.peers { // those that have come as far have the same blocks
+	for _, o := range t.peers { // PEs that have allocated too have the same blocks
 		if o.signals.Len() == n && o.signals.Offset() != e.signals.Offset() {
 			t.Broken(lab.Content, "PE %d has a block at %d, PE %d at %d", e.id, e.signals.Offset(), o.id,
 				o.signals.Offset())
@@ -292,7 +291,7 @@ func (e *element) barrier() {
 		if o.entered < k {
 			t.Broken(ruleFlush, "PE %d leaves barrier %d, which PE %d has not entered", e.id, k, o.id)
 		}
-		if o.left < k { // it is still in the barrier, and has put nothing since
+		if o.left < k { // it is still in the barrier, and has put nothing since it entered
 			o.settleOn(e)
 		}
 	}
@@ -345,7 +344,7 @@ func (e *element) slot(by, slot int) shmem.Sym[byte] {
 	return e.area.Slice(i, i+slotSize)
 }
 
-// target is the memory that a put writes.
+// target returns the memory that a put writes.
 func (e *element) target(w *write) []byte {
 	o := e.t.peers[w.to]
 	return o.slot(e.id, w.slot).Local(o.pe)

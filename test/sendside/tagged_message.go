@@ -27,7 +27,7 @@ func (m *tagMsg) String() string {
 	return sprintf("message %d of %v (tag %#x, %d bytes, sync %v)", m.seq, m.e, m.tag, m.n, m.sync)
 }
 
-// tags are the tags of messages: few, so that many are equal.
+// tags are the tags of messages. There are few, so that many messages have the same.
 var tags = [...]uint64{0, 1, 2, 3, 0x100, 1 << 63, ^uint64(0)}
 
 var masks = [...]uint64{tagged.Exact, tagged.Exact, tagged.Exact, tagged.Any, 1, 3, 1 << 63}
@@ -43,8 +43,8 @@ func (o *tagSite) pieces(s lab.Span) (bufs [][]byte) {
 	return bufs
 }
 
-// newMsg draws a message. No two of an endpoint have the same tag and length, so it is known which
-// one has arrived.
+// newMsg draws a message. No two of an endpoint have the same tag and length, so an arrival
+// identifies its message.
 func (e *tagEnd) newMsg() (*tagMsg, bool) {
 	w := e.w
 	m := &tagMsg{e: e, seq: len(e.msgs), tag: tags[w.Rng.IntN(len(tags))], sync: w.OneIn(4)}
@@ -144,8 +144,8 @@ func (m *tagMsg) end(err error) {
 	}
 }
 
-// held reports whether a message may be held back at rest, because its receiver keeps as many
-// unexpected ones as it can.
+// held reports whether a message may be held back at rest, because its receiver keeps the most
+// unexpected ones that it can.
 func (m *tagMsg) held() bool {
 	if m.e.ep.Stats().Queued == 0 {
 		return false
@@ -159,7 +159,7 @@ func (m *tagMsg) held() bool {
 	return places > m.e.w.plan.configs[m.e.peer.site.Index].MaxUnexpected
 }
 
-// fragments is the largest number of fragments of a message.
+// fragments returns the largest number of fragments of a message.
 func (m *tagMsg) fragments() int {
 	if m.long {
 		return 1
@@ -198,7 +198,7 @@ func (w *tagWorld) look() {
 	}
 }
 
-// probe checks that a message which Probe reports is there.
+// probe checks that a message that Probe reports is there.
 func (o *tagSite) probe() {
 	info, found := o.worker.Probe(tags[o.Rng.IntN(len(tags))], masks[o.Rng.IntN(len(masks))])
 	if !found {
@@ -225,14 +225,14 @@ func (e *tagEnd) cancel() {
 
 // call is a request, as long as it is known.
 type call struct {
-	req       *tagged.Request // nil when it was done at once, or is free again
+	req       *tagged.Request // nil if it was done at once, or is free again
 	done      bool
 	cancelled bool
 	awaited   bool // a program waits for it: it must not be freed
 	err       error
 }
 
-// interrupted reports whether a call that waits has left the request to the program.
+// interrupted reports whether a waiting call has left the request to the program.
 func (c *call) interrupted(err error) bool {
 	var left *tagged.InterruptedError
 	if errors.As(err, &left) {

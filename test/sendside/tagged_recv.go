@@ -22,7 +22,7 @@ type tagRecv struct {
 	call
 	inCall bool // a program is in RecvWait
 	match  *tagMsg
-	probed *tagged.Info // the message that it must take, by Probe
+	probed *tagged.Info // the message that it must take, because Probe has reported it
 }
 
 func (r *tagRecv) String() string {
@@ -114,7 +114,7 @@ func (e *tagEnd) recvWait(ctx context.Context) {
 	r.end(info, err)
 }
 
-// refused handles a receive that was refused: its endpoint serves no more.
+// refused handles a receive that was refused because its endpoint has ended.
 func (r *tagRecv) refused(err error) {
 	if r.from == nil || r.from.ep.Err() == nil || r.probed != nil {
 		r.o.Broken(lab.Refusal, "%v: %v", r, err)
@@ -185,12 +185,12 @@ func (e *tagEnd) endedBy(err error) bool {
 			tagged.ErrClosed}, same))
 }
 
-// served reports whether any endpoint of a site serves.
+// served reports whether any endpoint of a site works.
 func (o *tagSite) served() bool {
 	return slices.ContainsFunc(o.ends, func(e *tagEnd) bool { return e.ep.Err() == nil })
 }
 
-// sent finds the message that a worker reports, in a probe or of a receive.
+// sent finds the message that a worker reports, in a probe or for a receive.
 func (o *tagSite) sent(info tagged.Info) *tagMsg {
 	for _, e := range o.ends {
 		for _, m := range e.peer.msgs {
@@ -204,7 +204,7 @@ func (o *tagSite) sent(info tagged.Info) *tagMsg {
 	return nil
 }
 
-// checkContent checks what the message has left in the buffer.
+// checkContent checks the contents of the buffer after the message.
 func (r *tagRecv) checkContent(m *tagMsg, err error) {
 	w, mem := r.o.w, r.o.Memory
 	short := m.n > r.dst.N
@@ -260,7 +260,7 @@ func (r *tagRecv) checkOrder(m *tagMsg) {
 	}
 }
 
-// checkUnmatched checks, at rest, that no message waits which the receive matches.
+// checkUnmatched checks, at rest, that no message waits that the receive matches.
 func (r *tagRecv) checkUnmatched() {
 	if r.done {
 		return

@@ -14,15 +14,15 @@ import (
 // Tagged is the game of messages with tags.
 var Tagged = lab.Game("TestTagged", "./test/sendside", newTaggedPlan, (*taggedPlan).run)
 
-// taggedPlan is what a world of messages is made of and what happens in it.
+// taggedPlan describes a world of messages and its events.
 type taggedPlan struct {
 	bedPlan
 	lab.Schedule[lab.Event]
 	configs []tagged.Config
 }
 
-// taggedEvents are what happens to endpoints, and how often in worlds that are calm and faulty.
-// Peers that break the rules are left to the fuzz tests of the package.
+// taggedEvents are the events of endpoints, and how often they happen in calm and in faulty worlds.
+// The fuzz tests of the package play peers that break the rules.
 var taggedEvents = []lab.Kind[*tagEnd]{
 	{Name: "step", Often: []int{400, 400}, Do: func(e *tagEnd) { e.w.Steps(1 + e.w.Rng.IntN(8)) }},
 	{Name: "progress", Often: []int{260, 260}, Do: func(e *tagEnd) { e.w.progress(e.home) }},
@@ -87,7 +87,7 @@ type tagSite struct {
 	ends    []*tagEnd
 	recvs   []*tagRecv // in the order in which they were posted
 	open    int        // recvs before this one have ended
-	regions []lab.Span // that are registered for long messages
+	regions []lab.Span // registered for long messages
 }
 
 // tagEnd is an endpoint.
@@ -157,7 +157,7 @@ func (e *tagEnd) onError(ep *tagged.Endpoint, err error) {
 	}
 }
 
-// progress has a host's worker make one round of progress.
+// progress makes one round of progress of a host's worker.
 func (w *tagWorld) progress(h *lab.Host) int {
 	w.inside = h
 	n := w.sites[h.Index].worker.Progress()
@@ -178,7 +178,7 @@ func (e *tagEnd) look() {
 	}
 }
 
-// checkKept checks how much a worker keeps for receives to come.
+// checkKept checks how much a worker keeps for later receives.
 func (o *tagSite) checkKept() {
 	s, cfg := o.worker.Stats(), o.worker.Config()
 	most := cfg.MaxLeftover
@@ -195,7 +195,7 @@ func (o *tagSite) checkKept() {
 	}
 }
 
-// register registers a part of the memory that nobody has used yet, for long messages.
+// register registers a part of the unused memory, for long messages.
 func (o *tagSite) register() {
 	part := lab.Span{Off: o.Memory.Used() + 64, N: 2048}
 	if len(o.regions) >= 3 || o.w.ending || part.Off+part.N > arenaSize ||
@@ -307,7 +307,7 @@ func (w *tagWorld) finish() {
 	w.receiveAll()
 	for _, e := range w.ends {
 		if e.mayFail() != "" && !e.ends() {
-			e.abort() // its peer is gone, and nothing would tell it
+			e.abort() // its peer is gone, and it would never learn that
 		}
 	}
 	w.settle(w)
@@ -320,7 +320,7 @@ func (w *tagWorld) finish() {
 	w.Close()
 }
 
-// receiveAll receives all messages that are left.
+// receiveAll receives all remaining messages.
 func (w *tagWorld) receiveAll() {
 	w.ending = true
 	for range 2000 {
@@ -404,7 +404,7 @@ func (w *tagWorld) checkAllDone() {
 	}
 }
 
-// checkTraffic checks what both ends have counted of the messages that an end has sent.
+// checkTraffic checks both ends' counts of the messages that an end has sent.
 func (e *tagEnd) checkTraffic(s, peer tagged.EndpointStats) {
 	var sent, sentBytes, received, receivedBytes uint64
 	for _, m := range e.msgs {

@@ -8,7 +8,8 @@ import (
 )
 
 // The taps know which queue pairs belong to which link, and which reads go out. They change
-// nothing, except that they let the fabric move while a single queue pair is closed, which waits.
+// nothing, except that they let the fabric move while the library closes a single queue pair, which
+// waits.
 
 func (b *testbed) tapCQ(cq lab.CQ) verbs.CQ { return &tappedCQ{CQ: cq, b: b} }
 
@@ -24,10 +25,10 @@ func (b *testbed) tapQP(qp lab.QP) verbs.QP {
 type tappedCQ struct {
 	lab.CQ
 	b     *testbed
-	empty int // polls in a row that have brought nothing
+	empty int // consecutive polls in vain
 }
 
-// Poll is how the library polls.
+// Poll is called by the library.
 func (c *tappedCQ) Poll(wcs []verbs.WC) (int, error) {
 	if b := c.b; b.plan.rails == 1 {
 		if c.empty++; b.ending[c.NIC] != 0 || c.empty > 8 {

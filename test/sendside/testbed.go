@@ -14,26 +14,26 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// testbed is what the worlds of the three games have in common: hosts with NICs, connections, and
-// programs that wait.
+// testbed is common to the worlds of the three games: hosts with NICs, connections, and programs
+// that wait.
 type testbed struct {
 	lab.Testbed
 	plan      *bedPlan
 	links     []*link
 	build     *link // the queue pairs that are created now belong to it
 	actors    []*actor
-	current   *actor // the one that runs; nil outside of programs
+	current   *actor // the running program; nil outside of programs
 	cancels   []context.CancelFunc
 	ending    map[*lab.NIC]int // single queue pairs that were moved to ERR and not closed yet
 	inside    *lab.Host        // its worker makes progress now; nil outside of that
 	finishing bool             // no more events
 }
 
-// bedPlan is what a testbed is made of.
+// bedPlan describes a testbed.
 type bedPlan struct {
 	lab.Plan
 	rails int
-	pairs [][2]int // hosts of each connection; of no use to PEs
+	pairs [][2]int // hosts of each connection; unused by PEs
 }
 
 // link is a connection between two hosts.
@@ -43,7 +43,7 @@ type link struct {
 	wires []*wire
 }
 
-// A host's memory: words for atomics, bytes for gets, and some bytes for what ends a run.
+// A host's memory has words for atomics, bytes for gets, and some bytes for the end of a run.
 const (
 	arenaSize = 96 << 10
 	libraryAt = 64
@@ -78,7 +78,7 @@ func (p *bedPlan) drawPairs(rng *rand.Rand, n int) {
 	}
 }
 
-// endsOf is how many ends of connections are on a host.
+// endsOf returns how many ends of connections are on a host.
 func (p *bedPlan) endsOf(host int) (n int) {
 	for _, pair := range p.pairs {
 		for _, h := range pair {
@@ -90,13 +90,13 @@ func (p *bedPlan) endsOf(host int) (n int) {
 	return n
 }
 
-// qpConfig draws what the virtual queue pairs of a world have in common.
+// qpConfig draws the common configuration of a world's virtual queue pairs.
 func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	cfg := ibverbx.Config{
 		Scheme:       ibverbx.Scheme(rng.IntN(2)),
 		FragmentSize: uint32(pick(16, 64, 100, 256, 1000)),
-		Linger:       ibverbx.None, // no world depends on a clock
+		Linger:       ibverbx.None, // no world may depend on a clock
 	}
 	cfg.Conn.RetryCount, cfg.Conn.Patience = pick(1, 2, 3), ibverbx.PatienceShort
 	cfg.Conn.Access = verbs.AccessAll
@@ -104,8 +104,8 @@ func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
 	return cfg
 }
 
-// play builds and runs a world, and returns the promise that it breaks. moved, which may be nil,
-// runs after each action of the fabric.
+// play builds and runs a world, and returns the promise that it breaks. moved, if not nil, runs
+// after each action of the fabric.
 func (b *testbed) play(p *bedPlan, log func(string), moved func(soft.Action), run func()) *hunt.Violation {
 	b.plan, b.ending = p, map[*lab.NIC]int{}
 	b.Testbed = lab.Testbed{Plan: &p.Plan, Log: log, Hooks: lab.Hooks{CQ: b.tapCQ, QP: b.tapQP, Moved: moved},
@@ -129,14 +129,14 @@ func (b *testbed) link(name string, x, y *lab.Host) *link {
 	return l
 }
 
-// quietRounds is after how many rounds without movement a world is at rest. A program needs several
-// rounds for a step.
+// quietRounds is the number of rounds without movement after which a world is at rest. A program
+// needs several rounds for a step.
 const quietRounds = 6
 
-// workers is what a testbed knows of the workers of its world.
+// workers is a testbed's view of its world's workers.
 type workers interface {
 	progress(*lab.Host) int // one round; it returns how much it did
-	look()                  // takes what is done, after each round
+	look()                  // handles finished requests, after each round
 }
 
 // settle lets everything move until nothing does.
@@ -166,7 +166,7 @@ func (b *testbed) settle(w workers) {
 	}
 }
 
-// turn has a program run, inside of its worker's progress.
+// turn runs a program, inside its worker's progress.
 func (b *testbed) turn(a *actor) {
 	b.Logf("  %s", a.name)
 	b.inside = a.home
@@ -174,7 +174,7 @@ func (b *testbed) turn(a *actor) {
 	b.inside = nil
 }
 
-// mustReturn checks, at rest, that no program waits any more.
+// mustReturn checks, at rest, that no program still waits.
 func (b *testbed) mustReturn() {
 	for _, a := range b.waiting() {
 		b.Broken(lab.Liveness, "%s, and does not return", a.name)
@@ -211,12 +211,12 @@ var faults = slices.DeleteFunc(slices.Clone(lab.Faults), func(f lab.Fault) bool 
 	return f.Name == lab.RefuseReceives || f.Name == lab.QPDies || f.Name == lab.LinkFlaps
 })
 
-// strike puts a fault in force on a link. What changes the world for many is rarer.
+// strike injects a fault on a link. Faults that concern many links are rarer.
 func (b *testbed) strike(l *link, gentle bool) {
 	wide := b.OneIn(2)
 	f := b.DrawFault(faults, func(f *lab.Fault) bool {
 		return f.Gentle == gentle && (wide || !f.Wide()) &&
-			// a single queue pair would wait for lost completions by the clock
+			// a single queue pair would wait for lost completions by the wall clock
 			(b.plan.rails > 1 || f.Scope != lab.OneCQ)
 	})
 	if len(l.wires) == 0 {
@@ -237,7 +237,7 @@ func (b *testbed) strike(l *link, gentle bool) {
 	b.Strike(&q.QP, &l.Conn, f)
 }
 
-// The promises of the send side, besides those of package lab.
+// These are the promises of the send side, besides those of package lab.
 const (
 	ruleOnce       lab.Rule = "what was accepted ends exactly once"
 	ruleOrder      lab.Rule = "completions come in the order of the calls"

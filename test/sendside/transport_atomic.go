@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// chain is a word that is compared and swapped, and all operations that were drawn to do so. No two
-// swap the same value in, so each value is swapped out at most once.
+// chain is a word for compare-and-swap, with all its operations. No two swap the same value in, so
+// each value is swapped out at most once.
 type chain []*op
 
-// value is what the word holds after so many swaps; at first nothing.
+// value returns the value of the word after so many swaps; 0 at first.
 func (chain) value(swaps int) uint64 {
 	if swaps == 0 {
 		return 0
@@ -17,7 +17,8 @@ func (chain) value(swaps int) uint64 {
 	return uint64(swaps)<<8 | 0xee
 }
 
-// mayHold reports whether the word may hold a value: none of those that were refused appears.
+// mayHold reports whether the word may hold a value. The value of a refused operation must not
+// appear.
 func (c chain) mayHold(v uint64) bool {
 	return v == 0 || slices.ContainsFunc(c, func(o *op) bool { return o.swap == v && !o.forgotten })
 }

@@ -20,7 +20,7 @@ type group struct {
 	then  func()
 }
 
-// newGroup makes a completion, or finds one that is to be shared and has room.
+// newGroup makes a completion, or finds a shared one that has room.
 func (w *transportWorld) newGroup() *group {
 	if w.OneIn(4) {
 		for _, g := range w.groups {
@@ -40,7 +40,7 @@ func (w *transportWorld) newGroup() *group {
 	return g
 }
 
-// countDown counts n times in place of operations.
+// countDown counts n times instead of operations.
 func (g *group) countDown(n int) {
 	for range n {
 		g.wants--
@@ -103,7 +103,7 @@ func (g *group) fire(c *transport.Completion) {
 	}
 }
 
-// siteOf is the worker in whose progress a completion fires: that of any of its operations.
+// siteOf returns the worker in whose progress a completion fires: that of any of its operations.
 func (e *end) siteOf(g *group) *site {
 	for _, o := range g.ops {
 		if o.e.home == e.w.inside {
@@ -142,10 +142,10 @@ func (g *group) reported(o *op, err error) {
 	}
 }
 
-// errPerhaps is the error of an operation whose outcome is not known.
+// errPerhaps is the error of an operation with an unknown outcome.
 var errPerhaps = errors.New("perhaps")
 
-// mayHaveFailed is the error of an operation whose shared completion has one.
+// mayHaveFailed returns the error of an operation whose shared completion has one.
 func (e *end) mayHaveFailed() error {
 	if e.ep.Err() == nil {
 		return nil
@@ -190,8 +190,8 @@ func (o *op) unreported() bool {
 	return g != nil && len(g.ops) == 1 && g.wants == 1 && !g.fired
 }
 
-// endBefore ends all operations before one that has ended: completions come in the order of the
-// calls.
+// endBefore ends all operations before one that has ended, because completions come in the order of
+// the calls.
 func (e *end) endBefore(o *op, err error) {
 	if err != nil {
 		err = errPerhaps

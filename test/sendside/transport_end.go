@@ -41,7 +41,7 @@ func (e *end) waitFlush() {
 		w.Logf("  %v: flush: %v", e, err)
 		for i, o := range ends {
 			if !errors.Is(err, context.Canceled) {
-				o.waitingFlushes-- // a cancelled one goes on, perhaps in the queue
+				o.waitingFlushes-- // a cancelled one continues, perhaps in the queue
 			}
 			o.dirty = false // as far as the model knows
 			if o.mayFail() != "" || o.ends() {
@@ -171,8 +171,8 @@ func (w *transportWorld) finish() {
 	w.Close()
 }
 
-// look checks requests that were to be handed back, and makes all counts that the program still has
-// to make.
+// look checks requests that had to be handed back, and makes all counts that the program still
+// owes.
 func (w *transportWorld) look() {
 	w.checkHanded()
 	for _, g := range slices.Clone(w.groups) {
@@ -184,7 +184,8 @@ func (w *transportWorld) look() {
 	}
 }
 
-// abortWhatWaits aborts endpoints that wait for a peer which is gone: nothing would tell them.
+// abortWhatWaits aborts endpoints that wait for a peer that is gone, because they would never learn
+// that.
 func (w *transportWorld) abortWhatWaits() {
 	for _, e := range w.ends {
 		if e.connected && !e.closed && e.mayFail() != "" && e.ep.Err() == nil {

@@ -26,8 +26,7 @@ type end struct {
 	life
 }
 
-// operations are those that an endpoint has accepted, and how fences and flushes stand between
-// them.
+// operations are an endpoint's accepted operations, and the fences and flushes between them.
 //
 // Invariant: ended <= len(ops), and ops before ended have ended; fences <= len(ops).
 type operations struct {
@@ -39,7 +38,7 @@ type operations struct {
 
 	fences    int  // ops before this index must land before those from it on
 	fenced    bool // there was a fence
-	fenceNext bool // there was one while requests were queued: it holds after them
+	fenceNext bool // there was one while requests were queued: it applies after them
 
 	dirty          bool // something was written since the last remote flush
 	waitingFlushes int  // programs in Flush, whose requests may be in the queue
@@ -54,20 +53,19 @@ type messages struct {
 	givenBack int // those of them whose buffers the program has given back
 }
 
-// pendingQueue is the pending requests of an endpoint.
+// pendingQueue has the pending requests of an endpoint.
 type pendingQueue struct {
 	queue       []*request // in the order in which they must be served
 	running     *request   // its function runs
-	handing     *request   // it ran during a purge and wants to stay: it is to be handed back
-	notifyReq   *request   // the one that stands for OnReady
+	handing     *request   // it ran during a purge and wants to stay: it must be handed back
+	notifyReq   *request   // the request that stands for OnReady
 	notifyAgain bool       // a send met ErrNoResource while OnReady ran
-	// by other endpoint: how often that was served while the first request waited for a bounce
-	// buffer
+	// by other endpoint: how often it was served while the first request waited for a bounce buffer
 	skipped    map[*end]int
 	turnedAway bool // a NIC has refused an operation: requests may be queued until the next progress
 }
 
-// life is how far an endpoint is from its end, or how it has ended.
+// life is an endpoint's progress towards its end, or how it has ended.
 type life struct {
 	fate
 	aborted      bool
@@ -94,13 +92,13 @@ func (w *transportWorld) newEnd(c *pair, s *site, letter rune) *end {
 	return e
 }
 
-// manner is how an operation is tried.
+// manner is the way in which an operation is tried.
 type manner uint8
 
 const (
 	plain     manner = iota
-	notifying        // on the view that has OnReady called
-	fromQueue        // on the view that a request at the head of the queue is given
+	notifying        // on the view for which OnReady is called
+	fromQueue        // on the view of a request at the head of the queue
 )
 
 // act tries an operation that it draws, and returns why that was not accepted.
@@ -136,7 +134,7 @@ func (o *op) drop() {
 	o.forget()
 }
 
-// gauge is what the library counts for an endpoint.
+// gauge has the library's counters for an endpoint.
 type gauge struct {
 	transport.EndpointStats
 	bounce int // bounce buffers that it can take: shared ones and its own
@@ -170,12 +168,12 @@ func (e *end) sendOn(o *op, face *transport.Endpoint, how manner) error {
 	return err
 }
 
-// prepare notes what the state before the call means for the operation.
+// prepare records what the state before the call means for the operation.
 func (o *op) prepare(how manner) {
 	e := o.e
 	o.fence = 0
 	if e.fenceNext && how != fromQueue && len(e.queue) == 0 && e.running == nil {
-		e.fenceHere() // nothing is queued any more that could be accepted before
+		e.fenceHere() // nothing that is still queued could be accepted earlier
 	}
 	if e.fenced {
 		o.fence = e.fences
@@ -290,8 +288,8 @@ func (e *end) refused(o *op, how manner, before, after gauge, refusing bool) {
 	}
 }
 
-// enqueue records that a request is in the queue. A fence called after the requests before it holds
-// from there.
+// enqueue records that a request is in the queue. A fence called after earlier requests applies
+// from here.
 func (e *end) enqueue(r *request) {
 	r.fence, e.fenceNext = e.fenceNext, false
 	e.queue = append(e.queue, r)
@@ -317,14 +315,14 @@ func (e *end) failed(o *op, err error, before, after gauge) {
 	}
 }
 
-// fence orders what follows.
+// fence orders the following operations.
 func (e *end) fence() {
 	if !e.connected || e.closed {
 		return
 	}
 	e.ep.Fence()
 	if len(e.queue) != 0 || e.running != nil {
-		e.fenceNext = true // after what is queued
+		e.fenceNext = true // after the queued requests
 		return
 	}
 	e.fenceHere()
@@ -369,7 +367,7 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 	e.react()
 }
 
-// react is what a program does inside of a callback.
+// react plays a program inside a callback.
 func (e *end) react() {
 	w := e.w
 	if w.finishing || !w.OneIn(3) {

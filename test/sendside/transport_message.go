@@ -12,7 +12,7 @@ import (
 type keptMessage struct {
 	m    *transport.Message
 	e    *end
-	text []byte // what its header and data were
+	text []byte // the original header and data
 }
 
 // handle is the handler of active messages.

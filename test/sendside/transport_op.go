@@ -6,7 +6,7 @@ import (
 	"ibverbx/transport"
 )
 
-// opKind is what an operation does.
+// opKind is the kind of an operation.
 type opKind uint8
 
 const (
@@ -68,21 +68,21 @@ type op struct {
 	err   error
 }
 
-// amOp is what only active messages have.
+// amOp has the fields of active messages.
 type amOp struct {
 	id     transport.AMID
 	hdrKey int // the noise of the header
 	hdr    int // bytes of header
 }
 
-// getOp is what only gets have.
+// getOp has the fields of gets.
 type getOp struct {
 	from     lab.Span // in the peer's memory
 	fromPut  *op      // the put that has written there; nil for memory that never changes
 	fromSure bool     // that put must have landed
 }
 
-// atomicOp is what only atomics have.
+// atomicOp has the fields of atomics.
 type atomicOp struct {
 	add           uint64
 	compare, swap uint64
@@ -91,9 +91,9 @@ type atomicOp struct {
 	forgotten     bool    // it was refused
 }
 
-// flushOp is what only remote flushes have.
+// flushOp has the fields of remote flushes.
 type flushOp struct {
-	reads []uint64 // by rail: how many reads of a flush there were before
+	reads []uint64 // by rail: how many reads for flushes there were before
 	must  bool     // something was written since the last remote flush
 }
 
@@ -154,7 +154,8 @@ func (o *op) giveMemory() (ok bool) {
 	return true
 }
 
-// mostPieces is how many pieces local memory may have: a single queue pair has the NIC's limit.
+// mostPieces returns how many pieces local memory may have: a single queue pair has the NIC's
+// limit.
 func (o *op) mostPieces() int {
 	switch {
 	case o.kind == amZcopy:
@@ -165,7 +166,7 @@ func (o *op) mostPieces() int {
 	return 12
 }
 
-// drawSource draws what a get reads: memory that never changes, or the target of an earlier put.
+// drawSource draws the source of a get: memory that never changes, or the target of an earlier put.
 func (o *op) drawSource() {
 	e := o.e
 	w := e.w
@@ -185,10 +186,10 @@ func (o *op) drawSource() {
 	}
 }
 
-// step is what every atomic addition adds.
+// step is the number that every atomic addition adds.
 const step = 1<<33 + 3
 
-// The words of a host's memory: counters to add to, and words to compare and swap.
+// These are the words of a host's memory: counters to add to, and words to compare and swap.
 const (
 	counters   = 2
 	swapsAt    = 8 * counters
@@ -201,7 +202,7 @@ func (o *op) atomicAt() {
 	w := e.w
 	if !w.OneIn(3) {
 		o.old = new(uint64)
-		*o.old = 1 // neither a sum nor a value that is swapped in
+		*o.old = 1 // neither a sum nor a swapped value
 	}
 	if o.kind == fetchAdd {
 		o.word, o.add = 8*w.Rng.IntN(counters), step
@@ -224,7 +225,7 @@ func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 	if o.group != nil {
 		comp = &o.group.comp
 	}
-	packs, n, refusing := 0, 0, e.w.Refusing() // a NIC refuses what is packed already
+	packs, n, refusing := 0, 0, e.w.Refusing() // a NIC may refuse data that is already packed
 	pack := func(dst []byte) int {
 		packs++
 		return copy(dst, data)
@@ -276,7 +277,7 @@ func (e *end) remoteAt(off, n int) ibverbx.RemoteSegment {
 	return e.remote(lab.Span{Off: off, N: n})
 }
 
-// target is the memory that a put or a get writes to; nil for all others.
+// target returns the memory to which a put or a get writes; nil for all others.
 func (o *op) target() *lab.Memory {
 	switch {
 	case o.kind.put():
@@ -300,17 +301,17 @@ func (o *op) forget() {
 	e.site.Memory.Reuse(o.src)
 }
 
-// landed reports whether the data of a put is all there.
+// landed reports whether all data of a put is there.
 func (o *op) landed() bool { return !o.kind.put() || o.target().Holds(o.dst, o.key) }
 
-// checkPartly checks that the memory which an operation writes to holds nothing else.
+// checkPartly checks that the memory to which an operation writes holds nothing else.
 func (o *op) checkPartly() {
 	if m := o.target(); m != nil && !m.Partly(o.dst, o.key) {
 		o.e.w.Broken(lab.Content, "%v: its target holds what was never sent, or is not where it reads", o)
 	}
 }
 
-// end records that an operation has ended, with its error as far as that is known.
+// end records that an operation has ended, with its error if that is known.
 func (o *op) end(err error) {
 	if o.ended {
 		return
@@ -357,8 +358,8 @@ func (q *wire) readsOf(at uint64) (n uint64) {
 	return n
 }
 
-// mistakes are calls with wrong arguments. The tests by hand show how each is refused; here they
-// show that a refusal has no effect, whatever is under way.
+// mistakes are calls with wrong arguments. Other tests check how each is refused; here they show
+// that a refusal has no effect, whatever is under way.
 var mistakes = []func(e *end) error{
 	func(e *end) error { return e.ep.AMShort(0, nil, make([]byte, e.ep.Limits().AMShort+1)) },
 	func(e *end) error { return e.ep.AMShort(amIDs, nil, nil) },

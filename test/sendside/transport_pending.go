@@ -12,10 +12,10 @@ type request struct {
 	e      *end
 	p      transport.Pending
 	want   *op  // the operation to send; nil after it was accepted
-	more   int  // how many more to draw then
+	more   int  // how many more to draw after it
 	own    bool // it stands for OnReady: the library queues it
 	fence  bool // a fence was called before it was queued
-	last   bool // the endpoint had failed when its function began
+	last   bool // the endpoint had failed before its function began
 	purged bool // the queue was emptied while its function ran
 	done   bool
 }
@@ -64,7 +64,7 @@ func (e *end) pend(r *request) error {
 	return err
 }
 
-// checkBusy tries to queue a request although nothing was refused.
+// checkBusy tries to queue a request although no operation was refused.
 func (e *end) checkBusy() {
 	w := e.w
 	g := e.gauge()
@@ -109,7 +109,7 @@ func (r *request) end(stays bool) {
 	e := r.e
 	e.running = nil
 	switch {
-	case stays && r.last: // after a failure it is called once
+	case stays && r.last: // after a failure it is called only once
 		r.done = true
 	case stays && r.purged:
 		e.handing = r
@@ -188,12 +188,12 @@ func (r *request) requeue() {
 	}
 }
 
-// mostSkipped is how often another endpoint may be served before one that waits for a bounce buffer
-// only.
+// mostSkipped is how often another endpoint may be served before one that waits only for a bounce
+// buffer.
 const mostSkipped = 3
 
-// served records that a request has got a bounce buffer that all share, and checks that other
-// endpoints which wait for one get their turn.
+// served records that a request has got a shared bounce buffer, and checks that other endpoints
+// that wait for one get their turn.
 func (e *end) served(took *op) {
 	w := e.w
 	if !took.kind.bounces() || took.ownBuffer {
@@ -237,8 +237,7 @@ func (e *end) onReady(face *transport.Endpoint) {
 	e.notifyReq.end(e.notifyAgain && !failed && e.ep.Err() == nil)
 }
 
-// purge empties the queue. A request that runs is handed back afterwards, if it wants to
-// stay.
+// purge empties the queue. A running request is handed back afterwards if it wants to stay.
 func (e *end) purge() {
 	w := e.w
 	if !e.connected {
@@ -255,7 +254,7 @@ func (e *end) purge() {
 	w.calling++
 	e.ep.Purge(func(p *transport.Pending) {
 		for n < len(want) && want[n].own {
-			n++ // the library does not hand back its own
+			n++ // the library does not hand back its own request
 		}
 		if e.handing != nil && p == &e.handing.p {
 			e.handing.giveUp()
@@ -298,7 +297,7 @@ func (e *end) newFlush() *op {
 	return &op{e: e, kind: flushLocal + opKind(e.w.Rng.IntN(2)), group: e.w.newGroup()}
 }
 
-// look checks counters, and what can be asked of an endpoint.
+// look checks counters, and queries of an endpoint.
 func (e *end) look() {
 	w := e.w
 	s := e.site.worker.Stats()

@@ -14,15 +14,15 @@ import (
 // Transport is the game of endpoints.
 var Transport = lab.Game("TestTransport", "./test/sendside", newTransportPlan, (*transportPlan).run)
 
-// transportPlan is what a world of endpoints is made of and what happens in it.
+// transportPlan describes a world of endpoints and its events.
 type transportPlan struct {
 	bedPlan
 	lab.Schedule[lab.Event]
 	configs []transport.Config // of each host's worker
 }
 
-// transportEvents are what happens to endpoints, and how often in worlds that are calm and faulty.
-// Peers that break the rules are left to the fuzz tests of the package.
+// transportEvents are the events of endpoints, and how often they happen in calm and in faulty
+// worlds. The fuzz tests of the package play peers that break the rules.
 var transportEvents = []lab.Kind[*end]{
 	{Name: "step", Often: []int{400, 400}, Do: func(e *end) { e.w.Steps(1 + e.w.Rng.IntN(8)) }},
 	{Name: "progress", Often: []int{240, 240}, Do: func(e *end) { e.site.progress() }},
@@ -91,7 +91,7 @@ func (p *bedPlan) workerConfig(rng *rand.Rand, qp ibverbx.Config, host int) tran
 	return cfg
 }
 
-// transportWorld is workers and endpoints, and the model of what they must do.
+// transportWorld is workers and endpoints, and the model of their behaviour.
 type transportWorld struct {
 	testbed
 	plan      *transportPlan
@@ -158,7 +158,7 @@ func (w *transportWorld) open() {
 	}
 }
 
-// amIDs is how many handlers each worker has.
+// amIDs is the number of handlers of each worker.
 const amIDs = 3
 
 // connect makes a connection between two hosts.
@@ -199,7 +199,7 @@ func (w *transportWorld) connect(hosts [2]int) {
 
 func (w *transportWorld) progress(h *lab.Host) int { return w.sites[h.Index].progress() }
 
-// progress has the worker make one round of progress.
+// progress makes one round of progress of the worker.
 func (s *site) progress() int {
 	w := s.w
 	w.inside, w.round, w.delivered = s.Host, true, false
@@ -215,7 +215,7 @@ func (s *site) progress() int {
 	return n
 }
 
-// checkHanded checks that requests which ran during a purge, and wanted to stay, were handed back.
+// checkHanded checks that requests that ran during a purge and wanted to stay were handed back.
 func (w *transportWorld) checkHanded() {
 	for _, e := range w.ends {
 		if e.handing != nil {
@@ -245,7 +245,7 @@ func (w *transportWorld) enter(s *site, what string) {
 
 func (w *transportWorld) leave() { w.callback = false }
 
-// renew makes another connection in place of one whose ends are both closed: what they used must be
+// renew replaces a connection whose ends are both closed with another one: their resources must be
 // free again. No fault may have struck the hosts.
 func (w *transportWorld) renew(c *pair) {
 	for _, e := range c.ends {
