@@ -247,8 +247,8 @@ func (e *end) dataEnded(s *send) bool {
 	return s.data == 0
 }
 
-// allOut reports whether NICs were given all data of a request. An ordinary SEND counts as a last step
-// and has no data.
+// allOut reports whether NICs were given all data of a request. An ordinary SEND counts as a last
+// step and has no data.
 func (s *send) allOut() bool {
 	switch {
 	case s.op.IsSend():
@@ -277,8 +277,8 @@ func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 	}
 }
 
-// recvSeen records a completion of the receive direction that the library sees. A flush follows from
-// another error.
+// recvSeen records a completion of the receive direction that the library sees. A flush follows
+// from another error.
 func (e *end) recvSeen(status verbs.Status) {
 	if status != verbs.StatusSuccess && status != verbs.StatusWRFlushErr && !e.survives(status) {
 		e.noneMayBegin = true

@@ -154,8 +154,8 @@ func (e *end) drawOrder(s *send) {
 	}
 }
 
-// mayBeUnsignaled reports whether another unsignaled request may follow: a queue that is full of them
-// never has room again.
+// mayBeUnsignaled reports whether another unsignaled request may follow: a queue that is full of
+// them never has room again.
 func (e *end) mayBeUnsignaled() bool {
 	n := len(e.sends)
 	for n > e.sendHead && e.sends[n-1].flags&verbs.SendSignaled == 0 {
