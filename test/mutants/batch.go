@@ -13,16 +13,16 @@ import (
 	"ibverbx/test/internal/hunt"
 )
 
-// batch is mutants that are built into the same test binaries.
+// batch is mutants in the same test binaries.
 type batch struct {
 	mutants  []candidate
-	alone    bool   // one that stands in the source without a condition
+	alone    bool   // a single mutant, in the source without a condition
 	tmp      string // has the binaries
 	patience map[string]time.Duration
 }
 
-// batches divides mutants, which it numbers: those that overlap come into different batches, and
-// those whose guarded form does not compile get one each.
+// batches numbers and divides mutants: those that overlap go into different batches, and those
+// whose guarded form does not compile get one each.
 func batches(code *hunt.Code, drawn []candidate) (all []*batch) {
 	for i, m := range drawn {
 		m.id = i + 1
@@ -47,7 +47,7 @@ func (c candidate) overlaps(other candidate) bool {
 	return c.file == other.file && c.from < other.to && other.from < c.to
 }
 
-// files are the sources with the mutants in them, by path.
+// files returns the sources with the mutants in them, by path.
 func (b *batch) files() map[string]string {
 	files := make(map[string]string)
 	// From the last to the first: planting one does not move the next.
@@ -64,7 +64,7 @@ func (b *batch) files() map[string]string {
 	return files
 }
 
-// chosen is the environment's variable with the number of the mutant that acts.
+// chosen is the environment variable with the number of the active mutant.
 const chosen = "IBVERBX_MUTANT"
 
 // support is added to each package with guarded mutants.
@@ -85,7 +85,7 @@ func mutantOr[T any](id int, mutant, original func() T) T {
 }
 `
 
-// verdict is how a mutant is found, "" when it survives.
+// verdict returns how a mutant is found, "" if it survives.
 func (b *batch) verdict(m candidate, root string, judges []judge) (string, error) {
 	for _, j := range judges {
 		bin := filepath.Join(b.tmp, strings.ReplaceAll(j.dir+j.tags, "/", "_")+".test")
@@ -105,11 +105,12 @@ func (b *batch) verdict(m candidate, root string, judges []judge) (string, error
 	return "", nil
 }
 
-// unknown is how long tests may take that have not run without a mutant.
+// unknown is the time limit of tests that have not run without a mutant.
 const unknown = 3 * time.Minute
 
 // rehearse runs the tests of a judge once without a mutant, and twice if a busy machine may have
-// disturbed them. It returns how long they may take with one, or 0: those that fail judge nothing.
+// disturbed them. It returns their time limit with a mutant, or 0 if they fail: then they judge
+// nothing.
 func (b *batch) rehearse(j judge, root, bin string) time.Duration {
 	key := bin + strings.Join(j.args, " ")
 	patience, known := b.patience[key]

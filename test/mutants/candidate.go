@@ -15,13 +15,13 @@ import (
 
 // candidate is a mutant that can be planted: one piece of a file is replaced.
 type candidate struct {
-	id       int // of one that was drawn, from 1 on
+	id       int // of a drawn mutant, from 1 on
 	file     *source
 	decl     string // where it is: "Type.method", "function", or the name of a variable
 	from, to int    // what it replaces, in bytes of the file
-	text     string // by what
-	// guarded is code that is the original or the mutant, with a \x00 where the mutant's number
-	// belongs. It does not compile everywhere: a constant, for instance, cannot depend on it.
+	text     string // the replacement
+	// guarded is code that chooses between the original and the mutant, with a \x00 in place of the
+	// mutant's number. It does not compile everywhere, for example in a constant.
 	guarded string
 }
 
@@ -120,7 +120,7 @@ func (f *finder) span(n ast.Node) (from, to int) {
 	return f.fset.Position(n.Pos()).Offset, f.fset.Position(n.End()).Offset
 }
 
-// of is the source of a node.
+// of returns the source of a node.
 func (f *finder) of(n ast.Node) string {
 	from, to := f.span(n)
 	return f.text[from:to]
@@ -139,7 +139,7 @@ func (f *finder) boolean(n ast.Expr, text string) {
 	}
 }
 
-// value replaces an expression by another of the same type.
+// value replaces an expression with another of the same type.
 func (f *finder) value(n ast.Expr, typ types.Type, text string) {
 	name := types.TypeString(types.Default(typ), func(p *types.Package) string {
 		if p == f.types {
@@ -151,7 +151,7 @@ func (f *finder) value(n ast.Expr, typ types.Type, text string) {
 		" { return "+f.of(n)+" })")
 }
 
-// operators has what each is replaced by.
+// operators has the replacement of each.
 var operators = map[string]string{
 	"<": "<= >=", "<=": "< >", ">": ">= <=", ">=": "> <", "==": "!=", "!=": "==", "&&": "||", "||": "&&",
 	"+": "-", "-": "+", "*": "+", "/": "*", "%": "*",
@@ -173,7 +173,7 @@ func (f *finder) binary(n *ast.BinaryExpr) {
 	}
 }
 
-// isString reports a type whose + has no opposite.
+// isString reports whether a type is a string, whose + has no opposite.
 func isString(t types.Type) bool {
 	b, ok := t.Underlying().(*types.Basic)
 	return ok && b.Info()&types.IsString != 0
@@ -207,8 +207,8 @@ func (f *finder) errors(n *ast.ReturnStmt) {
 	}
 }
 
-// statements leaves out each statement of a list that others do not depend on, and turns
-// assignments round.
+// statements leaves out each statement of a list on which others do not depend, and reverses
+// assignment operators.
 func (f *finder) statements(list []ast.Stmt) {
 	for i, s := range list {
 		last := i == len(list)-1
@@ -218,7 +218,7 @@ func (f *finder) statements(list []ast.Stmt) {
 				continue
 			}
 			op := operators[strings.TrimSuffix(s.Tok.String(), "=")]
-			turns := op != "" && s.Tok != token.XOR_ASSIGN // which no seed has ever drawn
+			turns := op != "" && s.Tok != token.XOR_ASSIGN // no seed has ever drawn it
 			if turns && !isString(f.info.Types[s.Lhs[0]].Type) {
 				f.statement(s, f.of(s.Lhs[0])+" "+op+"= "+f.of(s.Rhs[0]))
 			}
@@ -249,14 +249,14 @@ func (f *finder) statement(s ast.Stmt, text string) {
 	f.add(s, text, "if mutantChosen == \x00 { "+text+" } else { "+f.of(s)+" }")
 }
 
-// place is the file and the line where the candidate begins.
+// place returns the file and line where the candidate begins.
 func (c *candidate) place() string {
 	line := 1 + strings.Count(c.file.text[:c.from], "\n")
 	return filepath.Join(c.file.pkg.Rel, filepath.Base(c.file.path)) + ":" + strconv.Itoa(line)
 }
 
-// entry is the mutant as lists have it: where it is, and the source from the first to the last line
-// that it touches, as it is and with the mutant in it.
+// entry returns the mutant's entry in lists: its place, and the source from the first to the last
+// line that it touches, with and without the mutant.
 func (c *candidate) entry() string {
 	text := c.file.text
 	from, to := strings.LastIndexByte(text[:c.from], '\n')+1, len(text)

@@ -16,13 +16,13 @@ import (
 	"ibverbx/test/internal/hunt"
 )
 
-// judge is tests of a package with their arguments.
+// judge is a package's tests with their arguments.
 type judge struct {
 	dir, tags string
 	args      []string
 }
 
-// skipped are tests of the sources and not of what they do. They run the go command, which would
+// skipped are tests of the sources, not of their behaviour. They run the go command, which would
 // not see the mutant.
 const skipped = "TestColumns|TestOwnedTypesRefuseCopies|TestImports|TestREADME|TestFloors"
 
@@ -35,7 +35,7 @@ func game(dir, test, worlds string) judge {
 	return judge{dir, "invariants", []string{"-test.run", "^" + test + "$", "-hunt", "-seeds", worlds}}
 }
 
-// games are the tests that judge every package which they reach.
+// games are the tests that judge every package that they import.
 var games = []judge{
 	game("test/sim", "TestSimulation", "1000"),
 	game("test/sim", "TestFailover", "1000"),
@@ -49,7 +49,7 @@ var games = []judge{
 	own("test/vqp"),
 }
 
-// limit is the address space that a test may use: a mutant may allocate for ever.
+// limit is the address space that a test may use, because a mutant may allocate forever.
 const limit = "8388608" // KiB
 
 // run runs the tests with a mutant, or with none if id is 0. It returns how they fail, or "".
@@ -84,7 +84,7 @@ type module map[string]*hunt.Package
 // internal reports whether only packages of the module may import that of a directory.
 func internal(dir string) bool { return strings.Contains("/"+dir+"/", "/internal/") }
 
-// reach adds to seen the packages of the module that some import paths lead to.
+// reach adds to seen the packages of the module that are reachable from some import paths.
 func (m module) reach(seen map[string]bool, paths ...string) {
 	for _, path := range paths {
 		if p := m[path]; p != nil && !seen[p.Rel] {
@@ -94,8 +94,8 @@ func (m module) reach(seen map[string]bool, paths ...string) {
 	}
 }
 
-// product returns the directories of the packages that users import or run, and of those that these
-// need. The others are tests, what tests need, and examples.
+// product returns the directories of the packages that users import or run, and of their
+// dependencies. The others are tests, dependencies of tests, and examples.
 func (m module) product() []string {
 	seen := make(map[string]bool)
 	for path, p := range m {

@@ -66,7 +66,7 @@ func (o *options) run() error {
 	return errors.Join(err, os.WriteFile(o.survivors, []byte(t.list.String()), 0o600))
 }
 
-// trial plants mutants and counts what becomes of them.
+// trial plants mutants and counts their fates.
 type trial struct {
 	root                     string
 	all                      module
@@ -93,7 +93,7 @@ func (t *trial) judgeAll(code *hunt.Code, drawn []candidate) error {
 	return nil
 }
 
-// judge asks the judges about a mutant.
+// judge runs the judges on a mutant.
 func (t *trial) judge(b *batch, m candidate) error {
 	start := time.Now()
 	verdict, err := b.verdict(m, t.root, t.all.judges(m.file.pkg.Rel))
@@ -130,7 +130,7 @@ func load(root string, dirs []string) (code *hunt.Code, all []candidate, err err
 	return code, all, nil
 }
 
-// choose draws the mutants that no person has judged equivalent, or finds those that are listed.
+// choose draws from the mutants that are not judged equivalent, or finds those that are listed.
 func (o *options) choose(all []candidate, equivalents string) ([]candidate, error) {
 	judged, err := entries(equivalents)
 	if err != nil {
@@ -166,11 +166,11 @@ func entries(path string) (list []string, err error) {
 	return list, nil
 }
 
-// squeezed is a text in which white space of any length is one space.
+// squeezed replaces each run of white space with one space.
 func squeezed(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// divide separates the candidates that a list has from the rest. It prints the entries of the
-// candidates' packages that none of them is.
+// divide separates the listed candidates from the rest. It prints entries of the candidates'
+// packages that match no candidate.
 func divide(all []candidate, list []string) (listed, rest []candidate) {
 	used, dirs := make(map[string]bool), make(map[string]bool)
 	for _, c := range all {
