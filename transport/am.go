@@ -41,8 +41,8 @@ func (e *Endpoint) amShort(id AMID, hdr, payload []byte) error {
 	return err
 }
 
-// amShortBuffered is amShort for what does not fit inline. Where the NIC takes less inline than a
-// short may have, the message goes through a bounce buffer.
+// amShortBuffered is AMShort for messages that do not fit inline, because the NIC takes less inline
+// than a short may have: they go through a bounce buffer.
 func (e *Endpoint) amShortBuffered(name string, id AMID, hdr, payload []byte) error {
 	p := e.peer
 	if limit := p.limits().AMShort; len(hdr)+len(payload) > limit {
@@ -157,7 +157,7 @@ func (e *Endpoint) usableAM(name string, id AMID, hdr []byte) error {
 }
 
 // pack calls a pack function, which writes into dst, a part of a bounce buffer, and returns how
-// many bytes these were. The caller checks that.
+// many bytes it wrote. The caller checks that number.
 func (p *peerState) pack(pack func([]byte) int, dst []byte, buf int32) int {
 	returned := false
 	defer func() {
@@ -171,12 +171,12 @@ func (p *peerState) pack(pack func([]byte) int, dst []byte, buf int32) int {
 	return n
 }
 
-// refusePacked returns the error for a pack function that says n bytes, and had room for fewer.
+// refusePacked returns the error for a pack function that returned n, but had less room.
 func (p *peerState) refusePacked(name string, n, room int) error {
 	return p.refuse(name, ErrTooLong, "pack says %d bytes: its buffer has %d", n, room)
 }
 
-// fillHeader writes the headers of an active message, with all the credits that can be given back.
+// fillHeader writes the headers of an active message, with all credits that can be given back.
 func (p *peerState) fillHeader(buf []byte, id AMID, hdr []byte) {
 	header{kind: wireAM, id: id, length: uint8(len(hdr)), credits: p.credits.Grant(0)}.put(buf)
 	copy(buf[wireHeader:], hdr)

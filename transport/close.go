@@ -38,7 +38,7 @@ func (p *peerState) end(to stage, sentinel, cause error) {
 	p.ending.fail(to, p.newError(sentinel, cause), p.sending.busy())
 }
 
-// failQP fails the endpoint because its virtual queue pair refused what it should take.
+// failQP fails the endpoint because its virtual queue pair refused work that it should accept.
 func (p *peerState) failQP(err error) {
 	cause := p.conn.qp.Err()
 	if cause == nil {
@@ -55,11 +55,11 @@ func (p *peerState) failQP(err error) {
 // On a single queue pair Abort waits for the NIC to flush, a second at most, and holds up the
 // worker.
 //
-// If the queue pair still works, the peer is told, and its endpoint fails with ErrPeerAborted: a
-// message follows what was posted, and Abort gives it a millisecond to leave, during which all
-// other calls on the worker wait, too. [Worker.Close] takes one millisecond for all endpoints
-// together. Operations that end in that time have ended before. A peer that the message does not
-// reach notices when operations to it fail, or by its keep-alive.
+// If the queue pair still works, the peer learns of the abort, and its endpoint fails with
+// ErrPeerAborted: a message follows the posted operations, and Abort gives it a millisecond to
+// leave, during which all other calls on the worker wait, too. [Worker.Close] takes one millisecond
+// for all endpoints together. Operations that end in that time have ended before. A peer that the
+// message does not reach notices when operations to it fail, or by its keep-alive.
 func (e *Endpoint) Abort(comp *Completion) error {
 	p := e.peer
 	p.w.mu.Lock()
@@ -73,12 +73,12 @@ func (e *Endpoint) Abort(comp *Completion) error {
 	return p.abort(ErrCanceled, comp)
 }
 
-// abortPatience is the time that the message which tells the peer of an abort may take to go out.
-// On a network that works it takes microseconds.
+// abortPatience is how long the message about an abort may take to leave. On a working network it
+// takes microseconds.
 const abortPatience = time.Millisecond
 
-// postAbort posts the message that tells the peer of an abort, unless the goodbye does. It reports
-// whether one of them may be on its way.
+// postAbort posts the message about an abort, unless the goodbye was posted. It reports whether one
+// of them may be on its way.
 func (p *peerState) postAbort() bool {
 	s := p.ending.stage
 	if s == stageParting {
@@ -87,8 +87,7 @@ func (p *peerState) postAbort() bool {
 	return s.serves() && p.sendControl(wireAbort)
 }
 
-// drainAborts gives the messages that postAbort is about the time to go out. The queue pairs take
-// nothing more.
+// drainAborts gives the messages of postAbort time to leave. The queue pairs accept nothing more.
 func drainAborts(notified []*peerState) {
 	if len(notified) == 0 || notified[0].w.cfg.Idle != nil {
 		return // a program that moves its network by hand cannot do so while Abort waits
@@ -119,7 +118,7 @@ func (p *peerState) abort(sentinel error, comp *Completion) (err error) {
 	return err
 }
 
-// release gives back what an aborted endpoint holds, once the virtual CQ has no completions of it
+// release frees the resources of an aborted endpoint, once the virtual CQ has no completions of it
 // left.
 func (p *peerState) release() {
 	w := p.w
@@ -133,7 +132,7 @@ func (p *peerState) release() {
 	}
 	w.stats.closed.add(p)
 	w.endpoints.remove(p)
-	// The program may hold the endpoint for long, which refuses every call from now on.
+	// The program may keep the endpoint for long; it refuses every call from now on.
 	last := p.conn.qp.Stats()
 	w.stats.railsLost, w.stats.railsBack = w.stats.railsLost+last.RailsLost, w.stats.railsBack+last.RailsBack
 	p.conn.last, p.conn.qp, p.sending.ops = &last, nil, ring.NewWindow[op]()
@@ -211,9 +210,8 @@ func (p *peerState) parted() bool {
 	return true
 }
 
-// newError makes the error of an endpoint that serves no more. It names what has failed in words,
-// where the virtual queue pair knows a number only, and puts first what this end's NIC has
-// reported.
+// newError makes the error of an endpoint that serves no more. It names the failed operation, of
+// which the virtual queue pair knows only a number, and puts the event of this end's NIC first.
 func (p *peerState) newError(sentinel, cause error) *EndpointError {
 	e := &EndpointError{Peer: p.cfg.Name, Err: sentinel, Cause: cause}
 	var failed *ibverbx.FailedError

@@ -75,7 +75,7 @@ func (c *Completion) Done(err error) {
 // does.
 func (c *Completion) Fired() bool { return c.fired.Load() }
 
-// Err is the first error among the operations, once the completion has fired.
+// Err returns the first error among the operations, once the completion has fired.
 func (c *Completion) Err() error {
 	c.mu.Lock()
 	err := c.err

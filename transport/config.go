@@ -14,7 +14,7 @@ type Config struct {
 	// what the limits below need, and Credits is as large, because a rail carries no more messages
 	// at a time than its peer has credits, although no message of this package uses one; MaxInline
 	// is 128; MaxSGE is 5, or the NIC's maximum; MaxRecvSGE is 1, QPsPerDevice 4. Conn.RNRRetry is
-	// 6, not for ever: a peer that observes the credits always has a receive, so a peer without one
+	// 6, not forever: a peer that observes the credits always has a receive, so a peer without one
 	// fails its endpoint, within 4 ms or the 6 pauses that the peer's NIC asks for. Conn.Access is
 	// local and remote write and remote read; add remote atomic for atomics. NoNotifyQP is
 	// refused in DQPLB over several queue pairs, because active messages are SENDs and use the
@@ -34,7 +34,7 @@ type Config struct {
 	// memory.
 	BufferSize int
 	// BounceBuffers is how many bounce buffers all endpoints share; 0 means 256. Each endpoint has
-	// two more of its own, for the time when slow or failed peers hold all others.
+	// two more of its own, in case slow or failed peers hold all others.
 	BounceBuffers int
 	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0
 	// means 32, or what the NIC's queues hold; at most 4096. With more of them the sender can run
@@ -105,7 +105,7 @@ const (
 	shortWithoutInline = 64
 )
 
-// failoverSlots returns the places of its queues that a rail keeps for failover.
+// failoverSlots returns how many places of its queues a rail keeps for failover.
 func (c *Config) failoverSlots() int {
 	if c.QP.Failover {
 		return railControlSlots

@@ -14,9 +14,9 @@ import (
 // Endpoint is one peer. It is safe for concurrent use; calls from one goroutine take effect in
 // their order.
 //
-// An Endpoint is a view of the peer's state: all views of a peer share it, and differ in what
-// becomes of a send while requests are pending, or when it meets ErrNoResource. That is how a send
-// from the function at the head of the queue differs from one that would overtake it.
+// An Endpoint is a view of the peer's state: all views of a peer share it, and differ in how they
+// treat a send while requests are pending, or when it meets ErrNoResource. So a send from the
+// function at the head of the queue differs from one that would overtake it.
 type Endpoint struct {
 	_      guard.NoCopy
 	peer   *peerState
@@ -66,7 +66,7 @@ type conn struct {
 // connected reports whether Connect has ever succeeded.
 func (c *conn) connected() bool { return c.maxAM != 0 }
 
-// init creates what the endpoint has of its own.
+// init creates the endpoint's own objects.
 func (p *peerState) init() (err error) {
 	w := p.w
 	for i := range p.views {
@@ -104,13 +104,13 @@ func (p *peerState) init() (err error) {
 	return nil
 }
 
-// Name is the peer's name in errors.
+// Name returns the peer's name in errors.
 func (e *Endpoint) Name() string { return e.peer.cfg.Name }
 
-// Value is EndpointConfig.Value.
+// Value returns EndpointConfig.Value.
 func (e *Endpoint) Value() any { return e.peer.cfg.Value }
 
-// Worker is the worker that the endpoint belongs to.
+// Worker returns the worker of the endpoint.
 func (e *Endpoint) Worker() *Worker { return e.peer.w }
 
 // Err returns why the endpoint has ended, as an [*EndpointError]; nil while it has not.
@@ -156,7 +156,7 @@ func (p *peerState) limits() Limits {
 	}
 }
 
-// refuse makes the error of a call on the endpoint.
+// refuse returns the error of a call on the endpoint.
 func (p *peerState) refuse(op string, err error, format string, args ...any) error {
 	if e := (*EndpointError)(nil); errors.As(err, &e) {
 		return e // names the peer and the reason already

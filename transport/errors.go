@@ -40,7 +40,7 @@ var (
 	ErrPeerAborted = errors.New("the peer has aborted")
 	// ErrPeerClosed: the peer has closed its endpoint.
 	ErrPeerClosed = errors.New("peer closed")
-	// ErrProtocol: the peer sent what no endpoint sends. Only its endpoint fails.
+	// ErrProtocol: the peer sent a message that no endpoint sends. Only its endpoint fails.
 	ErrProtocol = errors.New("protocol violation by the peer")
 	// ErrWorkerDead: a callback of the worker has panicked or called runtime.Goexit. Nothing makes
 	// progress on it any more: close it.
@@ -79,12 +79,11 @@ type EndpointError struct {
 	Peer  string // the endpoint's name
 	Err   error  // ErrPeerFailed, ErrPeerClosed, ErrProtocol, ErrCanceled, ErrClosed or ErrWorkerDead
 	Cause error  // the error that led to it; may be nil
-	// Op is what failed, of the program ("put") or of the transport itself ("keep-alive"); "" where
-	// that is not known.
+	// Op is the failed operation, of the program ("put") or of the transport itself ("keep-alive");
+	// "" if unknown.
 	Op string
-	// Event is what a NIC of this end has reported, where that explains the failure: that the NIC
-	// itself has died, for one. Completions only say then that requests were flushed. nil if there
-	// is nothing.
+	// Event is the event of a NIC of this end that explains the failure, for example the NIC's
+	// death, when completions only say that requests were flushed. nil if there is none.
 	Event *verbs.Event
 }
 
@@ -118,7 +117,7 @@ func (e *EndpointError) Unwrap() []error {
 	return []error{e.Err, e.Cause}
 }
 
-// LogValue has slog write what the fields say in words, and the cause in its own way.
+// LogValue makes slog write the fields in words, and the cause in its own form.
 func (e *EndpointError) LogValue() slog.Value {
 	attrs := []slog.Attr{slog.String("peer", e.Peer), slog.String("kind", e.Err.Error())}
 	if e.Op != "" {
@@ -133,8 +132,8 @@ func (e *EndpointError) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// MarshalJSON writes the text of the error, what the fields say in words, and the cause in its own
-// form where it has one, in words otherwise.
+// MarshalJSON writes the text of the error, the fields in words, and the cause in its own form if
+// it has one, otherwise as text.
 func (e *EndpointError) MarshalJSON() ([]byte, error) {
 	form := struct {
 		Peer  string `json:"peer"`

@@ -101,7 +101,7 @@ func (c *Config) completions(nics int) int {
 	return n
 }
 
-// fitEndpoints sets MaxEndpoints where it is open, and returns the depth of the completion queues.
+// fitEndpoints sets MaxEndpoints if it is 0, and returns the depth of the completion queues.
 func (c *Config) fitEndpoints(cqe limit, nics int) (depth int, err error) {
 	each := c.completions(nics)
 	if each > cqe.most {

@@ -26,7 +26,7 @@ func (e *Endpoint) Fence() {
 	p.unlock()
 }
 
-// FlushKind says what a flush waits for.
+// FlushKind is what a flush waits for.
 type FlushKind uint8
 
 const (
@@ -38,7 +38,7 @@ const (
 	FlushRemote
 )
 
-// String is the kind's name.
+// String returns the kind's name.
 func (k FlushKind) String() string {
 	switch k {
 	case FlushLocal:
@@ -98,9 +98,9 @@ func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	s := &p.sending
 	fence, rails := s.fence, p.conn.qp.DataRails()
 	n := uint64(8 * rails)
-	// A single queue pair reads behind its writes and atomics anyhow. A fence is harmful there: the
-	// kernel's rdma_rxe never repeats a fenced read that was lost, so that one to a dead peer
-	// neither completes nor fails.
+	// A single queue pair reads behind its writes and atomics anyway. A fence is harmful there: the
+	// kernel's rdma_rxe never repeats a lost fenced read, so one to a dead peer neither completes
+	// nor fails.
 	s.fence.now = rails > 1
 	if rails == 1 {
 		s.fence.later = false
@@ -183,7 +183,7 @@ func (e *Endpoint) Flush(ctx context.Context, kind FlushKind) error {
 }
 
 // Flush waits until every operation called on any of the worker's connected endpoints has
-// completed; it returns the first error, and goes on with the other endpoints then.
+// completed. It returns the first error, after it has waited for the other endpoints.
 func (w *Worker) Flush(ctx context.Context, kind FlushKind) error {
 	if err := needContext("flush", ctx); err != nil {
 		return err

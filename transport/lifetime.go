@@ -59,10 +59,10 @@ func (l *lifetime) dead() bool { return l.deadBy.Load() != 0 }
 // close enters the stage closing. It reports whether the worker was open.
 func (l *lifetime) close() bool { return l.stage.CompareAndSwap(lifeOpen, lifeClosing) }
 
-// release enters the stage released. It reports whether the worker was not there yet.
+// release enters the stage released. It reports whether the worker was in an earlier one.
 func (l *lifetime) release() bool { return l.stage.Swap(lifeReleased) != lifeReleased }
 
-// call notes that a callback begins, and returned that it has returned.
+// call records that a callback begins, and returned that it has returned.
 func (l *lifetime) call(c callback) { l.calling = c }
 
 func (l *lifetime) returned() { l.calling = 0 }

@@ -30,24 +30,24 @@ type Message struct {
 type messageState uint8
 
 const (
-	messagePosted  messageState = iota // the NIC, or it gets it next
-	messageHandled                     // the handler, or it is about to run
+	messagePosted  messageState = iota // the NIC, now or next
+	messageHandled                     // the handler, which runs or is about to
 	messageKept                        // the program, until Release
 )
 
-// Endpoint is where the message came from.
+// Endpoint returns the endpoint that the message came from.
 func (m *Message) Endpoint() *Endpoint { return &m.peer.views[0] }
 
-// ID is the handler's id.
+// ID returns the handler's id.
 func (m *Message) ID() AMID { return m.id }
 
-// Header is the sender's header.
+// Header returns the sender's header.
 func (m *Message) Header() []byte {
 	end := wireHeader + int(m.header)
 	return m.peer.mem.bytes(m.slot)[wireHeader:end:end]
 }
 
-// Data is the payload.
+// Data returns the payload.
 func (m *Message) Data() []byte {
 	return m.peer.mem.bytes(m.slot)[wireHeader+int(m.header) : m.length : m.length]
 }
@@ -80,7 +80,7 @@ func (m *Message) Release() {
 	w.postReceives()
 }
 
-// repost notes that a buffer goes back to the NIC: at once, or with others together.
+// repost lists a buffer to go back to the NIC, at once or together with others.
 func (p *peerState) repost(slot uint32, atOnce bool) {
 	r := &p.receiving
 	m := &r.messages[slot]
@@ -91,8 +91,8 @@ func (p *peerState) repost(slot uint32, atOnce bool) {
 	}
 }
 
-// postReceives posts the buffers of all endpoints that are in chores.reposts, and gives credits
-// back for them where they are due.
+// postReceives posts the buffers of all endpoints in chores.reposts, and gives back the credits
+// that are due for them.
 func (w *Worker) postReceives() {
 	list := w.chores.reposts
 	left := list[:0]
@@ -223,7 +223,7 @@ func (p *peerState) arrived(slot uint32, n uint64) {
 		return
 	}
 	if h.kind != wireAM {
-		p.repost(slot, true) // the peer counts on room for these
+		p.repost(slot, true) // the peer relies on room for these
 		switch h.kind {
 		case wireBye:
 			p.fail(stagePeerClosed, ErrPeerClosed, nil)
@@ -255,8 +255,9 @@ func (p *peerState) violated(why error) {
 	p.fail(stageViolated, ErrProtocol, why)
 }
 
-// giveCredits sends credits by themselves where no active message carries them: when half of the
-// buffers are free again, or when the peer cannot have any credit left (see flow.Ledger.MustGrant).
+// giveCredits sends credits in a separate message when no active message carries them: when half of
+// the buffers are free again, or when the peer cannot have any credit left (see
+// flow.Ledger.MustGrant).
 //
 // The peer keeps controlSlots receives for such messages and a goodbye. They suffice: a message by
 // the first rule carries at least half of all credits, and before one by the second the peer has

@@ -25,11 +25,11 @@ const (
 	opFlush // was never posted: fires when everything before it has
 )
 
-// opNames are the operations in words, for errors.
+// opNames has the names of operations in errors.
 var opNames = [...]string{"active message", "put", "get", "get", "fetch add", "compare swap", "remote flush",
 	"credits", "goodbye", "goodbye of an abort", "keep-alive", "flush"}
 
-// controlOp is the operation that stands for a message of the transport itself.
+// controlOp returns the operation for one of the transport's own messages.
 func controlOp(kind wireKind) opKind {
 	switch kind {
 	case wireBye:
@@ -53,15 +53,15 @@ type op struct {
 	kind   opKind
 }
 
-// resources is a set of what can be missing when a send meets ErrNoResource. It is noted in two
-// places: Pending.missing is what the function of a request met last, and sending.missing what
-// sends from outside of the queue met, because the next request that is queued may stand for any of
+// resources is a set of the resources that can be missing when a send meets ErrNoResource. Two
+// fields record it: Pending.missing for the last send of a request's function, and sending.missing
+// for sends from outside the queue, because the next request that is queued may stand for any of
 // them.
 type resources uint8
 
 const (
-	needWindow resources = 1 << iota // operations of this endpoint have to end
-	needCredit                       // the peer has to give receive buffers back
+	needWindow resources = 1 << iota // operations of this endpoint must end
+	needCredit                       // the peer must give receive buffers back
 	needBuffer                       // a bounce buffer: one that all endpoints share, or its own
 	needNIC                          // the NIC refused for now
 	// its function returned PendingNoResource, although none of its sends was refused: it is called
@@ -77,7 +77,7 @@ func (e *Endpoint) usable(op string) error {
 	return e.usableNotOpen(op)
 }
 
-// usableNotOpen is usable in every stage but open, apart so that usable can be inlined.
+// usableNotOpen is usable in every stage but open, separate so that usable can be inlined.
 func (e *Endpoint) usableNotOpen(op string) error {
 	p := e.peer
 	switch s := p.ending.stage; {
@@ -91,8 +91,8 @@ func (e *Endpoint) usableNotOpen(op string) error {
 	return p.ending.err
 }
 
-// tryAdmit returns ErrNoResource, and notes what is missing, if an operation that needs a credit or
-// a bounce buffer cannot start now.
+// tryAdmit returns ErrNoResource, and records what is missing, if an operation that needs a credit
+// or a bounce buffer cannot start now.
 func (e *Endpoint) tryAdmit(credit, buffer bool) error {
 	p := e.peer
 	switch {
@@ -132,7 +132,7 @@ func (e *Endpoint) noResource(need resources) error {
 	return ErrNoResource
 }
 
-// stillMissing returns what of a set is still missing. asked goes with needUnknown:
+// stillMissing returns the resources of a set that are still missing. asked is for needUnknown:
 // schedule.rounds at that time.
 func (p *peerState) stillMissing(set resources, asked uint64) resources {
 	if !p.sending.full() {
@@ -159,7 +159,7 @@ func (p *peerState) stillBlocked(set resources, asked uint64) bool {
 	return p.sending.full() || set != 0 && p.stillMissing(set, asked) == set
 }
 
-// The work-request ids of a worker's virtual queue pairs say whose operation or buffer completes:
+// The work-request ids of a worker's virtual queue pairs identify the operation or buffer:
 //
 //	63      62      32 31             0
 //	| recv | endpoint |      low       |
@@ -172,21 +172,21 @@ const (
 	attemptShift = 16
 )
 
-// sendID is the id of the next operation.
+// sendID returns the id of the next operation.
 func (p *peerState) sendID() uint64 {
 	return uint64(p.id)<<wridShift | uint64(uint32(p.sending.ops.Tail))
 }
 
-// recvID is the id of the receive into buffer slot.
+// recvID returns the id of the receive into buffer slot.
 func (p *peerState) recvID(slot uint32) uint64 {
 	return wridRecv | uint64(p.id)<<wridShift | uint64(p.receiving.attempt)<<attemptShift | uint64(slot)
 }
 
-// wridEndpoint is the number of the endpoint in an id, wridLow its low half.
+// wridEndpoint returns the number of the endpoint in an id, wridLow its low half.
 func wridEndpoint(id uint64) uint32 { return uint32(id &^ wridRecv >> wridShift) }
 func wridLow(id uint64) uint32      { return uint32(id) }
 
-// wridAttempt and wridSlot are the parts of a receive's low half.
+// wridAttempt and wridSlot return the parts of a receive's low half.
 func wridAttempt(id uint64) uint16 { return uint16(id >> attemptShift) }
 func wridSlot(id uint64) uint32    { return uint32(uint16(id)) }
 
@@ -225,7 +225,7 @@ func (e *Endpoint) post(name string, wr *[1]ibverbx.SendWR, kind opKind, buf int
 	return o, nil
 }
 
-// postRefused handles that the virtual queue pair refused an operation, and returns the error.
+// postRefused handles an operation that the virtual queue pair refused, and returns the error.
 func (e *Endpoint) postRefused(name string, err error) error {
 	p := e.peer
 	switch {
@@ -240,8 +240,8 @@ func (e *Endpoint) postRefused(name string, err error) error {
 	return p.refuse(name, reason(err), "")
 }
 
-// reason is the error of a post without its prefix, which names a call that the program did not
-// make.
+// reason returns the error of a post without its prefix, which names a call that the program did
+// not make.
 func reason(err error) error {
 	var p *ibverbx.PostError
 	if errors.As(err, &p) {
@@ -281,8 +281,8 @@ func (p *peerState) ended(low uint32, status verbs.Status) {
 	}
 }
 
-// isLostAtomic reports whether a completion says that an atomic has failed by itself: its queue
-// pair was lost before the answer came, and the connection goes on over another one.
+// isLostAtomic reports whether a completion is of an atomic that has failed alone: its queue pair
+// was lost before the answer came, and the connection continues over another one.
 func (p *peerState) isLostAtomic(wc *ibverbx.WC) bool {
 	s := &p.sending
 	if !p.w.cfg.QP.Failover || p.conn.qp.DataRails() == 1 || p.conn.qp.Err() != nil ||
@@ -348,8 +348,8 @@ func (p *peerState) retireAll() (n int) {
 	return n
 }
 
-// probe reads a word of the peer's memory. That needs nothing of the peer's program, and fails as
-// any operation does.
+// probe reads a word of the peer's memory. That does not involve the peer's program, and fails like
+// any operation.
 func (p *peerState) probe() {
 	wr := p.w.templates.get[:]
 	wr[0].ID, wr[0].Flags = p.sendID(), verbs.SendSignaled

@@ -24,7 +24,7 @@ const (
 	PendingNoResource
 )
 
-// String is the outcome's name.
+// String returns the outcome's name.
 func (o Outcome) String() string {
 	switch o {
 	case PendingDone:
@@ -74,7 +74,7 @@ type pendingQueue struct {
 	scheduled bool           // the endpoint is in Worker.schedule
 }
 
-// first is the first request that is listed; nil if there is none.
+// first returns the first listed request; nil if there is none.
 func (q *pendingQueue) first() *Pending { return q.list.First() }
 
 // waits reports whether a request is listed.
@@ -111,7 +111,7 @@ func (e *Endpoint) Pending(req *Pending) error {
 		return err
 	}
 	if !s.pending.any() && !p.stillBlocked(s.missing, 0) {
-		s.missing = 0 // the next attempt notes it anew
+		s.missing = 0 // the next attempt records it again
 		return ErrBusy
 	}
 	p.enqueue(req)
@@ -213,7 +213,7 @@ const dispatchBudget = 256
 type schedule struct {
 	queue  ring.FIFO[*peerState]
 	rounds uint64 // of dispatchPending
-	// asking reports that the last round left a request which waits for something that no event
+	// asking reports that the last round left a request that waits for something that no event
 	// announces.
 	asking bool
 }
@@ -221,7 +221,8 @@ type schedule struct {
 // waits reports whether an endpoint waits to be served.
 func (s *schedule) waits() bool { return s.queue.Len() != 0 }
 
-// asks reports whether a request has to be asked again though no event wakes a goroutine for it.
+// asks reports whether a request's function must be called again although no event wakes a
+// goroutine for it.
 func (s *schedule) asks() bool { return s.asking && s.waits() }
 
 // schedule puts the endpoint behind those that wait for dispatchPending.
@@ -316,7 +317,7 @@ func (w *Worker) runPending(p *peerState) Outcome {
 		}
 		return PendingDone
 	case outcome == PendingNoResource && req.missing == 0:
-		req.missing, req.asked = needUnknown, w.schedule.rounds // no send noted what it waits for
+		req.missing, req.asked = needUnknown, w.schedule.rounds // no send recorded what it waits for
 	}
 	q.list.PushFront(&req.link, req)
 	return outcome

@@ -7,10 +7,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// Progress handles what the NICs have completed, a batch at most, and runs the callbacks that this
-// leads to: pending requests first, then completions and active messages in their order. It never
-// blocks. It returns how much it did; 0 means that there was nothing to do, that another goroutine
-// was making progress, or that the worker is closed or dead.
+// Progress handles completions of the NICs, at most a batch, and runs the callbacks that follow:
+// pending requests first, then completions and active messages in their order. It never blocks. It
+// returns how much it did; 0 means that there was nothing to do, that another goroutine was making
+// progress, or that the worker is closed or dead.
 func (w *Worker) Progress() int {
 	if !w.progressing.TryLock() {
 		// The goroutine that holds it may have polled already. It looks at missed after it
@@ -204,11 +204,10 @@ func (r *round) next() {
 	r.number++
 }
 
-// drop forgets the events of a dead worker, whose callbacks do not run.
+// drop drops the events of a dead worker, whose callbacks do not run.
 func (r *round) drop() { r.events, r.later = nil, nil }
 
-// chores lists the endpoints that need something which few rounds of progress have to do. Worker.mu
-// guards it.
+// chores lists the endpoints with work that few rounds of progress have. Worker.mu guards it.
 //
 // Invariant: an endpoint is in closing if its stage is aborted, and no longer once it is released;
 // it is in reposts if and only if its receiving.repostListed is set.
@@ -232,10 +231,10 @@ func (c *chores) due() bool {
 // urgent reports whether there is something to do that no event of a NIC announces.
 func (c *chores) urgent() bool { return c.refused || len(c.failing)+len(c.closing) != 0 }
 
-// retryCredits has the next round try again to give the endpoint's credits back.
+// retryCredits makes the next round try again to give the endpoint's credits back.
 func (c *chores) retryCredits(p *peerState) { c.toCredit = append(c.toCredit, p) }
 
-// repost has the endpoint's buffers posted before this round of progress ends.
+// repost lists the endpoint, so that its buffers are posted before this round of progress ends.
 func (c *chores) repost(p *peerState) {
 	if !p.receiving.repostListed {
 		p.receiving.repostListed = true
@@ -243,8 +242,8 @@ func (c *chores) repost(p *peerState) {
 	}
 }
 
-// settle does the chores except reposts: it reports failures, gives credits back, and releases what
-// was aborted. n is how many completions this round brought. It returns how much it did.
+// settle does the chores except reposts: it reports failures, gives credits back, and releases
+// aborted endpoints. n is the number of completions in this round. It returns how much it did.
 func (w *Worker) settle(n int) (did int) {
 	c := &w.chores
 	c.refused = false
@@ -295,7 +294,7 @@ func (c *probeClock) tick() bool {
 	return c.rounds >= keepAliveRounds
 }
 
-// due reports whether probes are due, and if so has the next ones follow after an interval.
+// due reports whether probes are due, and if so schedules the next ones after an interval.
 func (c *probeClock) due(interval time.Duration) bool {
 	now := time.Now()
 	if now.Before(c.at) {
@@ -305,9 +304,9 @@ func (c *probeClock) due(interval time.Duration) bool {
 	return true
 }
 
-// keepAlive probes every peer from which nothing has come since the last time: a connection over
-// which nothing travels does not notice that its other end is gone. It is called with mu held,
-// every keepAliveRounds rounds of progress and before a goroutine sleeps.
+// keepAlive probes every peer from which nothing has come since the last time, because an idle
+// connection does not notice that its other end is gone. It is called with mu held, every
+// keepAliveRounds rounds of progress and before a goroutine sleeps.
 func (w *Worker) keepAlive() {
 	w.probes.rounds = 0
 	if w.cfg.KeepAlive < 0 || w.life.closed() || !w.probes.due(w.cfg.KeepAlive) {

@@ -30,8 +30,8 @@ type sending struct {
 	lostAtomic error
 	// dirty reports that the peer's memory was written since the last remote flush.
 	dirty bool
-	// missing is what sends from outside of the queue met ErrNoResource for, until a request enters
-	// the queue and takes it over: see resources.
+	// missing is what sends from outside the queue lacked, until a request enters the queue and
+	// takes it over: see resources.
 	missing resources
 	// unreportedRound is the last round of progress whose events have a completion of this
 	// endpoint: the present one, or the next. Until it is over the program may not have seen that.
@@ -82,7 +82,7 @@ func (s *sending) takeOwnBuffer() int32 {
 	return firstOwn - int32(k)
 }
 
-// pushControl adds an operation of the transport's own.
+// pushControl adds one of the transport's own operations.
 func (s *sending) pushControl(kind opKind) {
 	*s.ops.Push() = op{kind: kind, buf: noBuffer}
 	s.controlOps++

@@ -37,7 +37,7 @@ func newSlab(dom *ibverbx.Domain, buffers, size, ops, rails int) (s slab, err er
 	return s, err
 }
 
-// bytes is the memory of a receive buffer.
+// bytes returns the memory of a receive buffer.
 func (s *slab) bytes(slot uint32) []byte { return s.mem[uint64(slot)*s.stride:][:s.buffer] }
 
 // receive names a receive buffer.
@@ -61,7 +61,7 @@ func (s *slab) cell(n uint64) ibverbx.Segment { return s.mr.Slice(s.cellOffset(n
 
 func (s *slab) cellBytes(n uint64) []byte { return s.mem[s.cellOffset(n):][:8] }
 
-// cellValue is the result of operation n, an atomic.
+// cellValue returns the result of operation n, an atomic.
 func (s *slab) cellValue(n uint64) uint64 { return binary.NativeEndian.Uint64(s.mem[s.cellOffset(n):]) }
 
 func (s *slab) cellOffset(n uint64) uint64 { return s.cells + 8*(n&s.mask) }
@@ -127,7 +127,7 @@ func (p *peerState) putBuffer(i int32) {
 	p.w.bounce.free = append(p.w.bounce.free, i)
 }
 
-// bufferBytes is the memory of a bounce buffer.
+// bufferBytes returns the memory of a bounce buffer.
 func (p *peerState) bufferBytes(i int32) []byte {
 	if i < 0 {
 		return p.mem.ownBytes(firstOwn - i)
@@ -146,9 +146,9 @@ func (p *peerState) bufferSegment(i int32, n int) ibverbx.Segment {
 	return pool.mr.Slice(uint64(int(i)*pool.size), uint64(n))
 }
 
-// templates are work requests that are filled as far as they always are the same, and the memory
-// that posts use only while they run. Setting the other fields is cheaper than clearing 250 bytes.
-// Worker.mu guards them.
+// templates are work requests with their constant fields filled in, and memory that posts use only
+// while they run. Setting the other fields is cheaper than clearing 250 bytes. Worker.mu guards
+// them.
 //
 // Invariant: between posts the fields Inline and SGL are nil, EveryRail is false, and Flags lacks
 // SendFence, but for control, which only sendControl uses.

@@ -28,7 +28,7 @@ type traffic struct {
 	sent, received uint64
 }
 
-// add adds what an endpoint has counted.
+// add adds the counts of an endpoint.
 func (t *traffic) add(p *peerState) {
 	t.sent += p.sending.traffic.sent
 	t.received += p.sending.traffic.received + p.receiving.bytes
@@ -37,8 +37,8 @@ func (t *traffic) add(p *peerState) {
 // Stats is a snapshot of a worker. Counters begin at zero when it is made.
 type Stats struct {
 	Endpoints int `json:"endpoints"`
-	// SentBytes and ReceivedBytes are what the endpoints have counted, those that are closed
-	// included: see EndpointStats.
+	// SentBytes and ReceivedBytes are the sums over all endpoints, closed ones included: see
+	// EndpointStats.
 	SentBytes     uint64 `json:"sent_bytes"`
 	ReceivedBytes uint64 `json:"received_bytes"`
 	AMSent        uint64 `json:"am_sent"`
@@ -51,8 +51,8 @@ type Stats struct {
 	GetBytes      uint64 `json:"get_bytes"`
 	Atomics       uint64 `json:"atomics"`
 	AtomicsLost   uint64 `json:"atomics_lost"` // atomics that ended with ErrAtomicLost
-	RailsLost     uint64 `json:"rails_lost"`   // queue pairs, while their endpoint went on
-	RailsBack     uint64 `json:"rails_back"`   // queue pairs that were lost, and are in service again
+	RailsLost     uint64 `json:"rails_lost"`   // queue pairs lost while their endpoint continued
+	RailsBack     uint64 `json:"rails_back"`   // lost queue pairs that are in service again
 	Control       uint64 `json:"control"`      // messages of the transport itself
 	NoResource    uint64 `json:"no_resource"`  // calls that returned ErrNoResource
 	Pending       uint64 `json:"pending"`      // requests queued
@@ -110,7 +110,7 @@ type EndpointStats struct {
 	Credits     int `json:"credits"`     // active messages that the peer has room for
 	Owed        int `json:"owed"`        // credits to give back to the peer
 	Pending     int `json:"pending"`     // requests in the queue
-	// OwnBuffers is how many bounce buffers of its own are free, beside those that all share.
+	// OwnBuffers is how many of its own bounce buffers are free, beside the shared ones.
 	OwnBuffers int `json:"own_buffers"`
 }
 

@@ -20,8 +20,8 @@ import (
 // worker is closed before, Wait returns ErrClosed; the memory is the caller's once Close has
 // returned.
 //
-// To find those names takes a look at every endpoint. If you only want to wait for a moment again
-// and again, call Progress and Completion.Fired instead.
+// Finding those names means walking all endpoints. To wait briefly and repeatedly, call Progress
+// and Completion.Fired instead.
 func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 	if comp == nil {
 		return fmt.Errorf("transport: wait: %w: no completion", verbs.ErrInvalid)
@@ -48,14 +48,14 @@ func (w *Worker) WaitFor(ctx context.Context, every time.Duration, done func() b
 	return w.await(ctx, every, done, awaited{})
 }
 
-// await is WaitFor for something that may be known.
+// await is WaitFor with a description of what it waits for.
 func (w *Worker) await(ctx context.Context, every time.Duration, done func() bool, a awaited) error {
 	if err := needContext("wait", ctx); err != nil {
 		return err
 	}
 	slept, err := w.waitFor(ctx, every, done)
 	if slept && w.sleep.any() {
-		w.sleep.wake() // this call may have consumed an event: another has to ask for the next
+		w.sleep.wake() // this call may have consumed an event: another must ask for the next
 	}
 	if err != nil {
 		return w.late(ctx, err, a)
@@ -71,7 +71,7 @@ func needContext(op string, ctx context.Context) error {
 	return noContext(op)
 }
 
-// noContext is apart so that needContext can be inlined.
+// noContext is separate so that needContext can be inlined.
 func noContext(op string) error {
 	return fmt.Errorf("transport: %s: %w: no context", op, verbs.ErrInvalid)
 }
@@ -290,7 +290,7 @@ func (w *Worker) wakeForChores() {
 	}
 }
 
-// wakeIfUrgent is apart so that wakeForChores can be inlined.
+// wakeIfUrgent is separate so that wakeForChores can be inlined.
 func (w *Worker) wakeIfUrgent() {
 	if w.chores.urgent() || w.cq.Stats().Retrying != 0 {
 		w.sleep.wake()
@@ -303,8 +303,8 @@ type awaited struct {
 	peer *peerState  // all operations of an endpoint
 }
 
-// late adds to the error of a wait that ctx has ended which peers have not answered. Of those that
-// it waits for, none may be left: their operations wait to start, or have just ended.
+// late adds the peers that have not answered to the error of a wait that ctx has ended. There may
+// be none: their operations wait to start, or have just ended.
 func (w *Worker) late(ctx context.Context, err error, a awaited) error {
 	ended := ctx.Err()
 	if ended == nil || !errors.Is(err, ended) {

@@ -8,15 +8,14 @@ import (
 	"ibverbx/verbs"
 )
 
-// watch collects what the NICs of a worker report beside completions. When a NIC dies, its
-// completions only say that requests were flushed; an event says why.
+// watch collects the events of a worker's NICs. When a NIC dies, its completions only say that
+// requests were flushed; an event says why.
 type watch struct {
 	nics []watchedNIC
 	seen seenEvents
 }
 
-// watchedNIC is one NIC that is watched. It has a channel of its own, whose last place is for the
-// NIC's death.
+// watchedNIC is a watched NIC. It has its own channel, whose last place is for the NIC's death.
 type watchedNIC struct {
 	dev    verbs.Device
 	events chan verbs.Event
@@ -52,8 +51,8 @@ func (t *watch) look() {
 	}
 }
 
-// take reads a NIC's events. If events may have been lost, it queries which ports are up: of the
-// lost ones, only that explains later failures.
+// take reads a NIC's events. If events may have been lost, it queries which ports are up: only such
+// lost events explain later failures.
 func (t *watch) take(nic *watchedNIC) {
 	lost := len(nic.events) >= watchRoom-1
 	for len(nic.events) != 0 {
@@ -64,7 +63,7 @@ func (t *watch) take(nic *watchedNIC) {
 	}
 }
 
-// askPort notes the state of a NIC's port as if the NIC had just reported it.
+// askPort records the state of a NIC's port as if the NIC had just reported it.
 func (t *watch) askPort(dev verbs.Device) {
 	port := dev.DefaultPort()
 	attr, err := dev.QueryPort(port)
@@ -82,7 +81,7 @@ func (t *watch) askPort(dev verbs.Device) {
 // and kind, and of queue pairs the newest watchKept.
 type seenEvents []verbs.Event
 
-// note keeps an event that may explain a failure. A port that is up again explains nothing.
+// note records an event that may explain a failure. A port that is up again explains nothing.
 func (s *seenEvents) note(e verbs.Event) {
 	switch e.Type {
 	case verbs.EventPortActive:
@@ -96,7 +95,7 @@ func (s *seenEvents) note(e verbs.Event) {
 	}
 }
 
-// drop forgets events of a kind for the NIC and port of an event.
+// drop drops events of a kind for the NIC and port of an event.
 func (s *seenEvents) drop(kind verbs.EventType, e *verbs.Event) {
 	*s = slices.DeleteFunc(*s, func(o verbs.Event) bool {
 		return o.Type == kind && o.Device == e.Device && o.Port == e.Port
@@ -144,7 +143,7 @@ func (t *watch) explains(failed *ibverbx.FailedError) *verbs.Event {
 	return nil
 }
 
-// explicable reports whether an error may follow from something that a NIC of this end reports by
+// explicable reports whether an error may follow from a failure that a NIC of this end reports by
 // an event. Others, such as an access error, state the cause themselves.
 func explicable(err error) bool {
 	var status verbs.Status
