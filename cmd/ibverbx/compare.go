@@ -74,10 +74,12 @@ func (k *cellKey) figure() figure {
 	return figure{"gb_per_second", "bandwidth, GB/s", 1, false}
 }
 
-// side is the samples of one side, by cell, and the cells in their order.
+// side is the samples of one side, by cell, the cells in their order, and how the last document was
+// measured.
 type side struct {
 	cells   []cellKey
 	samples map[cellKey][]float64
+	how     string
 }
 
 // readSide reads a file of one or several documents, and pools their samples of a cell.
@@ -99,6 +101,11 @@ func readSide(path string) (*side, error) {
 		case doc.Tool != perfTool:
 			return nil, fmt.Errorf("%s: a document of %q: want one of \"ibverbx perf --json\"", path,
 				doc.Tool)
+		}
+		if m := doc.Machine; doc.Params != nil {
+			t := perfTable{p: doc.Params, peer: doc.Peer}
+			m.Clock = 0 // differs from run to run
+			s.how = fmt.Sprintf("%s, %d cores; %s; %s", m.CPU, m.Cores, t.nics(), t.how(m))
 		}
 		for i := range doc.Results {
 			s.add(&doc.Results[i], doc.Params != nil && doc.Params.Bidirectional)
@@ -172,6 +179,7 @@ func (c *compared) regression() float64 {
 
 // comparisons is the document of --json.
 type comparisons struct {
+	How     []string           `json:"how,omitempty"` // the sides were measured, if that differs
 	Cells   []compared         `json:"cells"`
 	Geomean map[string]float64 `json:"geomean_delta_percent"` // by figure
 	OnlyOld []cellKey          `json:"only_old,omitempty"`
@@ -182,6 +190,9 @@ type comparisons struct {
 func compareSides(before, after *side) *comparisons {
 	all := &comparisons{Cells: []compared{}, Geomean: map[string]float64{}}
 	logs, cells := map[string]float64{}, map[string]float64{}
+	if before.how != after.how {
+		all.How = []string{before.how, after.how}
+	}
 	for _, k := range before.cells {
 		if after.samples[k] == nil {
 			all.OnlyOld = append(all.OnlyOld, k)
@@ -240,6 +251,9 @@ func (f *compareCmd) Run(c *console) error {
 func (f *compareCmd) show(w io.Writer, all *comparisons) error {
 	const row = "%9v  %-14s %8s %5s %8s %5s %8s  %s\n"
 	t, heading, figures := printer{w: w}, "", []figure{}
+	for i, how := range all.How {
+		t.wrap("", "%s: %s", [...]string{f.Old, f.New}[i], how)
+	}
 	for i := range all.Cells {
 		c := &all.Cells[i]
 		of := c.figure()

@@ -37,6 +37,26 @@ func TestCompareGolden(t *testing.T) {
 	}
 }
 
+// TestCompareHow: the two sides are described where they were not measured alike, and only there.
+func TestCompareHow(t *testing.T) {
+	measure := func(flags string) string {
+		path := filepath.Join(t.TempDir(), "perf.json")
+		code, out, errs := command(t, "perf --json -n 20 -s 4K --scheme single "+flags)
+		if err := os.WriteFile(path, []byte(out), 0o600); err != nil || code != exitOK {
+			t.Fatal(code, errs, err)
+		}
+		return path
+	}
+	a, again, slow := measure(""), measure(""), measure("--nic-speed 10G")
+	if _, out, _ := command(t, "compare "+a+" "+again); strings.Contains(out, "soft NIC") {
+		t.Errorf("measured alike:\n%s", out)
+	}
+	_, out, _ := command(t, "compare "+a+" "+slow)
+	if strings.Count(out, "2 soft NICs of 4 queue pairs") != 2 || !strings.Contains(out, "(10 Gbit/s") {
+		t.Errorf("with slower NICs:\n%s", out)
+	}
+}
+
 // TestMaxRegression fails for what is worse by more than was allowed, and for what the new side
 // lacks: a difference that may be chance is none, and less latency is better.
 func TestMaxRegression(t *testing.T) {

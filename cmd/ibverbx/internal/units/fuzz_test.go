@@ -101,7 +101,7 @@ func FuzzParseRate(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		r, err := ParseRate(text)
+		r, err := parseRate(text)
 		var fromJSON Rate
 		if err != nil {
 			if r != 0 {
@@ -120,7 +120,7 @@ func FuzzParseRate(f *testing.F) {
 		if r < slowest || r > 1e15 {
 			t.Fatalf("%q is %d bytes a second", text, r)
 		}
-		again, err := ParseRate(r.String())
+		again, err := parseRate(r.String())
 		if err != nil || math.Abs(float64(again)-float64(r)) > float64(r)/1000 {
 			t.Fatalf("%q is %d, printed as %q, which reads as %d, %v", text, r, r, again, err)
 		}
@@ -136,7 +136,7 @@ func FuzzParseSeconds(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		s, err := ParseSeconds(text)
+		s, err := parseSeconds(text)
 		if err != nil {
 			if s != 0 {
 				t.Fatalf("%q is refused, and is %v", text, time.Duration(s))
@@ -147,7 +147,7 @@ func FuzzParseSeconds(f *testing.F) {
 		if s < 0 {
 			t.Fatalf("%q is %v", text, time.Duration(s))
 		}
-		if again, err := ParseSeconds(time.Duration(s).String()); err != nil || again != s {
+		if again, err := parseSeconds(time.Duration(s).String()); err != nil || again != s {
 			t.Fatalf("%q is %v, which reads as %v, %v", text, time.Duration(s), time.Duration(again), err)
 		}
 	})

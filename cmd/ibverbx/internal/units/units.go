@@ -125,13 +125,15 @@ const fastest = 1e15
 // rateForm is a number, a prefix, and bits or bytes.
 var rateForm = regexp.MustCompile(`^\s*([0-9.]+)\s*([kKmMgGtT]?)(b|bits?|bps|B|Bps)?(?:/s)?\s*$`)
 
-// ParseRate reads a rate. Small b, and no unit behind the prefix, mean bits; capital B means bytes.
-func ParseRate(s string) (Rate, error) {
+// UnmarshalText reads a rate from a flag. Small b, and no unit behind the prefix, mean bits;
+// capital B means bytes.
+func (r *Rate) UnmarshalText(text []byte) error {
+	s := string(text)
 	wrong := fmt.Errorf("speed %q: want bits a second such as 25Gbit, 100G or 400Mbit, or bytes such as "+
 		"3GB/s", s)
 	parts := rateForm.FindStringSubmatch(s)
 	if parts == nil {
-		return 0, wrong
+		return wrong
 	}
 	n, err := strconv.ParseFloat(parts[1], 64)
 	if prefix := strings.ToUpper(parts[2]); prefix != "" {
@@ -142,18 +144,13 @@ func ParseRate(s string) (Rate, error) {
 	}
 	switch {
 	case err != nil || n > fastest:
-		return 0, wrong
+		return wrong
 	case n != 0 && n < slowest:
-		return 0, fmt.Errorf("speed %q is %v: the slowest has 1 Mbit/s; give a unit, as in 10Gbit", s,
+		return fmt.Errorf("speed %q is %v: the slowest has 1 Mbit/s; give a unit, as in 10Gbit", s,
 			Rate(n))
 	}
-	return Rate(n), nil
-}
-
-// UnmarshalText reads a rate from a flag.
-func (r *Rate) UnmarshalText(text []byte) (err error) {
-	*r, err = ParseRate(string(text))
-	return err
+	*r = Rate(n)
+	return nil
 }
 
 // UnmarshalJSON reads a number of bytes a second.
@@ -176,25 +173,21 @@ func (r Rate) String() string {
 // Seconds is a length of time that reads 5s, 20ms, 1m30s, and a bare number as seconds.
 type Seconds time.Duration
 
-// ParseSeconds reads a length of time.
-func ParseSeconds(s string) (Seconds, error) {
-	if seconds, err := strconv.ParseFloat(s, 64); err == nil && seconds >= 0 && seconds < 1e9 {
-		return Seconds(seconds * float64(time.Second)), nil
+// UnmarshalText reads a length of time from a flag.
+func (s *Seconds) UnmarshalText(text []byte) error {
+	if seconds, err := strconv.ParseFloat(string(text), 64); err == nil && seconds >= 0 && seconds < 1e9 {
+		*s = Seconds(seconds * float64(time.Second))
+		return nil
 	}
-	d, err := time.ParseDuration(s)
+	d, err := time.ParseDuration(string(text))
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("time %q: want a number with a unit such as 20ms, 5us or 3s, or seconds", s)
+		return fmt.Errorf("time %q: want a number with a unit such as 20ms, 5us or 3s, or seconds", text)
 	case d < 0:
-		return 0, fmt.Errorf("time %q: must not be negative", s)
+		return fmt.Errorf("time %q: must not be negative", text)
 	}
-	return Seconds(d), nil
-}
-
-// UnmarshalText reads a length of time from a flag.
-func (s *Seconds) UnmarshalText(text []byte) (err error) {
-	*s, err = ParseSeconds(string(text))
-	return err
+	*s = Seconds(d)
+	return nil
 }
 
 // String writes it like a [time.Duration].

@@ -85,14 +85,14 @@ func TestParseRate(t *testing.T) {
 		{"100Mbit", 12_500_000, "100 Mbit/s"},
 		{"0", 0, "unlimited"},
 	} {
-		got, err := ParseRate(tt.in)
+		got, err := parseRate(tt.in)
 		if err != nil || got != tt.want || got.String() != tt.str {
-			t.Errorf("ParseRate(%q) = %d (%v), %v, want %d (%s)", tt.in, got, got, err, tt.want, tt.str)
+			t.Errorf("rate %q = %d (%v), %v, want %d (%s)", tt.in, got, got, err, tt.want, tt.str)
 		}
 	}
 	for _, in := range []string{"", "fast", "25Gfoo", "-1G", "1e99G"} {
-		if got, err := ParseRate(in); err == nil {
-			t.Errorf("ParseRate(%q) = %d, want an error", in, got)
+		if got, err := parseRate(in); err == nil {
+			t.Errorf("rate %q = %d, want an error", in, got)
 		}
 	}
 }
@@ -109,13 +109,23 @@ func TestSizeString(t *testing.T) {
 func TestParseSeconds(t *testing.T) {
 	for in, want := range map[string]time.Duration{"5": 5 * time.Second, "0.5": time.Second / 2,
 		"20ms": 20 * time.Millisecond, "1m30s": 90 * time.Second} {
-		if got, err := ParseSeconds(in); err != nil || time.Duration(got) != want {
-			t.Errorf("ParseSeconds(%q) = %v, %v, want %v", in, time.Duration(got), err, want)
+		if got, err := parseSeconds(in); err != nil || time.Duration(got) != want {
+			t.Errorf("seconds %q = %v, %v, want %v", in, time.Duration(got), err, want)
 		}
 	}
 	for _, in := range []string{"", "soon", "-1", "-5s", "5 parsecs"} {
-		if got, err := ParseSeconds(in); err == nil {
-			t.Errorf("ParseSeconds(%q) = %v, want an error", in, time.Duration(got))
+		if got, err := parseSeconds(in); err == nil {
+			t.Errorf("seconds %q = %v, want an error", in, time.Duration(got))
 		}
 	}
+}
+
+func parseRate(text string) (r Rate, err error) {
+	err = r.UnmarshalText([]byte(text))
+	return r, err
+}
+
+func parseSeconds(text string) (s Seconds, err error) {
+	err = s.UnmarshalText([]byte(text))
+	return s, err
 }
