@@ -89,7 +89,7 @@ func FaultHelp() string {
 				keys[i] += " [" + holds + "]"
 			}
 		}
-		fmt.Fprintf(&b, "  %-14s %s (keys: %s)\n", k.name, k.help, strings.Join(keys, ", "))
+		fmt.Fprintf(&b, "  %-14s %s\n%17skeys: %s\n", k.name, k.help, "", strings.Join(keys, ", "))
 	}
 	return b.String()
 }
