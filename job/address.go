@@ -76,8 +76,8 @@ func listenHost(host string) string {
 	return ""
 }
 
-// splitAddress reads what an address may be where there is a store: HOST:PORT, HOST, :PORT or
-// nothing. Without one the port is 0.
+// splitAddress reads an address for use with a store: HOST:PORT, HOST, :PORT or nothing. The port
+// defaults to 0.
 func splitAddress(addr string) (host, port string, err error) {
 	if _, err := netip.ParseAddr(addr); err == nil {
 		return addr, "0", nil
@@ -92,9 +92,8 @@ func splitAddress(addr string) (host, port string, err error) {
 	return host, port, err
 }
 
-// sourceAddress is the address of this host by which it reaches the store, and where the store does
-// not tell the one by which it reaches the world: that is asked of the routing table, and nothing
-// is sent.
+// sourceAddress returns the address of this host by which it reaches the store, or, if the store
+// does not tell, the world. It looks up the latter in the routing table, and sends nothing.
 func sourceAddress(ctx context.Context, store Store) netip.Addr {
 	if s, ok := store.(interface{ LocalAddr() net.Addr }); ok {
 		if ip, ok := ipOf(s.LocalAddr()); ok {
@@ -114,7 +113,7 @@ func sourceAddress(ctx context.Context, store Store) netip.Addr {
 			return ip
 		}
 	}
-	all, _ := net.Interfaces() // none is as good as an error
+	all, _ := net.Interfaces() // an error counts as none
 	for i := range all {
 		if up := net.FlagUp | net.FlagRunning; all[i].Flags&(up|net.FlagLoopback) == up {
 			if ip, ok := addressOf(&all[i]); ok {
@@ -125,7 +124,7 @@ func sourceAddress(ctx context.Context, store Store) netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
-// ipOf is the IP address of a connection's end. It can be dialled as it is: it has no zone.
+// ipOf returns the IP address of a connection's end, if that can be dialled without a zone.
 func ipOf(addr net.Addr) (netip.Addr, bool) {
 	if addr == nil {
 		return netip.Addr{}, false
@@ -135,9 +134,9 @@ func ipOf(addr net.Addr) (netip.Addr, bool) {
 	return ip, err == nil && !ip.IsUnspecified() && ip.Zone() == ""
 }
 
-// addressOf is an address of an interface, of IPv4 if it has one.
+// addressOf returns an address of an interface, an IPv4 one if possible.
 func addressOf(i *net.Interface) (found netip.Addr, ok bool) {
-	all, _ := i.Addrs() // none is as good as an error
+	all, _ := i.Addrs() // an error counts as none
 	for _, a := range all {
 		prefix, err := netip.ParsePrefix(a.String())
 		ip := prefix.Addr()

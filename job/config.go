@@ -10,9 +10,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Config says which job this process is part of. The zero value looks for it in the environment.
+// Config describes the job that this process is part of. The zero value uses the environment.
 type Config struct {
-	// Size is how many processes the job has, and Rank which of them this one is, from 0 on. Where
+	// Size is the number of processes in the job, and Rank is the number of this one, from 0 on. If
 	// Size is 0 both come from the environment.
 	Rank, Size int
 	// Address is where rank 0 listens, HOST:PORT, as the others reach it; empty takes the address
@@ -31,30 +31,30 @@ type Config struct {
 	// just :PORT. An address from a launcher does not count.
 	Store Store
 	// Job distinguishes this job from others that may use the same port: all its processes must
-	// have the same. Empty takes the name from the environment, which may have none. With a
-	// Store you need one. Who only connects to rank 0 is not told it, and who does not know
-	// it cannot join; a name that is easy to guess keeps out nobody, and who reads the traffic
-	// can join: see TLS.
+	// have the same. Empty takes the name from the environment, which may have none. With a Store
+	// you need one. Rank 0 does not reveal the name to those who connect, and only those who know
+	// it can join. But a name that is easy to guess keeps nobody out, and anyone who reads the
+	// traffic can join: see TLS.
 	Job string
 
-	// Wait is how long Join waits for the other processes; 0 means 5 minutes. A process that has
-	// met rank 0 waits two seconds more for rank 0's answer.
+	// Wait is how long Join waits for the other processes; 0 means 5 minutes. A process that is
+	// connected to rank 0 waits two seconds more for its answer.
 	Wait time.Duration
 	// Patience is the silence after which a process is taken for dead; 0 means 10 seconds. Any byte
 	// that comes from it ends the silence. A process whose connection ends is dead at once.
 	Patience time.Duration
-	// MaxValue bounds a value of the store, and what a process passes to AllGather, in bytes; 0
-	// means 1 MiB. MaxStore bounds all keys and values together, each with 128 bytes more, and
-	// values that were replaced while answers with them wait to be sent; 0 means 64 MiB. Those of
-	// rank 0 count.
+	// MaxValue bounds a value of the store, and a contribution to AllGather, in bytes; 0 means 1
+	// MiB. MaxStore bounds all keys and values together, each with 128 bytes more, and values that
+	// were replaced while answers with them wait to be sent; 0 means 64 MiB. The limits of rank 0
+	// apply.
 	MaxValue, MaxStore int
 	// TLS makes the processes use TLS, and decides which may join: rank 0 needs Certificates,
-	// ClientAuth and ClientCAs; the others need RootCAs and Certificates. Package rendezvous says
-	// what it protects.
+	// ClientAuth and ClientCAs; the others need RootCAs and Certificates. Package rendezvous
+	// explains what it protects.
 	TLS *tls.Config
-	// Logger is where Join logs which processes it waits for, and rank 0 which it turns away; at
-	// level Debug also that rank 0 knows this process and will tell the others if it dies. Nil is
-	// slog.Default.
+	// Logger is where Join logs the processes that it waits for, and rank 0 those that it turns
+	// away; at level Debug also that rank 0 knows this process and will tell the others if it dies.
+	// Nil is slog.Default.
 	Logger *slog.Logger
 }
 

@@ -18,7 +18,7 @@ func self(rank int) Process {
 	return Process{Rank: rank, Host: host, PID: os.Getpid()}
 }
 
-// dial connects to rank 0, which may not be there yet: nobody listens, its name does not resolve,
+// dial connects to rank 0, which may not be there yet: nothing listens, its name does not resolve,
 // or the store has the entry of an earlier run.
 func dial(ctx context.Context, p *Place, cfg *Config) (*member, error) {
 	began, told, stored := time.Now(), false, cfg.Store != nil
@@ -51,7 +51,7 @@ func dial(ctx context.Context, p *Place, cfg *Config) (*member, error) {
 	}
 }
 
-// attempt connects to rank 0, and returns once that has taken this process, or ctx ends.
+// attempt connects to rank 0, and returns once rank 0 has accepted this process, or ctx ends.
 func attempt(ctx context.Context, p *Place, cfg *Config) (*member, error) {
 	conn, err := reach(ctx, p, cfg)
 	if err != nil {
@@ -63,7 +63,7 @@ func attempt(ctx context.Context, p *Place, cfg *Config) (*member, error) {
 	}
 	select {
 	case <-m.met:
-	case <-ctx.Done(): // rank 0 has some time more to say why
+	case <-ctx.Done(): // rank 0 has some more time to say why
 	case <-m.gone:
 		if why := m.reason(); errors.Is(why, rendezvous.ErrBusy) {
 			return nil, why
@@ -72,7 +72,8 @@ func attempt(ctx context.Context, p *Place, cfg *Config) (*member, error) {
 	return m, nil
 }
 
-// missing says that rank 0 is not there when ctx ends, and what the last attempt came to, if any.
+// missing returns the error for a rank 0 that is not there when ctx ends, with that of the last
+// attempt.
 func missing(ctx context.Context, last error) error {
 	switch cause := context.Cause(ctx); {
 	case last == nil:
@@ -84,7 +85,7 @@ func missing(ctx context.Context, last error) error {
 	}
 }
 
-// reach connects to rank 0, where the store has it now if there is one.
+// reach connects to rank 0; with a store, at the address that the store has now.
 func reach(ctx context.Context, p *Place, cfg *Config) (*rendezvous.Conn, error) {
 	if cfg.Store == nil {
 		conn, err := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
@@ -102,8 +103,7 @@ func reach(ctx context.Context, p *Place, cfg *Config) (*rendezvous.Conn, error)
 	return conn, nil
 }
 
-// withoutAdvice is an error of rendezvous.Dial without what to do where nobody listens: Join does
-// it.
+// withoutAdvice returns an error of rendezvous.Dial without its advice to retry: Join retries.
 func withoutAdvice(err error) error {
 	var refused *net.OpError
 	if errors.Is(err, syscall.ECONNREFUSED) && errors.As(err, &refused) {
@@ -112,7 +112,7 @@ func withoutAdvice(err error) error {
 	return err
 }
 
-// patienceOfLogs is the time after which Join logs whom it waits for.
+// patienceOfLogs is the time after which Join logs the processes that it waits for.
 const patienceOfLogs = 10 * time.Second
 
 // pause returns the time until the next attempt to find rank 0.

@@ -1,6 +1,6 @@
-// Package job joins N processes into one job: each learns its rank, how many there are, and where
-// the others run. They exchange what they need to connect, wait for each other, and learn at once
-// when one of them dies.
+// Package job joins N processes into one job: each learns its rank, the number of processes, and
+// where the others run. They exchange connection data, wait for each other, and learn at once when
+// one of them dies.
 //
 //	j, err := job.Join(ctx, job.Config{}) // finds the rank in the environment
 //	defer j.Close()
@@ -84,9 +84,9 @@
 //
 // Rank 0's port is open to anyone who reaches it, unless Config.TLS restricts it: see package
 // rendezvous, which carries the conversations. Strangers, noise, silence and floods cost bounded
-// memory and keep no process out: of too many connections the ones that have longest not said which
-// process they are make room, after a second, and Join tries again where there is none. Anyone who
-// knows the job's name can join. Rank 0 does not say the name to those who connect. `ibverbx run`
-// draws one that nobody guesses, and where a launcher sets PMI_SHARED_SECRET that counts too; other
+// memory and keep no process out: if there are too many connections, those that have not identified
+// themselves for longest make room, after a second, and Join tries again if there is none. Anyone
+// who knows the job's name can join. Rank 0 does not reveal the name to those who connect. `ibverbx
+// run` draws one that nobody can guess, and a launcher's PMI_SHARED_SECRET counts too; other
 // launchers' names can be guessed.
 package job

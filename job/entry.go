@@ -15,9 +15,9 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// entry is rank 0's entry in a [Store]. An entry of an earlier run may still be there, and somebody
-// else may listen at its address by now. Incarnation tells them apart: it is part of the greeting,
-// and only this rank 0 answers to it.
+// entry is rank 0's entry in a [Store]. An entry of an earlier run may still be there, and another
+// program may listen at its address by now. Incarnation distinguishes them: it is part of the
+// greeting, and only this rank 0 answers to it.
 type entry struct {
 	Process
 
@@ -84,7 +84,7 @@ func findEntry(ctx context.Context, p *Place, store Store) (*entry, error) {
 // maxAddress is the most characters kept of an address: a host's name and a port.
 const maxAddress = 260
 
-// missed explains that rank 0 was not at the entry's address.
+// missed returns the error for a rank 0 that was not at the entry's address.
 func (e *entry) missed(err error) error {
 	hint := "perhaps in an earlier run"
 	addr, notIP := netip.ParseAddrPort(e.Address)
@@ -96,8 +96,8 @@ func (e *entry) missed(err error) error {
 		err)
 }
 
-// passing reports whether an error of looking for rank 0 may go away by itself: rank 0 is not there
-// yet, or has no room, or, by an entry of an earlier run, somebody else is.
+// passing reports whether an error of looking for rank 0 may be temporary: rank 0 is not there yet
+// or has no room, or an entry of an earlier run has led to another program.
 func passing(err error, stored bool, since time.Duration) bool {
 	var unreachable net.Error
 	var failed *storeError
@@ -107,13 +107,13 @@ func passing(err error, stored bool, since time.Duration) bool {
 	case errors.As(err, &unreachable), errors.Is(err, rendezvous.ErrGone), errors.Is(err, rendezvous.ErrBusy):
 		return true
 	case errors.Is(err, rendezvous.ErrTLS):
-		return stored && since < patienceOfLogs // rather a certificate that does not fit
+		return stored && since < patienceOfLogs // later it is rather a wrong certificate
 	}
 	return stored && (errors.Is(err, rendezvous.ErrVersion) || errors.Is(err, rendezvous.ErrProtocol))
 }
 
-// watch notices that another process has taken rank 0's place in the store, or that the store has
-// lost this one's address, while this one waits for the others: they do not come to it.
+// watch notices, while this rank 0 waits for the others, that another process has taken its place
+// in the store, or that the store has lost its address, so that the others cannot find it.
 func (s *server) watch() {
 	began, lost := time.Now(), false
 	tick := time.NewTicker(time.Second)
@@ -127,7 +127,7 @@ func (s *server) watch() {
 		ctx, cancel := context.WithTimeout(s.meeting, patienceOfStores)
 		e, err := findEntry(ctx, s.place, s.cfg.Store)
 		if err != nil && ctx.Err() != nil && s.meeting.Err() == nil {
-			// A store that answers returns at once what was put.
+			// A store that answers returns at once the value that was put.
 			err = announce(s.meeting, s.place, s.cfg.Store)
 			if !lost && err == nil {
 				s.cfg.Logger.Warn("ibverbx: job: the store had lost rank 0's address, which is put again",
@@ -139,7 +139,7 @@ func (s *server) watch() {
 		if err != nil || e == nil || e.Incarnation == s.place.incarnation || s.meeting.Err() != nil {
 			continue
 		}
-		if time.Since(began) < patienceOfLogs { // a mistake, no later run: the other one ends as well
+		if time.Since(began) < patienceOfLogs { // a mistake, not a later run: the other one ends as well
 			s.tell(e)
 		}
 		s.fail(fmt.Errorf("%w: %v has taken rank 0's place in the store (%q): do all have rank 0, or was "+
@@ -148,7 +148,7 @@ func (s *server) watch() {
 	}
 }
 
-// unwatch ends watch: the store is used no more.
+// unwatch ends watch: the store is no longer used.
 func (s *server) unwatch() {
 	s.met()
 	if s.watched != nil {

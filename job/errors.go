@@ -14,23 +14,23 @@ import (
 
 // Why a job ends, or a call fails. Test with errors.Is.
 var (
-	// ErrNoJob: nothing says which job this process is part of. The error says what was found, and
-	// what is missing.
+	// ErrNoJob: the job of this process is unknown. The error says what was found, and what is
+	// missing.
 	ErrNoJob = errors.New("no job found")
 	// ErrDied: a process of the job has died, or does not answer. A [*RankError] says which.
 	ErrDied = errors.New("the process has died")
 	// ErrLeft: a process of the job has closed it and cannot take part in this call. A [*RankError]
 	// says which.
 	ErrLeft = errors.New("the process has left the job")
-	// ErrFailed: a process of the job has given up; a [*RankError] says which, and in its words
-	// why.
+	// ErrFailed: a process of the job has given up; a [*RankError] says which, and why in its own
+	// words.
 	ErrFailed = errors.New("the process has given up")
-	// ErrMismatch: the processes differ in what they take to be the same: the size of the job, a
-	// rank, the collective call that they make.
+	// ErrMismatch: the processes disagree about the size of the job, a rank, or the collective
+	// call.
 	ErrMismatch = errors.New("the processes of the job disagree")
 	// ErrAbsent: some processes have not come within Config.Wait, or have not entered a collective
 	// call, of this package or of shmem ([Job.Fail]), before the deadline of another one's context.
-	// The error names their ranks, and if it is one process and has joined, it is a [*RankError].
+	// The error names their ranks; for one process that has joined it is a [*RankError].
 	ErrAbsent = errors.New("not all processes of the job have come")
 	// ErrFull: the store has no room for a value.
 	ErrFull = errors.New("the store is full")
@@ -41,8 +41,8 @@ var (
 // Process is a process of the job.
 type Process struct {
 	Rank int    `json:"rank"`
-	Host string `json:"host"` // its name of its host, or where that is not known the address
-	PID  int    `json:"pid"`  // 0 where it is not known
+	Host string `json:"host"` // its name of its host, or the address if that is not known
+	PID  int    `json:"pid"`  // 0 if not known
 }
 
 // String names it: "rank 2 (node7, pid 4242)".
@@ -74,7 +74,7 @@ func (e *RankError) Error() string { return e.String() + ": " + e.Err.Error() }
 func (e *RankError) Unwrap() error { return e.Err }
 
 // abandoned is the error of a collective call that was given up: rank 0's verdict, whose text has
-// why, and that itself for errors.Is.
+// the reason, and the reason itself for errors.Is.
 type abandoned struct{ verdict, err error }
 
 func (e *abandoned) Error() string   { return e.verdict.Error() }
@@ -138,14 +138,14 @@ func (v *verdict) err() error {
 // maxHost is the most characters kept of a host's name.
 const maxHost = 100
 
-// report is what a launcher hears when the job has failed: the verdict, and of which job.
+// report is the message to a launcher when the job has failed: the verdict and the job's name.
 type report struct {
 	verdict
 
 	Job string `json:"job"`
 }
 
-// maxReported is the most characters of a reason that a launcher hears.
+// maxReported is the most characters of a reason in a report.
 const maxReported = 500
 
 // tellLauncher tells the launcher, if it listens, why the job has failed, before the program learns

@@ -11,24 +11,23 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// maxGreeted bounds the conversations that have not said which rank they are. If all places are
-// taken, the one longest without a word gives its place to the next after grace.
+// maxGreeted bounds the conversations that have not sent their rank. If all places are taken, the
+// one silent for longest gives its place to the next after grace.
 const (
 	maxGreeted = 256
 	grace      = time.Second
 )
 
-// errStranger ends a conversation with somebody who has read the greeting of this end, and returned
-// it.
+// errStranger ends a conversation with a stranger that has only returned this end's greeting.
 var errStranger = fmt.Errorf("%w: it does not know the name of the job", rendezvous.ErrProtocol)
 
 // errSilent ends a conversation that has given its place away.
 var errSilent = fmt.Errorf("%w: it has not said which rank it is, and others wait", rendezvous.ErrBusy)
 
-// accept greets everyone who connects. A stranger does not get past the greeting.
+// accept greets every connection. A stranger does not get past the greeting.
 func (s *server) accept() {
 	places := make(chan struct{}, maxGreeted)
-	crowd := make(chan struct{}) // one who waits for a place takes that of one who receives here
+	crowd := make(chan struct{}) // a newcomer that waits for a place takes that of a receiver
 	for {
 		c, err := s.l.Accept(s.ctx)
 		if err != nil {
@@ -79,8 +78,8 @@ func (s *server) greet(c *rendezvous.Conn, crowd <-chan struct{}) (gave bool) {
 	return gave
 }
 
-// dismiss tells a process why it is not of the job. The conversation does not keep its place for
-// that; where too many are being told already, it ends without a word.
+// dismiss tells a process why it is not part of the job. The conversation does not keep its place
+// for that; if too many are being told already, it ends without a message.
 func (s *server) dismiss(c *rendezvous.Conn, rank int, why error) {
 	stranger := errors.Is(why, rendezvous.ErrBusy) || errors.Is(why, errStranger)
 	if stranger {
@@ -94,7 +93,7 @@ func (s *server) dismiss(c *rendezvous.Conn, rank int, why error) {
 	}
 	s.all.Go(func() {
 		if !stranger {
-			_ = c.Send(s.ctx, kindEnd, verdictOf(why)) // Fail alone has words and no rank
+			_ = c.Send(s.ctx, kindEnd, verdictOf(why)) // Fail alone would have a text but no rank
 		}
 		c.Fail(why)
 		s.arrived(rank)
@@ -102,8 +101,8 @@ func (s *server) dismiss(c *rendezvous.Conn, rank int, why error) {
 	})
 }
 
-// hear waits for what a process says first. After grace it gives its place to one of crowd: those
-// who have waited longest come first, because a channel serves them in that order.
+// hear waits for the first message of a process. After grace it gives its place to one of crowd:
+// those that have waited longest come first, because a channel serves them in that order.
 func (s *server) hear(c *rendezvous.Conn, crowd <-chan struct{}, h *hello) (gave bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(s.ctx, grace, errSilent)
 	err = c.Receive(ctx, kindJoin, h)

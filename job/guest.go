@@ -23,17 +23,17 @@ type guest struct {
 	left    bool
 
 	// The parts that read has taken.
-	mine  assembly // what it contributes to a collective call
-	value assembly // what it puts with the requests of the number putID
+	mine  assembly // its contribution to a collective call
+	value assembly // the value that it puts with the requests of the number putID
 	putID uint64
 }
 
-// message is what a guest is told: some frames, or a value of the store.
+// message is a message to a guest: some frames, or a value of the store.
 type message struct {
 	kind   string
 	frames []rendezvous.Frame // nil: the answer to a get
 	id     uint64             // of the get
-	value  *stored            // which all answers with it share; write encodes it
+	value  *stored            // shared by all answers with it; write encodes it
 }
 
 // encoded encodes a message of one frame.
@@ -54,7 +54,7 @@ const (
 	maxWaiting = 1024
 )
 
-// errUnread says that a process takes no messages.
+// errUnread means that a process does not read its messages.
 var errUnread = fmt.Errorf("%w: it does not take what it is told", ErrDied)
 
 // send queues a message. The server's mu is held.
@@ -62,7 +62,7 @@ func (g *guest) send(kind string, body any) { g.queue(encoded(kind, body)) }
 
 // queue queues a message, and none behind the end of the job. The server's mu is held.
 func (g *guest) queue(m message) {
-	if len(g.out) == maxQueue && !g.ended { // of which it only has to learn the end
+	if len(g.out) == maxQueue && !g.ended { // it must only learn the end
 		g.out = nil
 		g.s.failLocked(&RankError{g.Process, errUnread})
 	}
@@ -125,12 +125,12 @@ func (g *guest) tell(m message) error {
 	return nil
 }
 
-// read handles what it says, until it says no more.
+// read handles the process's messages, until there are no more.
 func (g *guest) read() {
 	err := heed(g.conn, g.s.cfg.Patience, g.handle)
 	g.lost(ended(err))
 	if g.s.ctx.Err() == nil {
-		select { // it may not know the end yet, as where it was silent
+		select { // it may not know the end yet, as when it was silent
 		case <-g.told:
 		case <-g.conn.Done():
 		case <-g.s.ctx.Done():

@@ -19,7 +19,7 @@ type Job struct {
 	member *member
 	server *server // rank 0's; nil elsewhere
 
-	collective chan struct{} // has a token while nobody is in a collective call
+	collective chan struct{} // has a token while no goroutine is in a collective call
 	seq        uint64        // counts collective calls; guarded by the token
 
 	closing sync.Once
@@ -99,21 +99,21 @@ func (j *Job) end(why error) {
 	}
 }
 
-// Rank is this process's number, from 0 on.
+// Rank returns this process's number, from 0 on.
 func (j *Job) Rank() int { return j.place.Rank }
 
-// Size is the number of processes in the job.
+// Size returns the number of processes in the job.
 func (j *Job) Size() int { return j.place.Size }
 
-// Place says where this process's rank and the job's size come from.
+// Place returns where this process's rank and the job's size come from.
 func (j *Job) Place() Place { return j.place }
 
-// Process says on which host a rank runs.
+// Process describes the process of a rank.
 func (j *Job) Process(rank int) Process { return j.all[rank] }
 
-// LocalAddr and RemoteAddr are the ends of the connection over which this process has met the
-// others, for nics.Host.Reaching. On rank 0 it is a connection to a process on another host, if
-// there is one. A job of one process has the loopback interface's.
+// LocalAddr and RemoteAddr return the ends of this process's connection to the others, for
+// nics.Host.Reaching. On rank 0 it is a connection to a process on another host, if there is one. A
+// job of one process has the loopback interface's.
 func (j *Job) LocalAddr() net.Addr { return j.route().local }
 
 // RemoteAddr is described with LocalAddr.
@@ -127,7 +127,7 @@ func (j *Job) route() route {
 }
 
 // AllGather passes mine to all processes, and returns what each has passed, in the order of their
-// ranks. It is a shmem.Config.Exchange. Any error, also that of ctx, ends the job for all
+// ranks. It is a shmem.Config.Exchange. Any error, even that of ctx, ends the job for all
 // processes, because they are then out of step. If the deadline of ctx passes, the error is also
 // ErrAbsent, and all processes learn which ranks have not entered the call; rank 0 has up to two
 // seconds to say so. The result belongs to the caller.
@@ -159,7 +159,7 @@ func (j *Job) gather(ctx context.Context, op string, mine []byte) ([][]byte, err
 	return rows, nil
 }
 
-// check refuses what a call must not be given.
+// check refuses invalid arguments of a call.
 func (j *Job) check(ctx context.Context, value []byte) error {
 	switch most := j.member.cfg.MaxValue; {
 	case ctx == nil:
@@ -217,7 +217,8 @@ func (j *Job) Get(ctx context.Context, key string) ([]byte, error) {
 // Done is closed when the job has failed: a process has died or given up. Err says which.
 func (j *Job) Done() <-chan struct{} { return j.member.failed }
 
-// Err is why the job has failed; nil while it has not. Where a process has, it is a [*RankError].
+// Err returns why the job has failed; nil while it has not. If a process has failed, it is a
+// [*RankError].
 func (j *Job) Err() error {
 	select {
 	case <-j.member.failed:
@@ -275,8 +276,8 @@ func (j *Job) late(why error) error {
 }
 
 // Close leaves the job. It does not wait for the others to finish, but up to some seconds until
-// they know: their later collective calls fail with ErrLeft, and after rank 0 has left, all their
-// calls fail. So programs end with a Barrier. You may call it again.
+// they know that this process has left: their later collective calls fail with ErrLeft, and after
+// rank 0 has left, all their calls fail. So programs end with a Barrier. You may call it again.
 func (j *Job) Close() error {
 	j.closing.Do(func() {
 		j.member.leave()

@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// launcher is something that starts the processes of a job, and tells them in their environment
-// which of them they are.
+// launcher describes a program that starts the processes of a job, and numbers them in their
+// environment.
 type launcher struct {
 	name       string
 	rank, size string   // variables with the two numbers
@@ -15,7 +15,7 @@ type launcher struct {
 	hint       string   // what to do if size is missing
 	sizeShared bool     // size is meaningless without rank
 	secret     string   // a variable that all processes of a job have, and nobody else knows
-	pmix       bool     // it may offer PMIx, in which its processes have the same ranks
+	pmix       bool     // it may offer PMIx, with the same ranks
 	inherited  bool     // launchers that run inside pass its variables on
 	// where returns the launcher's address of rank 0, and its name of the job.
 	where func(env environment, size int) (address, job string)
@@ -43,8 +43,8 @@ func launchers() []launcher {
 			more: []string{"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}, where: torchrun,
 		},
 		{
-			// https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode. How
-			// many there are, and how rank 0 is reached, the manifest has to say.
+			// https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode. The
+			// manifest must set the number of processes, and the address of rank 0.
 			name: "Kubernetes indexed job", rank: "JOB_COMPLETION_INDEX", size: EnvSize,
 			more: []string{EnvAddress}, sizeShared: true,
 			hint: ": set it in the manifest to the number of completions",
@@ -104,8 +104,8 @@ func slurm(env environment, _ int) (address, job string) {
 	return net.JoinHostPort(host, port(id+step*97)), job // 97: steps of a job and the next jobs differ
 }
 
-// byLocalSize is the address of rank 0 by a launcher that tells none: that is known where all
-// processes are on one host.
+// byLocalSize returns the address of rank 0 for a launcher that gives none, if all processes are on
+// one host.
 func byLocalSize(env environment, size int, localSize, job string) (address, name string) {
 	if env.value(localSize) != strconv.Itoa(size) {
 		return "", job

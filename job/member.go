@@ -17,9 +17,9 @@ type member struct {
 	cfg    Config
 	conn   *rendezvous.Conn
 	all    []Process      // those that rank 0 has listed
-	list   chan []Process // rank 0 has listed all: they have come
-	met    chan struct{}  // closed when rank 0 has said who it is: this process has joined
-	failed chan struct{}  // closed when the job has failed; why says why
+	list   chan []Process // rank 0 has listed all: they have joined
+	met    chan struct{}  // closed when rank 0 has described itself: this process has joined
+	failed chan struct{}  // closed when the job has failed; why has the reason
 	why    error
 	gone   chan struct{} // closed when rank 0 has gone: because the job has failed, or it has left
 	ending sync.Once
@@ -30,7 +30,7 @@ type member struct {
 	leaving bool
 	lastID  uint64
 	asked   map[uint64]chan answer
-	found   assembly // the value of an answer of which more comes
+	found   assembly // the value of an answer that is not complete yet
 	gathers *gathering
 
 	putting chan struct{} // a lock: one value that needs several messages is put at a time
@@ -63,7 +63,8 @@ func (m *member) ready(ctx context.Context) ([]Process, error) {
 	return awaited(ctx, m, m.list)
 }
 
-// awaited waits for rank 0's answer. One that has come counts, also if the job or ctx has ended.
+// awaited waits for rank 0's answer. An answer that has come counts even if the job or ctx has
+// ended.
 func awaited[T any](ctx context.Context, m *member, answer <-chan T) (a T, err error) {
 	select {
 	case a = <-answer:
@@ -124,7 +125,7 @@ func (m *member) listen() {
 	_ = m.conn.Close()
 }
 
-// errEnough ends heed.
+// errEnough ends heed: no further message matters.
 var errEnough = errors.New("nothing more to be said")
 
 // heed passes each message to handle, until handle returns an error, or no byte comes for the time
@@ -142,7 +143,7 @@ func heed(c *rendezvous.Conn, patience time.Duration, handle func(rendezvous.Mes
 			}
 			quiet = 0
 		case <-c.Done():
-			for { // what came before the end
+			for { // messages that came before the end
 				select {
 				case m := <-c.Inbox():
 					if err := handle(m); err != nil {
@@ -290,7 +291,7 @@ func (m *member) isLeaving() bool {
 	return m.leaving
 }
 
-// gather contributes to a collective call, and waits for what the others contribute.
+// gather contributes to a collective call, and waits for the contributions of the others.
 func (m *member) gather(ctx context.Context, op string, seq uint64, mine []byte) ([][]byte, error) {
 	g := &gathering{seq: seq, rows: make([]assembly, m.place.Size), done: make(chan struct{})}
 	m.mu.Lock()
@@ -343,7 +344,7 @@ func (m *member) send(ctx context.Context, kind string, body any) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	select { // why is known soon
+	select { // the reason is known soon
 	case <-m.gone:
 		return m.reason()
 	case <-time.After(time.Second):
@@ -425,7 +426,7 @@ func (m *member) giveUp(why error) {
 	time.AfterFunc(lateness, func() { _ = m.conn.Close() }) // unless rank 0 has answered, and listen has
 }
 
-// parting is the time that a process takes to say why it hangs up.
+// parting is how long a process may take to say why it hangs up.
 const parting = 100 * time.Millisecond
 
 // hangUp tells rank 0, and with it all, why the job has failed, unless it knows, and ends all

@@ -6,8 +6,8 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// partLen is how many bytes of values a message carries; longer ones come in several messages. A
-// slow link is held up by none for long, and verdicts and signs of life pass between them.
+// partLen is how many bytes of values a message carries; longer ones come in several messages. So
+// no message holds up a slow link for long, and verdicts and signs of life pass between them.
 const partLen = 64 << 10
 
 // maxMaxValue is the largest Config.MaxValue.
@@ -24,13 +24,13 @@ func parts(value []byte, send func(part []byte, more bool) error) error {
 	return send(value, false)
 }
 
-// assembly is a value of which parts have come.
+// assembly is a value that arrives in parts.
 type assembly struct {
 	data []byte
-	size int // of all parts, also of those that were too many to keep
+	size int // of all parts, even of those that were not kept
 }
 
-// add adds a part. Of a value that is longer than most only the size is kept.
+// add adds a part. For a value that is longer than most it keeps only the size.
 func (a *assembly) add(part []byte, most int) {
 	switch a.size += len(part); {
 	case a.size > most:
@@ -45,7 +45,7 @@ func (a *assembly) add(part []byte, most int) {
 // rowCost is what a row costs in a message beside its bytes, as text of JSON.
 const rowCost = 8
 
-// encodeRows encodes what all have contributed to a collective call.
+// encodeRows encodes all contributions to a collective call.
 func encodeRows(seq uint64, all [][]byte) (frames []rendezvous.Frame, err error) {
 	for first, at := 0, 0; first < len(all); {
 		m := rows{Seq: seq, First: first}
@@ -80,7 +80,7 @@ func encodeList(all []Process) (frames []rendezvous.Frame) {
 	return frames
 }
 
-// all is the rows of a collective call that is complete.
+// all returns the rows of a complete collective call.
 func (g *gathering) all() [][]byte {
 	all := make([][]byte, len(g.rows))
 	for i := range all {

@@ -9,30 +9,30 @@ import (
 	"strings"
 )
 
-// The variables of this package. `ibverbx run` sets all of them. Address and Job may be set beside
-// those of any launcher, and count more than what it says.
+// These are the variables of this package. `ibverbx run` sets all of them. EnvAddress and EnvJob
+// may be set beside those of any launcher, and override it.
 const (
 	EnvRank    = "IBVERBX_RANK"    // from 0 on
 	EnvSize    = "IBVERBX_SIZE"    // how many processes
 	EnvAddress = "IBVERBX_ADDRESS" // where rank 0 listens, HOST:PORT
 	EnvJob     = "IBVERBX_JOB"     // which job, any text
-	// EnvReport is where `ibverbx run` hears which process has ended the job, HOST:PORT of UDP.
+	// EnvReport is where `ibverbx run` receives which process has ended the job, HOST:PORT of UDP.
 	EnvReport = "IBVERBX_REPORT"
 )
 
 // Place is this process's place in a job.
 type Place struct {
-	// Rank is from 0 on. Size is 0 of a Place from Find where PMIx has to be asked for it.
+	// Rank is from 0 on. In a Place from Find, Size is 0 if only PMIx knows it.
 	Rank, Size int
 	// Address is where rank 0 listens. It is empty in a job of one process, and while only a Store
-	// knows, or PMIx.
+	// or PMIx knows it.
 	Address string
-	Job     string // tells the job from others
+	Job     string // distinguishes the job from others
 	Source  string // the source of all this and what was found there, for errors and logs
 
 	secret string // given by a launcher beside the name of the job
-	// incarnation tells, with a Store, the rank 0 that is meant from others that have left an
-	// address there.
+	// incarnation identifies, with a Store, the right rank 0 among those that have left an address
+	// there.
 	incarnation string
 	pmix        bool // PMIx knows this process: Join asks it for whatever is not decided otherwise
 }
@@ -59,7 +59,7 @@ func find(cfg *Config, lookup func(string) (string, bool)) (p Place, err error) 
 	}
 	from := p.Source
 	if cfg.Store != nil {
-		p.Address = "" // a launcher's guess is no better than what rank 0 knows
+		p.Address = "" // rank 0 knows better than a launcher
 	}
 	if v := env.value(EnvAddress); v != "" && cfg.Size == 0 {
 		p.Address, from = v, EnvAddress
@@ -94,13 +94,13 @@ func find(cfg *Config, lookup func(string) (string, bool)) (p Place, err error) 
 // environment reads variables.
 type environment func(string) (string, bool)
 
-// value is a variable without space around it; empty where there is none.
+// value returns a variable without space around it; empty if there is none.
 func (env environment) value(name string) string {
 	v, _ := env(name)
 	return strings.TrimSpace(v)
 }
 
-// found lists those of some variables that are set, as they are.
+// found lists the variables that are set, with their values.
 func (env environment) found(names ...string) string {
 	var set []string
 	for _, name := range names {
@@ -135,8 +135,8 @@ func (env environment) find() (Place, error) {
 				"started %d processes is not the one that gave them their ranks; set %s and %s to decide",
 				ErrNoJob, chosen.Source, p.Size, p.Source, p.Size, EnvRank, EnvSize)
 		case chosen.Address == "" && chosen.Rank == p.Rank && chosen.Size == p.Size:
-			// The same launcher in other words, which say where rank 0 is: srun --mpi=pmi2 sets
-			// PMI's variables beside its own.
+			// These are other variables of the same launcher, which give rank 0's address: srun
+			// --mpi=pmi2 sets PMI's variables beside its own.
 			p.Source = chosen.Source + ", " + p.Source
 			chosen = p
 		}
@@ -164,7 +164,8 @@ func (env environment) find() (Place, error) {
 		ErrNoJob, pmix)
 }
 
-// placeBy is the place that a launcher gives this process, and how many of its two numbers are set.
+// placeBy returns the place that a launcher gives this process, and how many of its two numbers are
+// set.
 func (env environment) placeBy(l *launcher) (p Place, set int, err error) {
 	rank, hasRank := env(l.rank)
 	size, hasSize := env(l.size)
@@ -194,11 +195,11 @@ func (env environment) placeBy(l *launcher) (p Place, set int, err error) {
 	return p, 2, nil
 }
 
-// port is a port in a range that systems leave alone, above those that Linux gives to connections
-// (net.ipv4.ip_local_port_range, 32768 to 60999), by a number.
+// port returns a port for a number, in a range that systems leave alone, above those that Linux
+// gives to connections (net.ipv4.ip_local_port_range, 32768 to 60999).
 func port(n uint64) string { return strconv.FormatUint(61000+n%4000, 10) }
 
-// hash is a number made of a text, the same in every process: FNV-1a.
+// hash returns a number for a text, the same in every process: FNV-1a.
 func hash(s string) uint64 {
 	h := uint64(14695981039346656037)
 	for _, b := range []byte(s) {
@@ -207,11 +208,11 @@ func hash(s string) uint64 {
 	return h
 }
 
-// onThisHost is the address of rank 0 where all ranks are on one host.
+// onThisHost returns the address of rank 0 if all ranks are on one host.
 func onThisHost(job string) string { return net.JoinHostPort("127.0.0.1", port(hash(job))) }
 
-// firstHost is the first host of a list as Slurm writes it: "node[07-09,12],other" begins with
-// node07, "rack[1-2]n[3,5]" with rack1n3. It is empty where the list cannot be read.
+// firstHost returns the first host of a list in Slurm's form: "node[07-09,12],other" begins with
+// node07, "rack[1-2]n[3,5]" with rack1n3. It is empty if the list cannot be read.
 func firstHost(list string) string {
 	var host strings.Builder
 	for list != "" && list[0] != ',' {

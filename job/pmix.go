@@ -40,8 +40,8 @@ func (env environment) pmixAlone() (Place, bool) {
 }
 
 // askPMIx asks PMIx for the number of processes, and makes it the store by which they find rank 0,
-// as far as neither is decided. If PMIx cannot answer, the launcher's variables must do. The caller
-// calls done once the processes have met.
+// unless these are decided already. If PMIx cannot answer, the launcher's variables must suffice.
+// The caller calls done once the processes are connected.
 func (p *Place) askPMIx(ctx context.Context, cfg *Config) (done func(), err error) {
 	if !p.pmix {
 		return func() {}, nil
@@ -51,7 +51,7 @@ func (p *Place) askPMIx(ctx context.Context, cfg *Config) (done func(), err erro
 	client, err := pmix.Open(limited)
 	if err == nil {
 		if err = p.adopt(client, cfg); err != nil {
-			_ = client.Close() // err says what is wrong
+			_ = client.Close() // err has the reason
 		}
 	}
 	switch {
@@ -61,7 +61,7 @@ func (p *Place) askPMIx(ctx context.Context, cfg *Config) (done func(), err erro
 				cfg.Logger.Warn("ibverbx: job: PMIx is not left as it should be", "because", err)
 			}
 		}, nil
-	case ctx.Err() != nil: // that ends Join, whatever the library says
+	case ctx.Err() != nil: // that ends Join, whatever the library returns
 		if cause := context.Cause(ctx); !errors.Is(err, cause) {
 			err = fmt.Errorf("%w: %w", cause, err)
 		}
@@ -82,7 +82,7 @@ func (p *Place) askPMIx(ctx context.Context, cfg *Config) (done func(), err erro
 		"do without", ErrNoJob, p.Source, err, EnvRank, EnvSize)
 }
 
-// adopt takes what PMIx says.
+// adopt uses the answers of PMIx.
 func (p *Place) adopt(client *pmix.Client, cfg *Config) error {
 	rank, size := client.Rank(), client.Size()
 	if rank != p.Rank || p.Size > 0 && size != p.Size || size > maxSize {

@@ -14,14 +14,14 @@ import (
 // mu guards it.
 type refused struct {
 	count int    // all of them
-	last  string // who was turned away last, and why
+	last  string // the last one that was turned away, and why
 }
 
 // maxReason is the most characters kept of a reason.
 const maxReason = 300
 
-// turnAway counts a connection of somebody who is no process of this job, and logs it: the first,
-// the second, the fourth and so on.
+// turnAway counts a connection that is not from a process of this job, and logs it: the first, the
+// second, the fourth and so on.
 func (s *server) turnAway(remote net.Addr, why error) {
 	if s.ctx.Err() != nil {
 		return

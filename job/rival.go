@@ -9,14 +9,15 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// taken says who has the port at which this rank 0 cannot listen, which is why inUse says. Another
-// rank 0 of the same job learns of this one.
+// taken explains which program has the port at which this rank 0 cannot listen (inUse is the
+// error). Another rank 0 of the same job learns of this one.
 func taken(ctx context.Context, p *Place, cfg *Config, inUse error) error {
 	ctx, cancel := context.WithTimeout(ctx, lateness)
 	defer cancel()
 	probe := challenge(ctx, p, cfg)
 	for errors.Is(probe, rendezvous.ErrVersion) && cfg.Store != nil {
-		// Another run, or this one: its rank 0 says in the store which, as soon as it listens.
+		// It may be another run or this one: its rank 0 shows that in the store as soon as it
+		// listens.
 		other := *p
 		e, err := findEntry(ctx, p, cfg.Store)
 		if err != nil || e.Address != p.Address {
@@ -48,8 +49,8 @@ func taken(ctx context.Context, p *Place, cfg *Config, inUse error) error {
 	return fmt.Errorf("%w: another program has the port: choose another in %s", inUse, EnvAddress)
 }
 
-// challenge tells who is rank 0 at an address that this process has rank 0 as well: a job that is
-// not complete ends there too. The error says why nobody could be told.
+// challenge tells the rank 0 at an address that this process has rank 0 as well: a job that is not
+// complete ends there too. The error says why it could not be told.
 func challenge(ctx context.Context, p *Place, cfg *Config) error {
 	c, err := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
 	if err != nil {
@@ -62,7 +63,7 @@ func challenge(ctx context.Context, p *Place, cfg *Config) error {
 	return c.Close()
 }
 
-// errTwoFirst says that a process comes as rank 0 to the one that is.
+// errTwoFirst is the error of a second rank 0.
 func errTwoFirst(p *Place) error {
 	perhaps := ""
 	if p.Job == "" {

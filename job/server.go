@@ -15,7 +15,7 @@ import (
 	"ibverbx/rendezvous"
 )
 
-// server is rank 0's part of the job: it has a conversation with every process, its own among them,
+// server is rank 0's part of the job: it has a conversation with every process, its own included,
 // and knows which ones are alive.
 type server struct {
 	place  *Place
@@ -25,15 +25,15 @@ type server struct {
 	cancel context.CancelCauseFunc
 	all    sync.WaitGroup
 
-	meeting context.Context // ends once all have come, or with the server
+	meeting context.Context // ends once all have joined, or with the server
 	met     context.CancelFunc
 	watched chan struct{} // closed when watch has stopped using the store; nil without a store
 
 	mu     sync.Mutex
-	guests []*guest // by rank; nil where none has joined
+	guests []*guest // by rank; nil if it has not joined
 	joined int
 	came   map[int]bool  // ranks that have joined, or were told why they cannot
-	heard  chan struct{} // closed when came has all
+	heard  chan struct{} // closed when came is complete
 	over   bool          // the job has failed, or rank 0 has left
 	why    error         // the reason for over
 	call   *call         // the collective call under way
@@ -45,7 +45,7 @@ type server struct {
 	dismissed chan struct{} // a place for each conversation that is being told why it ends
 }
 
-// call is a collective call that some have made.
+// call is a collective call that some processes have made.
 type call struct {
 	seq  uint64
 	op   string
@@ -126,7 +126,7 @@ func (s *server) first(ctx context.Context) (*member, error) {
 	return talk(ctx, s.place, &s.cfg, c)
 }
 
-// arrived notes that a process has joined, or knows why it cannot.
+// arrived records that a process has joined, or knows why it cannot.
 func (s *server) arrived(rank int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +138,7 @@ func (s *server) arrived(rank int) {
 	}
 }
 
-// linger waits some time for processes that are late, to tell them why there is no job.
+// linger waits some time for late processes, to tell them why there is no job.
 func (s *server) linger(ctx context.Context) {
 	late := time.NewTimer(lateness)
 	defer late.Stop()
@@ -149,7 +149,7 @@ func (s *server) linger(ctx context.Context) {
 	}
 }
 
-// admit makes a process one of the job.
+// admit adds a process to the job.
 func (s *server) admit(h *hello, c *rendezvous.Conn, own bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +160,7 @@ func (s *server) admit(h *hello, c *rendezvous.Conn, own bool) error {
 			here)
 	case h.Rank < 0 || h.Rank >= here:
 		wrong = fmt.Errorf("%w: of %d processes the ranks are 0 to %d", ErrMismatch, here, here-1)
-	case h.Rank == 0 && !own: // also before this process has come to itself
+	case h.Rank == 0 && !own: // even before this process has joined itself
 		wrong = errTwoFirst(s.place)
 	case s.guests[h.Rank] != nil:
 		wrong = fmt.Errorf("%w: two processes have this rank, the other one is %v", ErrMismatch,
@@ -233,7 +233,7 @@ func (s *server) complete() bool {
 	return s.joined == s.place.Size
 }
 
-// missing names those who have not joined; empty where all have.
+// missing names the ranks that have not joined; empty if all have.
 func (s *server) missing() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -248,8 +248,8 @@ func (s *server) fail(why error) {
 	s.mu.Unlock()
 }
 
-// failLocked is fail with mu held. This process is told last: it may exit at once, and the others
-// would take its end for the reason.
+// failLocked is fail with mu held. It tells this process last, because that may exit at once, and
+// the others would mistake its end for the reason.
 func (s *server) failLocked(why error) {
 	if s.over {
 		return
@@ -287,7 +287,7 @@ func (s *server) failLocked(why error) {
 // sendAll queues a message for all. mu is held.
 func (s *server) sendAll(kind string, body any) { s.queueAll(encoded(kind, body)) }
 
-// queueAll is sendAll of a message that is encoded.
+// queueAll is sendAll for an encoded message.
 func (s *server) queueAll(m message) {
 	for _, g := range s.guests {
 		if g != nil {
@@ -296,7 +296,7 @@ func (s *server) queueAll(m message) {
 	}
 }
 
-// contribute handles what a process contributes to a collective call. mu is held.
+// contribute handles a process's contribution to a collective call. mu is held.
 func (s *server) contribute(g *guest, c *contribution) {
 	switch now := s.call; {
 	case s.left != nil:
@@ -323,7 +323,7 @@ func (s *server) contribute(g *guest, c *contribution) {
 	}
 	s.call = nil
 	s.calls++
-	// Encoded once, and not for each process: in large jobs this is most of the work.
+	// Encode once, not for each process: in large jobs this is most of the work.
 	frames, err := encodeRows(now.seq, now.rows)
 	if err != nil {
 		s.failLocked(err)
@@ -332,8 +332,8 @@ func (s *server) contribute(g *guest, c *contribution) {
 	s.queueAll(message{kind: kindRows, frames: frames})
 }
 
-// giveUp handles that a process gives up a collective call. If the time of its context was over,
-// those are to blame who have not entered the call. mu is held.
+// giveUp handles a process that gives up a collective call. If the deadline of its context has
+// passed, the processes that have not entered the call are to blame. mu is held.
 func (s *server) giveUp(g *guest, q *quit) {
 	name := fmt.Sprintf("%s %d", peertext.Line(q.Op, maxKey), q.Seq)
 	late, last, who := 0, g, ""
@@ -377,7 +377,7 @@ func (s *server) leave(g *guest) {
 	}
 }
 
-// close ends it, after some time for the others to learn of the end of the job.
+// close ends the server, after the others had some time to learn of the end of the job.
 func (s *server) close() {
 	if s.l != nil {
 		_ = s.l.Close()
@@ -406,7 +406,7 @@ func (s *server) close() {
 	s.all.Wait()
 }
 
-// route is the ends of a connection to a process on another host, or of any.
+// route returns the ends of a connection to a process on another host, or of any connection.
 func (s *server) route() route {
 	lo := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}
 	r := route{lo, lo}

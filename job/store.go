@@ -36,8 +36,8 @@ func (e *storeError) Unwrap() error { return e.err }
 // answered.
 const lastWords = 200 * time.Millisecond
 
-// askStore calls a store, and returns when ctx ends whether the store does or not. The error then
-// says why ctx has ended, and what the store says to it.
+// askStore calls a store, and returns when ctx ends even if the store does not. The error then has
+// why ctx has ended, and the store's answer to that.
 func askStore(ctx context.Context, call func() ([]byte, error)) ([]byte, error) {
 	type result struct {
 		value []byte

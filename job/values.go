@@ -2,8 +2,8 @@ package job
 
 import "fmt"
 
-// values holds the values that processes have put, and the gets that wait for others. The server's
-// mu guards it.
+// values has the values that processes have put, and the gets that wait for further ones. The
+// server's mu guards it.
 type values struct {
 	byKey map[string]*stored
 	room  int // in bytes, for keys, values and entries
@@ -11,15 +11,15 @@ type values struct {
 }
 
 // stored is a value. Answers in the queues of guests share it, so it takes room until they are
-// written, also where another has replaced it.
+// written, even if another has replaced it.
 type stored struct {
 	data     []byte
 	readers  int // answers with it that are queued or being written
 	replaced bool
 }
 
-// entryCost is what an entry takes of room beside its key and its value, in bytes: about the memory
-// that it does.
+// entryCost is the room that an entry takes beside its key and its value, in bytes: about its real
+// memory.
 const entryCost = 128
 
 // waiter is a get that waits for a value.
@@ -32,7 +32,7 @@ func newValues(room int) values {
 	return values{byKey: map[string]*stored{}, room: room, waits: map[string][]waiter{}}
 }
 
-// put sets a value of some size, answers, and answers those who have waited for it.
+// put sets a value of some size, answers, and answers the gets that have waited for it.
 func (vs *values) put(g *guest, r *request, size, most int) {
 	old, there := vs.byKey[r.Key]
 	need := len(r.Data)
@@ -104,7 +104,7 @@ func (g *guest) answer(id uint64, value *stored) {
 	}
 }
 
-// written notes that an answer with a value was written.
+// written records that an answer with a value was written.
 func (vs *values) written(value *stored) {
 	if value.readers--; value.replaced && value.readers == 0 {
 		vs.room += len(value.data)

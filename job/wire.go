@@ -15,9 +15,9 @@ import (
 
 // Kinds of messages between the processes and rank 0, over a conversation of package rendezvous.
 const (
-	kindJoin   = "join"   // hello: this process has come
+	kindJoin   = "join"   // hello: this process has started
 	kindMet    = "met"    // Process: who rank 0 is
-	kindReady  = "ready"  // []Process: part of all, who have come
+	kindReady  = "ready"  // []Process: a part of the list of all, once all have joined
 	kindAlive  = "alive"  // nothing: still here
 	kindGather = "gather" // part of a contribution to a collective call
 	kindRows   = "rows"   // part of all contributions
@@ -28,7 +28,7 @@ const (
 	kindAnswer = "answer" // to a request
 	kindLeave  = "leave"  // this process closes the job
 	kindBye    = "bye"    // the process may go; or rank 0 leaves
-	kindEnd    = "end"    // verdict: the job has failed; of a process: it gives up, or rank 0 is silent
+	kindEnd    = "end"    // verdict: the job has failed; from a process: it gives up, or rank 0 is silent
 )
 
 type hello struct {
@@ -73,10 +73,10 @@ type answer struct {
 	Full string `json:"full,omitempty"` // why a value was not taken
 }
 
-// lateness is the time that the others wait longer than rank 0, which then names who is missing.
+// lateness is how much longer the others wait than rank 0, which then names the missing ranks.
 const lateness = 2 * time.Second
 
-// waitedError says that Config.Wait is over.
+// waitedError means that Config.Wait is over.
 type waitedError struct{ d time.Duration }
 
 func (e *waitedError) Error() string { return fmt.Sprintf("%v: waited %v", ErrAbsent, e.d) }
@@ -87,31 +87,31 @@ func errWaited(d time.Duration) error { return &waitedError{d} }
 // route is the ends of a connection.
 type route struct{ local, remote net.Addr }
 
-// protocol is that of a job's conversations: processes of different jobs part at their greeting,
-// and those that a store has sent to another rank 0 than theirs. The greeting is said to everybody
-// who connects, so it does not contain the name.
+// protocol returns the protocol of a job's conversations: the greeting separates processes of
+// different jobs, and those that a store has sent to another rank 0. Everyone who connects reads
+// the greeting, so it does not contain the name.
 func protocol(p *Place) string { return "ibverbx job/3 " + p.digest("greeting") }
 
-// digest is a text for one purpose that only those can make who know the job's name, and what a
-// launcher or a store has added to it. It says nothing about other digests; a name that is easy to
-// guess can be guessed from it.
+// digest returns a text for one purpose that can be made only with the job's name and the additions
+// of a launcher or a store. It reveals nothing about other digests; a name that is easy to guess
+// can be guessed from it.
 func (p *Place) digest(purpose string) string {
 	h := hmac.New(sha256.New, []byte(p.Job+"\x00"+p.secret+"\x00"+p.incarnation))
 	_, _ = h.Write([]byte(purpose)) // never fails
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// newHello is what a process says to join.
+// newHello returns the message with which a process joins.
 func newHello(p *Place) hello { return hello{self(p.Rank), p.Size, p.digest("join")} }
 
-// conversation configures those of a job.
+// conversation returns the configuration of a job's conversations.
 func conversation(p *Place, cfg *Config) rendezvous.Config {
 	return rendezvous.Config{Protocol: protocol(p), TLS: cfg.TLS, Timeout: cfg.Patience,
 		Greeting:   min(cfg.Patience, 5*time.Second),
 		MaxMessage: 2 * partLen} // base64, and a little more
 }
 
-// ended puts the end of a conversation in this package's words.
+// ended translates the end of a conversation to an error of this package.
 func ended(err error) error {
 	var peer *rendezvous.PeerError
 	switch {
@@ -127,5 +127,5 @@ func ended(err error) error {
 	return err
 }
 
-// silent says that nothing has come for too long.
+// silent returns the error of a process that was silent for too long.
 func silent(d time.Duration) error { return fmt.Errorf("%w: it has not answered for %v", ErrDied, d) }

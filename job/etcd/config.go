@@ -13,18 +13,18 @@ import (
 // ErrConfig marks errors of a wrong [Config] or argument. Test with errors.Is.
 var ErrConfig = errors.New("invalid configuration")
 
-// Config says where etcd is. Endpoints are required.
+// Config describes how to reach etcd. Endpoints are required.
 type Config struct {
 	// Endpoints are the members of the cluster, or some: HOST:PORT, http://HOST:PORT, or
-	// https://HOST:PORT, which asks for TLS as a TLS that is set does.
+	// https://HOST:PORT, which uses TLS, as does the field TLS.
 	Endpoints []string
-	// TLS says whom to trust, and which certificate to show. Nil is no TLS, or for https:// that of
-	// a web browser.
+	// TLS has the trusted and the own certificates. Nil is no TLS, or for https:// the system's
+	// defaults.
 	TLS *tls.Config
 	// Username and Password are for an etcd that requires them; empty otherwise.
 	Username, Password string
-	// Prefix is put before all keys, for an etcd that others use as well, and where a user may
-	// write a part of it alone.
+	// Prefix is put before all keys, for an etcd that others also use, or in which a user may write
+	// only a part.
 	Prefix string
 
 	// Lease is how long the values of this process outlive it if it is killed; 0 means 10 seconds.
@@ -32,7 +32,7 @@ type Config struct {
 	Lease time.Duration
 	// Wait is how long Open waits for etcd to answer; 0 means 10 seconds.
 	Wait time.Duration
-	// Logger is told when etcd cannot be reached; nil is slog.Default.
+	// Logger logs that etcd cannot be reached; nil is slog.Default.
 	Logger *slog.Logger
 }
 

@@ -1,4 +1,4 @@
-// Package etcd lets the processes of a job find each other through etcd, so that nobody has to name
+// Package etcd lets the processes of a job find each other through etcd, so that you need not name
 // the address at which rank 0 listens. It is a separate module, so that only its users get etcd's
 // client among their dependencies.
 //

@@ -10,7 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// leased is the lease that keeps what this process puts.
+// leased returns the lease that keeps this process's values.
 func (s *Store) leased() clientv3.LeaseID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,7 +36,7 @@ func (s *Store) grant(ctx context.Context) (<-chan *clientv3.LeaseKeepAliveRespo
 func (s *Store) keep(alive <-chan *clientv3.LeaseKeepAliveResponse) {
 	for {
 		select {
-		case _, kept := <-alive: // the client sends what keeps it
+		case _, kept := <-alive: // the client keeps it alive
 			if kept {
 				s.link.works()
 				continue
@@ -54,8 +54,8 @@ func (s *Store) keep(alive <-chan *clientv3.LeaseKeepAliveResponse) {
 // longestPause bounds the time between two attempts to take a lease.
 const longestPause = 5 * time.Second
 
-// renew takes a lease, and puts again what the lost one has taken with it, until it has done both
-// or the store ends. A lease that is lost before it is done is replaced like any other.
+// renew takes a lease, and puts the values of the lost one again, until it has done both or the
+// store ends. A lease that is lost before that is replaced like any other.
 func (s *Store) renew() <-chan *clientv3.LeaseKeepAliveResponse {
 	said := ""
 	for pause := againAfter; ; pause = min(2*pause, longestPause) {
@@ -77,8 +77,8 @@ func (s *Store) renew() <-chan *clientv3.LeaseKeepAliveResponse {
 	}
 }
 
-// restore puts again the values that the lost lease has taken with it. A value that somebody else
-// has put there since stays. It fails only if the new lease is lost as well, or the store ends.
+// restore puts the values of the lost lease again. A value that another process has put there since
+// stays. It fails only if the new lease is lost as well, or the store ends.
 func (s *Store) restore() error {
 	s.mu.Lock()
 	mine := make(map[string]string, len(s.mine))
@@ -118,8 +118,8 @@ func (s *Store) has(name, value string) bool {
 }
 
 // claim puts a value if there is none, and returns the value that is there in the end. If the same
-// value is there under an earlier lease, it is this process's own and is put again: that lease
-// ends.
+// value is there under an earlier lease, it is this process's own, and is put again because that
+// lease ends.
 func (s *Store) claim(ctx context.Context, name, value string) (there string, err error) {
 	lease := s.leased()
 	put := clientv3.OpPut(name, value, clientv3.WithLease(lease))

@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// link knows how the connections to etcd fare. The client tries again until a context ends, and
-// does not say what stood between.
+// link observes the connections to etcd. The client tries again until a context ends, and does not
+// say what prevented the connection.
 type link struct {
 	logger *slog.Logger
 	tls    *tls.Config // nil is no TLS
@@ -27,11 +27,11 @@ type link struct {
 	mu    sync.Mutex
 	local net.Addr
 	ever  bool  // etcd has answered
-	last  error // why there is no connection; nil while there is one that works
+	last  error // why there is no connection; nil while one works
 }
 
-// options are those by which the client uses the link. It tries to connect more often than by its
-// own: etcd is found soon after it is back.
+// options returns the client's options for the link. It tries to connect more often than by
+// default, so that it finds etcd soon after it is back.
 func (l *link) options() []grpc.DialOption {
 	creds := insecure.NewCredentials()
 	if l.tls != nil {
@@ -53,7 +53,7 @@ func (l *link) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return c, err
 }
 
-// watched is credentials that tell the link what comes of the handshake, and of the connection.
+// watched is credentials that report the fate of the handshake and of the connection to the link.
 type watched struct {
 	credentials.TransportCredentials
 
@@ -98,7 +98,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// fails notes why there is no connection.
+// fails records why there is no connection.
 func (l *link) fails(err error) {
 	if errors.Is(err, context.Canceled) {
 		return
@@ -113,7 +113,7 @@ func (l *link) fails(err error) {
 	}
 }
 
-// works notes that etcd has answered.
+// works records that etcd has answered.
 func (l *link) works() {
 	l.mu.Lock()
 	l.ever, l.last = true, nil
@@ -127,14 +127,14 @@ func (l *link) known() bool {
 	return l.ever
 }
 
-// why is why there is no connection, as far as that is known.
+// why returns why there is no connection, if that is known.
 func (l *link) why() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.last
 }
 
-// advise adds what to do to an error that does not say it.
+// advise adds advice to an error that has none.
 func (l *link) advise(err error) error {
 	var remote *net.OpError
 	switch end := !l.known() && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)); {

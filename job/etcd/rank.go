@@ -13,16 +13,16 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Rank takes the lowest rank of a job that no other process has, from 0 to size-1, for this process
-// to have until its store is closed, or Config.Lease after its death. Where all are taken it waits
-// for one to be given back. All processes of the job must name the same size, and call it once.
+// Rank takes the lowest free rank of a job, from 0 to size-1. This process keeps it until its store
+// is closed, or Config.Lease after its death. If all are taken Rank waits for a free one. All
+// processes of the job must pass the same size, and call Rank once.
 func (s *Store) Rank(ctx context.Context, job string, size int) (rank int, err error) {
 	if job == "" || size < 1 {
 		return 0, invalid("rank in job %.40q of %d processes: it must have a name, and one", job, size)
 	}
 	what := fmt.Sprintf("rank in job %.40q of %d processes", job, size)
 	prefix := s.cfg.Prefix + "/ibverbx/rank/" + url.PathEscape(job) + "/"
-	host, _ := os.Hostname() // for people who look at the keys
+	host, _ := os.Hostname() // for people who read the keys
 	me := fmt.Sprintf("%s, pid %d (%s)", host, os.Getpid(), rand.Text())
 	full := ""
 	err = s.retry(ctx, what, func() error {
@@ -60,7 +60,7 @@ func (s *Store) Rank(ctx context.Context, job string, size int) (rank int, err e
 	return rank, err
 }
 
-// free is the lowest rank that nobody has, or size and who has them.
+// free returns the lowest free rank, or size and the holders.
 func free(taken []*mvccpb.KeyValue, prefix string, size int) (rank int, full string) {
 	has := map[string]bool{}
 	var who []string

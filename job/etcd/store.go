@@ -20,7 +20,7 @@ import (
 	"ibverbx/job"
 )
 
-// ErrClosed says that the store is closed.
+// ErrClosed means that the store is closed.
 var ErrClosed = errors.New("the store is closed")
 
 // Store is a part of etcd as a [job.Store]. Its methods may be called from any goroutine.
@@ -57,7 +57,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		s.cancel()
 		if s.client != nil {
-			_ = s.client.Close() // there is nothing to say to it
+			_ = s.client.Close() // an error changes nothing
 		}
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 // open makes the client, and takes a lease.
 func (s *Store) open(ctx context.Context) (<-chan *clientv3.LeaseKeepAliveResponse, error) {
 	made := make(chan error, 1)
-	go func() { // with a user name it asks for a token, and takes no context for that
+	go func() { // with a user name it requests a token, without a context
 		client, err := clientv3.New(clientv3.Config{Endpoints: s.cfg.Endpoints, TLS: s.cfg.TLS,
 			Username: s.cfg.Username, Password: s.cfg.Password,
 			DialTimeout:       2 * s.cfg.Wait, // ctx ends before
@@ -94,8 +94,8 @@ func (s *Store) open(ctx context.Context) (<-chan *clientv3.LeaseKeepAliveRespon
 	return alive, nil
 }
 
-// LocalAddr is the address of this host by which it reaches etcd: a [job.Job] has rank 0 listen
-// there.
+// LocalAddr returns the address of this host by which it reaches etcd, at which rank 0 of a
+// [job.Job] listens.
 func (s *Store) LocalAddr() net.Addr {
 	s.link.mu.Lock()
 	defer s.link.mu.Unlock()
@@ -114,7 +114,7 @@ func (s *Store) Put(ctx context.Context, key string, value []byte) error {
 	})
 }
 
-// Get returns a value, and waits for it where there is none.
+// Get returns a value, and waits for it if there is none.
 func (s *Store) Get(ctx context.Context, key string) (value []byte, err error) {
 	name := s.cfg.Prefix + key
 	err = s.retry(ctx, fmt.Sprintf("get %.100q", name), func() error {
@@ -136,17 +136,17 @@ func (s *Store) Get(ctx context.Context, key string) (value []byte, err error) {
 	return value, err
 }
 
-// errAgain says that a watch has to begin anew.
+// errAgain means that a watch must be repeated.
 var errAgain = errors.New("the watch has ended")
 
-// await waits for what happens first after a revision: to a key, or with options to several.
+// await waits for the first event after a revision: of a key, or with options of several.
 func (s *Store) await(ctx context.Context, name string, after int64, options ...clientv3.OpOption) (
 	*mvccpb.KeyValue, error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel() // ends the watch
 	for seen := range s.client.Watch(ctx, name, append(options, clientv3.WithRev(after+1))...) {
 		if err := seen.Err(); err != nil {
-			if seen.CompactRevision != 0 { // the events of the meantime are forgotten
+			if seen.CompactRevision != 0 { // the events in between are gone
 				return nil, errAgain
 			}
 			return nil, err
@@ -164,7 +164,7 @@ func (s *Store) await(ctx context.Context, name string, after int64, options ...
 // againAfter is the pause before a request is made again.
 const againAfter = 200 * time.Millisecond
 
-// retry has a request made until it is answered, or ctx ends.
+// retry repeats a request until it is answered, or ctx ends.
 func (s *Store) retry(ctx context.Context, what string, request func() error) error {
 	for {
 		err := s.ctx.Err()
@@ -186,15 +186,15 @@ func (s *Store) retry(ctx context.Context, what string, request func() error) er
 	}
 }
 
-// passing reports whether a request may be answered otherwise a moment later.
+// passing reports whether a request may get another answer a moment later.
 func passing(err error) bool {
 	var e rpctypes.EtcdError
 	return errors.Is(err, errAgain) || status.Code(err) == codes.Unavailable ||
 		errors.As(err, &e) && e.Code() == codes.Unavailable ||
-		errors.Is(err, rpctypes.ErrLeaseNotFound) // keep takes another
+		errors.Is(err, rpctypes.ErrLeaseNotFound) // keep takes another lease
 }
 
-// explain adds the request, and what prevents it, to an error.
+// explain adds the request, and its obstacle, to an error.
 func (s *Store) explain(ctx context.Context, what string, err error) error {
 	where := strings.Join(s.cfg.Endpoints, ", ")
 	last := s.link.why()
@@ -214,9 +214,9 @@ func (s *Store) explain(ctx context.Context, what string, err error) error {
 // parting is the time that Close waits for etcd.
 const parting = time.Second
 
-// Close takes back what this process has put, and ends the connections. An etcd that does not
-// answer does so itself, Config.Lease later. It may be called again, by any goroutine: each call
-// returns the same.
+// Close removes this process's values, and ends the connections. An etcd that does not answer
+// removes them itself, Config.Lease later. Any goroutine may call it again: each call returns the
+// same.
 func (s *Store) Close() error {
 	s.closing.Do(func() { s.closed = s.close() })
 	return s.closed

@@ -21,7 +21,7 @@ type info struct {
 	value value
 }
 
-// Byte objects, pmix_byte_object_t, are the first two words of value.data: address and size.
+// A byte object, pmix_byte_object_t, is the first two words of value.data: address and size.
 
 // Types of values.
 const (

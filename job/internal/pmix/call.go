@@ -8,7 +8,7 @@ import (
 	"ibverbx/internal/peertext"
 )
 
-// ErrNoLibrary says that libpmix cannot be opened.
+// ErrNoLibrary means that libpmix cannot be opened.
 var ErrNoLibrary = errors.New("no libpmix")
 
 // statusError is a call of the library that has failed.
@@ -29,12 +29,12 @@ type library struct {
 	init, finalize, put, commit, get, errorString, free uintptr
 }
 
-// maxText bounds what the library says, in bytes.
+// maxText bounds the library's texts, in bytes.
 const maxText = 200
 
 // check returns the error of a call's return value.
 func (l *library) check(call string, returned uintptr) error {
-	status := int32(returned) // the upper half of the register is anything
+	status := int32(returned) // the upper half of the register is undefined
 	if status == success {
 		return nil
 	}
@@ -139,7 +139,7 @@ func (a *answer) number() (uint32, error) {
 	if a.value.kind != kindUint32 {
 		return 0, a.wrong(kindUint32)
 	}
-	return uint32(a.value.data[0]), nil // little-endian, as all that load supports
+	return uint32(a.value.data[0]), nil // little-endian, like all systems that load supports
 }
 
 // maxValue bounds a value in bytes.

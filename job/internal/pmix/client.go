@@ -21,7 +21,7 @@ type Client struct {
 	running int           // calls under way
 	closed  bool          // no further calls
 	ended   chan struct{} // closed after the last call into the library
-	failed  error         // what it said then
+	failed  error         // its error then
 }
 
 // errClosed: the client is closed.
@@ -30,8 +30,8 @@ var errClosed = errors.New("the connection to PMIx is closed")
 // file is the name by which the dynamic loader finds libpmix, versions 3 to 5.
 const file = "libpmix.so.2"
 
-// Open opens libpmix, and connects to the launcher that PMIX_NAMESPACE, PMIX_RANK and further
-// variables tell of. An error is [ErrNoLibrary], one of the library, or why ctx has ended.
+// Open opens libpmix, and connects to the launcher named by PMIX_NAMESPACE, PMIX_RANK and further
+// variables. An error is [ErrNoLibrary], one of the library, or why ctx has ended.
 func Open(ctx context.Context) (*Client, error) {
 	lib, err := load(file)
 	if err != nil {
@@ -56,14 +56,14 @@ func open(ctx context.Context, lib *library) (*Client, error) {
 	case <-ctx.Done():
 		go func() {
 			if <-begun == nil {
-				_ = c.Close() // nobody is left to hear of it
+				_ = c.Close() // an error has no reader any more
 			}
 		}()
 		return nil, fmt.Errorf("PMIx_Init: %w: the launcher does not answer", context.Cause(ctx))
 	}
 }
 
-// begin connects, and asks how many processes there are.
+// begin connects, and asks for the number of processes.
 func (c *Client) begin() (err error) {
 	if c.self, err = c.lib.begin(); err != nil {
 		return err
@@ -84,13 +84,13 @@ func (c *Client) begin() (err error) {
 	return nil
 }
 
-// Rank is this process's number, from 0 on.
+// Rank returns this process's number, from 0 on.
 func (c *Client) Rank() int { return int(c.self.rank) }
 
-// Size is how many processes the job has.
+// Size returns the number of processes in the job.
 func (c *Client) Size() int { return c.size }
 
-// Namespace is the name of the job, which no other job of the launcher has.
+// Namespace returns the name of the job, which no other job of the launcher has.
 func (c *Client) Namespace() string {
 	name, _, _ := bytes.Cut(c.self.nspace[:], []byte{0})
 	return string(name)
@@ -102,7 +102,7 @@ func (c *Client) Put(_ context.Context, key string, content []byte) error {
 	return c.do(func() error { return c.lib.publish(key, content) })
 }
 
-// Get returns what rank 0 has put last, and waits for it until ctx ends.
+// Get returns the last value of rank 0, and waits for it until ctx ends.
 func (c *Client) Get(ctx context.Context, key string) ([]byte, error) {
 	of := &proc{nspace: c.self.nspace}
 	for wait := shortest; ; wait = min(2*wait, longest) {
@@ -130,7 +130,7 @@ const (
 	longest  = 200 * time.Millisecond
 )
 
-// passing reports whether it only means that there is nothing yet.
+// passing reports whether the error only means that there is no value yet.
 func (e *statusError) passing() bool {
 	return e.status == errTimeout || e.status == errNotFound || e.status == errEntryNotFound
 }
@@ -186,7 +186,7 @@ func (c *Client) do(calls func() error) error {
 	return err
 }
 
-// number is a number that the job has.
+// number returns a number of the job.
 func (c *Client) number(key string) (uint32, error) {
 	a, err := c.lib.ask(&proc{c.self.nspace, rankWildcard}, key, false)
 	if err != nil {
@@ -196,7 +196,7 @@ func (c *Client) number(key string) (uint32, error) {
 	return a.number()
 }
 
-// host is the name of the host of a rank.
+// host returns the name of the host of a rank.
 func (c *Client) host(rank uint32) (string, error) {
 	a, err := c.lib.ask(&proc{c.self.nspace, rank}, hostName, false)
 	if err != nil {
@@ -206,9 +206,9 @@ func (c *Client) host(rank uint32) (string, error) {
 	return a.text()
 }
 
-// LocalAddr is the address of this host by which processes of other hosts reach it: the loopback
-// interface's where there are none. It is nil where the launcher tells no name of another host, or
-// there is no way to it.
+// LocalAddr returns the address by which processes of other hosts reach this host: the loopback
+// interface's if there are none. It is nil if the launcher gives no name of another host, or there
+// is no route to it.
 func (c *Client) LocalAddr() (addr net.Addr) {
 	var neighbour string
 	_ = c.do(func() error {
@@ -231,8 +231,8 @@ func (c *Client) LocalAddr() (addr net.Addr) {
 	return addr
 }
 
-// sourceAddress is the address of this host on the way to another one, by the routing table:
-// nothing is sent to it.
+// sourceAddress returns the address of this host on the route to another one. It only reads the
+// routing table.
 func sourceAddress(host string) net.Addr {
 	d := net.Dialer{Timeout: patience}
 	conn, err := d.Dial("udp", net.JoinHostPort(host, "9"))
@@ -243,7 +243,7 @@ func sourceAddress(host string) net.Addr {
 	return conn.LocalAddr()
 }
 
-// patience is the time that looking up a name may take.
+// patience is how long a name look-up may take.
 const patience = 2 * time.Second
 
 // Close disconnects from the launcher once no call is under way, and waits a second for that: the

@@ -11,8 +11,8 @@ import (
 
 // load opens libpmix. It stays loaded for the life of the process.
 func load(file string) (*library, error) {
-	runtime.LockOSThread() // what dlerror says is the thread's
-	// Its components, which it opens itself, may expect its symbols to be everybody's.
+	runtime.LockOSThread() // dlerror's text belongs to the thread
+	// Components that the library opens itself may expect its symbols to be global.
 	handle, err := purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 	runtime.UnlockOSThread()
 	if err != nil {
@@ -29,7 +29,7 @@ func load(file string) (*library, error) {
 	}{
 		{"PMIx_Init", &l.init}, {"PMIx_Finalize", &l.finalize}, {"PMIx_Put", &l.put},
 		{"PMIx_Commit", &l.commit}, {"PMIx_Get", &l.get}, {"PMIx_Error_string", &l.errorString},
-		{"free", &l.free}, // the C library's, which it is linked with
+		{"free", &l.free}, // of the C library that it is linked with
 	} {
 		if *s.addr, err = purego.Dlsym(handle, s.name); err != nil {
 			return nil, fmt.Errorf("%w: %s has no %s: is it libpmix?", ErrNoLibrary, file, s.name)

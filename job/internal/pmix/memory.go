@@ -7,16 +7,16 @@ import (
 
 // This file is the package's gate to unsafe.
 
-// at is the address of a value that C reads or writes until the pins are undone.
+// at returns the address of a value that C reads or writes until the pins are undone.
 func at[T any](pins *runtime.Pinner, p *T) uintptr {
 	pins.Pin(p)
 	return uintptr(unsafe.Pointer(p))
 }
 
-// object is a value that C owns.
+// object returns a value that C owns.
 func object[T any](addr uintptr) *T {
-	// Written as a conversion of the variable and not of its value, which go vet takes for
-	// arithmetic on a Go pointer.
+	// This converts the variable instead of its value, which go vet would take for arithmetic on a
+	// Go pointer.
 	return (*T)(*(*unsafe.Pointer)(unsafe.Pointer(&addr)))
 }
 
