@@ -109,7 +109,7 @@ func (q *QP) transmitAck(b *Batch) {
 		h := q.reply(wire.Acknowledge, r.nakAt)
 		h.Syndrome = r.nak
 		b.add(&h, nil)
-	case r.gapDue && r.ahead.n != 0:
+	case r.gapDue:
 		// Nothing behind the expected packet is acknowledged, because kept packets may still be
 		// refused.
 		h := q.reply(wire.ReadResponseOnly, r.expected)

@@ -164,13 +164,12 @@ func (q *QP) sequenceError(expected seq, has []byte) {
 				continue
 			}
 			highest = s
-			if p := r.readOf(s); p != nil {
-				if !p.kept {
-					q.reached(s)
-				}
-				p.kept = true // all of it: its request is the packet of its first number
-			} else {
+			switch p := r.readOf(s); {
+			case p == nil:
 				q.markKept(s)
+			case !p.kept && r.at(s).state == flying:
+				q.reached(s)
+				p.kept = true // all of it: its request is the packet of its first number
 			}
 		}
 	}
@@ -217,7 +216,11 @@ func (q *QP) forgotten(expected seq) {
 
 // goBack marks everything from a number on as lost.
 func (q *QP) goBack(from seq) {
-	for s := max(from, q.req.una); s < q.req.next; s++ {
+	r := &q.req
+	for s := max(from, r.una); s < r.next; s++ {
+		if p := r.readOf(s); p != nil {
+			p.kept = false
+		}
 		q.markLost(s)
 	}
 }

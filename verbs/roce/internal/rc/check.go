@@ -1,6 +1,7 @@
 package rc
 
 import (
+	"errors"
 	"fmt"
 
 	"ibverbx/verbs"
@@ -11,6 +12,9 @@ func (q *QP) Check() error {
 	r := &q.req
 	if err := q.resp.ahead.check(q.resp.expected); err != nil {
 		return err
+	}
+	if q.resp.gapDue && q.resp.ahead.n == 0 && q.resp.nak == 0 {
+		return errors.New("a gap is to be told of, and nothing is kept")
 	}
 	if q.State != verbs.StateRTS && q.State != verbs.StateSQD {
 		return nil
@@ -34,10 +38,13 @@ func (q *QP) Check() error {
 		return fmt.Errorf("%d flying, counted %d; %d lost, counted %d", r.flying, inFlight, r.lost, missing)
 	}
 	for _, p := range r.reads[:r.nreads] {
-		left := 0
+		left, lostOf := 0, 0
 		for s := p.first; s < p.end; s++ {
 			if s >= r.una && r.at(s).state != done {
 				left++
+				if r.at(s).state == lost {
+					lostOf++
+				}
 				if s < p.low {
 					return fmt.Errorf("%d of a read is missing, before low %d", s-p.first, p.low-p.first)
 				}
@@ -45,6 +52,9 @@ func (q *QP) Check() error {
 		}
 		if left != p.left {
 			return fmt.Errorf("a read of %d packets misses %d, counted %d", p.end-p.first, left, p.left)
+		}
+		if p.kept && lostOf != 0 {
+			return fmt.Errorf("%d packets are lost of a read that the responder has", lostOf)
 		}
 	}
 	if a := &q.resp.answers; a.fresh > a.limit {

@@ -21,7 +21,7 @@ type responder struct {
 
 	ackDue  bool // an acknowledgement of the number ackAt is due
 	ackAt   seq
-	gapDue  bool          // a NAK for expected is due that lists the kept packets, if there are any
+	gapDue  bool          // a NAK for expected is due that lists the kept packets
 	nak     wire.Syndrome // a NAK of the number nakAt that is due; 0 is none
 	nakAt   seq
 	answers answerQueue    // they leave before acknowledgements and NAKs
@@ -97,6 +97,9 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 		q.stats.Duplicates++
 		q.duplicate(h, s)
 		return
+	case s > r.expected && uint64(len(payload)) > q.mtu():
+		q.stats.Broken++
+		return // the memory for kept packets is bounded
 	}
 	forgot := r.ahead.n != 0 && h.Reserved != wire.Repeated && r.ahead.doubt(q.now, s)
 	if s > r.expected {
@@ -126,13 +129,9 @@ func (q *QP) isReceiving() bool { return q.State != verbs.StateErr && !q.resp.si
 // packet is kept and the gap is reported.
 func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 	r := &q.resp
-	if uint64(len(payload)) > q.mtu() {
-		q.stats.Broken++
-		return // the memory for kept packets is bounded
-	}
 	if q.ours {
 		if r.ahead.keep(q.now, r.expected, s, h, payload) && !r.silent {
-			r.gapDue = true
+			r.gapDue = r.ahead.n != 0 // of two with one number none is kept
 		}
 		return
 	}
