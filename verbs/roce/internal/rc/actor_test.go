@@ -10,6 +10,8 @@ import (
 // actor is a program at an end, and the model of what must come of what it asks for.
 type actor struct {
 	notified int64 // when the last CNP left
+	echoes   bool  // the next answer must tell of a mark
+	answered seq   // behind the answers that have left
 	w        *world
 	e        *end
 	peer     *actor

@@ -165,7 +165,7 @@ func (a *actor) observe() {
 // receive fails with it.
 func (a *actor) events() {
 	for _, event := range a.e.raise {
-		status := a.peer.refusedNow()
+		status := a.peer.refusedNow(event)
 		want := verbs.EventQPReqErr
 		if status == verbs.StatusRemAccessErr {
 			want = verbs.EventQPAccessErr
@@ -182,13 +182,14 @@ func (a *actor) events() {
 	a.e.raise = a.e.raise[:0]
 }
 
-// refusedNow notes that the peer refuses the next packet of this end, and returns the status that
-// this must have.
-func (a *actor) refusedNow() verbs.Status {
+// refusedNow notes that the peer refuses the next packet of this end with an event, and returns the
+// status that this must have.
+func (a *actor) refusedNow(event verbs.EventType) verbs.Status {
 	// A read whose answer is under way may be refused because its region is gone since.
 	for i := range a.posted {
 		r := &a.posted[i]
-		if r.wr.Opcode == verbs.OpRDMARead && r.victim && a.peer.victim == nil && r.first < a.carried {
+		if event == verbs.EventQPAccessErr && r.wr.Opcode == verbs.OpRDMARead && r.victim &&
+			a.peer.victim == nil && r.first < a.carried {
 			a.refused, a.culprit = verbs.StatusRemAccessErr, r.wr.ID
 			return a.refused
 		}

@@ -112,3 +112,25 @@ func TestLostReadBehindOneAcknowledgement(t *testing.T) {
 		t.Errorf("%d probes, %d timeouts", s.Probes, s.Timeouts)
 	}
 }
+
+// The window shrinks to what is under way, and none of that has asked for an acknowledgement,
+// because a request behind it had to wait: one packet more may leave, and asks.
+func TestWindowThatShrinks(t *testing.T) {
+	bothKinds(t, func(t *testing.T, ours bool) {
+		n := newNetwork(t, 1, shape{ours: ours, reads: 1})
+		a, b := n.ends[0], n.ends[1]
+		quiet := a.write(b, 2, 8)
+		quiet.Flags = 0
+		a.send(a.read(b, 1, 8), quiet, quiet, quiet, a.read(b, 3, 8))
+		n.flush(0)
+		if r := &a.q.req; r.flying != 4 || r.quiet != 3 {
+			t.Fatalf("%d packets under way, %d behind the last that has asked", r.flying, r.quiet)
+		}
+		a.q.collapse()
+		n.run()
+		a.wantStatuses(success(2)...)
+		if s := a.q.Stats(); s.Probes+s.Timeouts != 0 {
+			t.Errorf("%d probes, %d timeouts", s.Probes, s.Timeouts)
+		}
+	})
+}

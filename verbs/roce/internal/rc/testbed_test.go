@@ -1,6 +1,7 @@
 package rc
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -208,6 +209,7 @@ type network struct {
 	next    int // number of the next packet
 	latency int64
 	harm    harm
+	holds   int64 // until when a packet is held up; see harm.hold
 	dark    int64 // until when all packets are lost
 	lazy    int   // of packets that arrive in a row, one in so many is answered at once; 0 is each
 	acted   int   // the end that did something in the last step
@@ -218,7 +220,12 @@ type network struct {
 }
 
 // harm is what the network does to packets: shares of all packets.
-type harm struct{ lose, repeat, delay float64 }
+type harm struct {
+	lose, repeat, delay float64
+	// hold, if it is not 0, is the longest delay, and packets are held up one at a time; otherwise
+	// the longest is 20 latencies.
+	hold int64
+}
 
 type datagram struct {
 	to, number int
@@ -285,8 +292,11 @@ func (n *network) carry(to int, b []byte) {
 	}
 	for range copies {
 		at := n.now + n.latency
-		if n.rng.Float64() < n.harm.delay {
-			at += n.rng.Int64N(20 * n.latency)
+		if n.rng.Float64() < n.harm.delay && n.now >= n.holds {
+			at += n.rng.Int64N(cmp.Or(n.harm.hold, 20*n.latency))
+			if n.harm.hold != 0 {
+				n.holds = at
+			}
 		}
 		n.next++
 		n.flight = append(n.flight, datagram{to, n.next, at, b})

@@ -10,10 +10,11 @@ import (
 // packetArrives watches what arrives at an end.
 func (w *world) packetArrives(to int, h *wire.Header, payload []byte) {
 	a := w.actors[to]
-	h.Marked = (uint64(h.PSN)+w.seed)%8 == 0
+	h.Marked = w.marks != 0 && (uint64(h.PSN)+w.seed)%w.marks == 0
 	if h.Opcode == wire.Acknowledge || h.TellsGap() {
 		a.negative(h)
 	}
+	a.echoes = a.echoes || h.Marked && a.e.q.ours && h.Opcode.IsRequest() && a.e.q.isNear(h)
 	if h.Opcode == wire.Acknowledge && h.Syndrome.IsRNR() {
 		a.rnrs++
 		a.fresh++
@@ -84,8 +85,8 @@ func (a *actor) negative(h *wire.Header) {
 
 // leaves checks what leaves an end: nothing while the peer's receiver is not ready, no request
 // behind one that was refused, no fenced request before the answers that it waits for. To a foreign
-// peer no acknowledgement leaves for a number of a read or atomic, and nothing that only ends of
-// ours send. No read asks for more than the window holds.
+// peer nothing leaves that only ends of ours send. No read asks for more than the window holds, nor
+// for a part of what it asked for before of which nothing has arrived.
 func (a *actor) leaves(h *wire.Header) {
 	if s := &a.w.shape; !s.announce[1-a.e.id] && !s.ours {
 		switch {
@@ -104,9 +105,7 @@ func (a *actor) leaves(h *wire.Header) {
 		return
 	}
 	if !h.Opcode.IsRequest() {
-		if h.Opcode == wire.Acknowledge && h.Syndrome.IsAck() && !a.e.q.ours && a.peer.asks(h.PSN) {
-			a.w.violate("answers", "a read or atomic of number %d is acknowledged", h.PSN)
-		}
+		a.answers(h)
 		return
 	}
 	a.hear()
@@ -118,6 +117,12 @@ func (a *actor) leaves(h *wire.Header) {
 	}
 	if window := a.w.shape.window; h.Opcode.IsRead() && window != 0 && int(h.Length) > window {
 		a.w.violate("windows", "a read asks for %d bytes, the window has %d", h.Length, window)
+	}
+	r := &a.e.q.req
+	if p := r.readOf(r.una.near(h.PSN)); h.Reserved == wire.Repeated && p != nil &&
+		p.left == int(p.end-p.first) && (p.first.psn() != h.PSN || h.Opcode.IsRead() &&
+		a.e.q.packets(uint64(h.Length)) != uint64(p.left)) {
+		a.w.violate("reads", "number %d of one that nobody may have seen is asked for alone", h.PSN)
 	}
 	if !h.Opcode.Begins() {
 		return
@@ -131,6 +136,35 @@ func (a *actor) leaves(h *wire.Header) {
 						b.wr.Opcode, b.wr.ID)
 				}
 			}
+		}
+	}
+}
+
+// answers checks an answer that leaves: it tells an end of ours of a mark, and acknowledges nothing
+// behind a read or atomic that was not answered. To a foreign peer no acknowledgement leaves for a
+// number of a read or atomic.
+func (a *actor) answers(h *wire.Header) {
+	if a.echoes && !h.Backward && a.e.q.State != verbs.StateErr {
+		a.w.violate("congestion", "the peer is not told that its packet was marked")
+	}
+	a.echoes = false
+	s := a.peer.carried.near(h.PSN)
+	if h.Opcode != wire.Acknowledge && !h.TellsGap() {
+		a.answered = max(a.answered, s+1)
+		return
+	}
+	if h.Opcode == wire.Acknowledge && h.Syndrome.IsAck() {
+		if !a.e.q.ours && a.peer.asks(h.PSN) {
+			a.w.violate("answers", "a read or atomic of number %d is acknowledged", h.PSN)
+		}
+		s++
+	}
+	for i := range a.peer.posted {
+		r := &a.peer.posted[i]
+		end := r.first + seq(r.packets)
+		if (r.wr.Opcode == verbs.OpRDMARead || r.wr.Opcode.IsAtomic()) && end <= s && end > a.answered {
+			a.w.violate("answers", "all before %d is acknowledged, before the answer to %v %d", s.psn(),
+				r.wr.Opcode, r.wr.ID)
 		}
 	}
 }

@@ -43,16 +43,17 @@ type world struct {
 	broken *broken
 
 	ops      []verbs.Opcode
-	bad      int   // one request in so many is wrong; 0 is none
-	outages  int   // one step in so many begins a blackout; 0 is none
-	pauses   int   // one step in so many takes an end to SQD
-	closings int   // one step in so many closes a region
-	forger   int   // one step in so many brings a forged packet
-	forged   int   // packets
-	vanish   int   // the step in which the network goes down for good; 0 is never
-	perfect  bool  // the network harms nothing
-	paused   bool  // an end went to SQD behind a packet that did not ask to be acknowledged
-	most     int64 // the longest blackout
+	bad      int    // one request in so many is wrong; 0 is none
+	outages  int    // one step in so many begins a blackout; 0 is none
+	pauses   int    // one step in so many takes an end to SQD
+	closings int    // one step in so many closes a region
+	forger   int    // one step in so many brings a forged packet
+	forged   int    // packets
+	vanish   int    // the step in which the network goes down for good; 0 is never
+	perfect  bool   // the network harms nothing, but for the order of packets
+	marks    uint64 // it marks one packet in so many; 0 is none
+	paused   bool   // an end went to SQD behind a packet that did not ask to be acknowledged
+	most     int64  // the longest blackout
 }
 
 // violate notes a broken promise, unless one was broken before.
@@ -94,26 +95,35 @@ func newWorld(t *testing.T, seed uint64) *world {
 			s.psn[i] = psnMask - rng.Uint32N(50)
 		}
 	}
+	w.perfect = rng.IntN(6) == 0
+	reorders := w.perfect && s.ours && rng.IntN(2) == 0
+	if reorders {
+		s.mtu = verbs.MTU1024 // of a READ that is held up two numbers at most are missing: see doubt
+	}
 	if s.defaults(); seed%4 == 0 {
 		s.window = 3 * s.mtu.Bytes()
 	}
 	w.network = newNetwork(t, seed, *s)
-	if w.perfect = rng.IntN(6) == 0; !w.perfect {
+	w.marks = [...]uint64{0, 1, 8, 64}[rng.IntN(4)]
+	switch {
+	case !w.perfect:
 		share := func(most float64) float64 {
 			if rng.IntN(2) == 0 {
 				return 0
 			}
 			return rng.Float64() * most
 		}
-		w.harm = harm{share(0.1), share(0.1), share(0.2)}
+		w.harm = harm{lose: share(0.1), repeat: share(0.1), delay: share(0.2)}
 		if w.chance(4) {
 			w.outages, w.most = 200, int64(verbs.AckTimeout(s.timeout))*int64(1+rng.IntN(4))
 		}
 		if w.chance(6) {
 			w.vanish = 1 + rng.IntN(600)
 		}
+	case reorders: // no packet is late, nor its answer
+		w.harm = harm{delay: 0.5, hold: w.latency / 4}
 	}
-	if w.chance(3) {
+	if w.harm.hold == 0 && w.chance(3) {
 		w.lazy = 2 + rng.IntN(8)
 	}
 	if w.ops = simOps; w.chance(4) {
@@ -128,7 +138,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	if w.chance(4) {
 		w.closings = 300
 	}
-	if w.outages == 0 && w.chance(3) {
+	if w.outages == 0 && !reorders && w.chance(3) {
 		w.forger = 1 + rng.IntN(20)
 	}
 	for i := range w.actors {
@@ -231,6 +241,7 @@ func (w *world) after() {
 		if err := e.q.Check(); err != nil {
 			w.violate("invariants", "%v", err)
 		}
+		w.overdue(e)
 	}
 	for _, a := range w.actors {
 		a.repeats()
@@ -248,6 +259,19 @@ func (w *world) after() {
 	a := w.actors[w.acted]
 	if string(a.e.mem[:watched]) != string(a.shadow) {
 		w.violate("memory", "%s", a.difference())
+	}
+}
+
+// overdue checks that the oldest packet under way is looked after if a later one was answered, but
+// for one that a forger has had answered before it left.
+func (w *world) overdue(e *end) {
+	r := &e.q.req
+	if !w.shape.ours || r.una == r.next || r.order.at != Never || r.order.rtt == 0 {
+		return
+	}
+	t, p := r.at(r.una), r.readOf(r.una)
+	if t.state == flying && r.order.passes(r.una, t.sentAt) && (p == nil || !p.kept) {
+		w.violate("late packets", "nobody will look after the oldest one of end %d", e.id)
 	}
 }
 
