@@ -64,6 +64,7 @@ type networkNIC struct {
 	inbox  []udp.Datagram // what has arrived and was not received
 	taken  []udp.Datagram // by the last Recv
 	buffer int            // bytes that its queue pairs believe that an inbox holds
+	narrow int            // bytes that those towards one peer share at most
 	room   int            // bytes that the inbox holds; 0 is no bound
 	filled int            // bytes in the inbox
 	// dropped counts what found the inbox full.
@@ -116,6 +117,7 @@ func (n *network) newNIC(i int) *networkNIC {
 		x.cfg.Rate = 1e7 * float64(1+n.rng.IntN(100))
 	}
 	x.mtu = [...]verbs.MTU{verbs.MTU512, verbs.MTU1024, verbs.MTU4096}[n.rng.IntN(3)]
+	x.narrow = turn * max(x.mtu.Bytes(), leastCost) * (1 + (i+int(n.plan.Seed))%2)
 	x.init(n.rng.Uint32)
 	close(x.recv.ended)
 	x.timers.alarm = x
@@ -149,6 +151,9 @@ func (n *network) Step(*sim.Testbed) string { return n.step() }
 // Run lets up to limit things happen, until nothing has come of any for long.
 func (n *network) Run(limit int) (moves int) {
 	for _, x := range n.nics {
+		for _, s := range x.shares {
+			s.limit = min(s.limit, x.narrow)
+		}
 		n.look(x)
 		n.inspect(x)
 	}

@@ -192,3 +192,24 @@ func TestBacklogOfModify(t *testing.T) {
 	g.open(plenty)
 	a.succeed(t)
 }
+
+// What a queue pair may send leaves at once, also where it is more than a batch holds.
+func TestMoreThanABatch(t *testing.T) {
+	n := openVirtualNICs(t, Config{}, 2)
+	const size = 1 << 20
+	for _, x := range n.nics {
+		x.mtu, x.cfg = verbs.MTU4096, Config{Strict: true} // the network marks no packet of foreign ends
+	}
+	pair := newNodes(t, n.nics[0].Device, n.nics[1].Device, size)
+	a, b := pair[0], pair[1]
+	for range 3 { // after which the window is large
+		a.post(t, a.write(b, 1, size))
+		must(t, n.await(t, a).Status.Err())
+	}
+	a.post(t, a.write(b, 2, size))
+	if k := a.qp.engine.UnderWay(); k <= rc.BatchPackets {
+		t.Errorf("%d packets are under way, no more than a batch holds", k)
+	}
+	must(t, n.Check())
+	must(t, n.await(t, a).Status.Err())
+}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"ibverbx/test/sim"
+	"ibverbx/verbs"
 	"ibverbx/verbs/roce/internal/rc"
 )
 
@@ -124,6 +125,9 @@ func (q *QP) wrong(n *network) error {
 	}
 	if s := q.engine.Stats(); s.Broken != 0 {
 		return fmt.Errorf("%d packets against the protocol, and all ends keep it", s.Broken)
+	}
+	if q.core.State == verbs.StateReset && (q.path.to != nil || q.peerPort != 0) {
+		return errors.New("it is in RESET, and knows a peer")
 	}
 	at := q.engine.Deadline()
 	switch {
