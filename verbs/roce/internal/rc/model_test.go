@@ -328,9 +328,12 @@ func (a *actor) justify(r *request, s verbs.Status) string {
 			return ""
 		}
 	case verbs.StatusRemAccessErr, verbs.StatusRemInvReqErr, verbs.StatusRemOpErr:
-		// With a read of a region that is gone there may be two to refuse.
-		if a.refused == s && (a.culprit == r.wr.ID || s == verbs.StatusRemAccessErr && r.size != 0 &&
-			(r.badKey || r.wr.Opcode == verbs.OpRDMARead && r.victim && a.peer.victim == nil)) {
+		// With a read of a region that is gone, two may be refused, and the read comes first.
+		isGone := r.wr.Opcode == verbs.OpRDMARead && r.size != 0 && r.victim && a.peer.victim == nil
+		switch {
+		case a.refused == s && a.culprit == r.wr.ID,
+			s == verbs.StatusRemAccessErr && (a.refused == s && r.size != 0 && r.badKey ||
+				a.refused != verbs.StatusSuccess && isGone):
 			return ""
 		}
 		return fmt.Sprintf("the peer refused %d with %v", a.culprit, a.refused)
