@@ -24,19 +24,19 @@ type ConnConfig struct {
 	// seconds over software NICs and 34 over others.
 	Patience Patience
 	// Timeout is the code of the acknowledgement timeout, 1 to 31, [verbs.AckTimeout]; 0 means that
-	// of Patience, [None] no timeout: the NIC waits for ever.
+	// of Patience, [None] no timeout: the NIC waits forever.
 	Timeout int
 	// RetryCount is the number of retries, 1 to 7, or [None]; 0 means that of Patience. With 7
-	// rdma_rxe retries for ever.
+	// rdma_rxe retries forever.
 	RetryCount int
 	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7, or [None]; 0 means
-	// 7, which is for ever.
+	// 7, which is forever.
 	//
 	// No finite number suits all programs. NICs count to 6, which with the default MinRNRTimer is 4
 	// ms: a receiver that computes for longer would end the connection. Pauses long enough for it,
 	// such as 655 ms, would hold up every sender that is ahead of its receiver, although that is
 	// the usual way for a receiver to slow down a sender ([Config].MaxBanked). NCCL, UCX and the
-	// C++ original retry for ever too. So a request for which the peer never posts a receive waits
+	// C++ original retry forever too. So a request for which the peer never posts a receive waits
 	// until the context of Wait or Drain ends. Package transport takes 6, because its credits
 	// ensure a receive.
 	RNRRetry int
@@ -183,7 +183,7 @@ func (p Patience) codes(devices []verbs.Device) (timeout, retries int) {
 	case p == PatienceFabric:
 		return 20, 6
 	}
-	return 17, 6 // not 7 retries: rdma_rxe would retry for ever
+	return 17, 6 // not 7 retries: rdma_rxe would retry forever
 }
 
 // inSoftware reports whether all devices are software NICs.

@@ -140,7 +140,7 @@ func (p *passThrough) flushUnknowable(seen *idleCQ, now time.Time) bool {
 }
 
 // nothingLeft reports whether every request has its completion, so that no probe is needed.
-// Successful unsignaled requests count for ever, so often only probes can tell.
+// Successful unsignaled requests count forever, so often only probes can tell.
 func (p *passThrough) nothingLeft() bool { return p.outstanding() == 0 && p.probes.posted == 0 }
 
 // isIdle reports whether no request of the user has completed for a while. It must be called with

@@ -27,7 +27,7 @@
 //
 // # What is guaranteed
 //
-//   - Nothing waits longer than its context, nor for ever: Config.Timeout limits each step of a
+//   - Nothing waits longer than its context, nor forever: Config.Timeout limits each step of a
 //     conversation, and Config.Greeting its beginning. Accept and Next wait for events without a
 //     time of their own, so only their context limits them. Send takes as long as a slow link needs
 //     for a long message, as long as that moves. A step that fails (Connect, Exchange,

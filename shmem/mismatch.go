@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// PEs that are out of step would wait for each other for ever. The PE that detects it writes the
+// PEs that are out of step would wait for each other forever. The PE that detects it writes the
 // stop word of every PE, which all waits and all later collective calls read. A PE detects it at
 // once if it receives data that does not fit its call. If nothing arrives, since each PE waits for
 // another, they ask: a PE that has waited for some time writes which call it is in to the heap of

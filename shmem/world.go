@@ -73,7 +73,7 @@ func NewWorld(pes ...*PE) *World {
 func (w *World) PEs() []*PE { return w.pes }
 
 // Run calls fn for every PE of this process, each on its own goroutine, and waits for all. When one
-// returns an error, the ctx of the others ends, so that they do not wait for it for ever. The
+// returns an error, the ctx of the others ends, so that they do not wait for it forever. The
 // result joins all errors, in the order of the PEs, except those that only say that ctx has ended;
 // the first error that was returned is always among them.
 //

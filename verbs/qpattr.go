@@ -22,9 +22,9 @@ type QPAttr struct {
 	MinRNRTimer     uint8 // 5-bit code of [RNRTimer]: how long the peer waits when no receive is posted
 	PKeyIndex       uint16
 	Port            uint8 // the local port; ports count from 1
-	Timeout         uint8 // 5-bit code of [AckTimeout]; 0 waits for ever
+	Timeout         uint8 // 5-bit code of [AckTimeout]; 0 waits forever
 	RetryCount      uint8 // 0 to 7 retries of the transport
-	RNRRetry        uint8 // 0 to 6 retries when the receiver is not ready; 7 retries for ever
+	RNRRetry        uint8 // 0 to 6 retries when the receiver is not ready; 7 retries forever
 	AH              AH
 }
 

@@ -145,7 +145,7 @@ func receive(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.VirtualQP,
 }
 
 // whileTalking returns a context that ends with the conversation, for calls that wait for the other
-// process but do not know the conversation. Without it, a process would wait for ever for the
+// process but do not know the conversation. Without it, a process would wait forever for the
 // completions of a process that has died.
 func whileTalking(ctx context.Context, conn *rendezvous.Conn) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -61,7 +61,7 @@ const (
 	// between.
 	forget = 128
 	// slowest bounds how many times slower than the fastest a rail is assumed to be: a measurement
-	// made while the program stood still must not rule it out for ever.
+	// made while the program stood still must not rule it out forever.
 	slowest = 100
 	// trials is the most large fragments outstanding on a rail whose rate is unknown, because a
 	// slow rail keeps what it was given.

@@ -5,17 +5,17 @@ import (
 	"slices"
 )
 
-// A control message is a SEND of no bytes, whose immediate says what it is about:
+// A control message is a SEND of no bytes with this immediate:
 //
 //	31    28 27    24 23     16 15       0
 //	| kind  | epoch |   rail  |  count  |
 //
-// GO travels on the rail that it is about. Any other travels on every data rail that is live, and
-// again on one that comes back, if the peer may not have received it (Protocol.repeatControls): one
-// of these rails must live for the connection to go on. To receive it twice changes nothing.
+// GO travels on the rail that it concerns. Any other travels on every live data rail, and again on
+// one that comes back, if the peer may not have received it (Protocol.repeatControls): one of these
+// rails must live for the connection to continue. A second copy changes nothing.
 const (
 	controlDown   = 1 + iota // the sender has lost the rail; count messages have arrived there
-	controlUp                // the leader would bring the rail back in this epoch; count is its PSN
+	controlUp                // the leader asks to bring the rail back in this epoch; count is its PSN
 	controlReady             // the follower's queue pair waits in this epoch; count is its PSN
 	controlGo                // travels on the rail itself: it is live
 	controlServe             // rail count serves in place of the rail, lost in this epoch
@@ -27,7 +27,7 @@ const (
 	// ControlSlots is how many control messages a rail carries at a time.
 	ControlSlots = 2
 	// MaxOutstanding is how many messages may be outstanding on a rail beside them, and how many
-	// receives: a count of 16 bits tells them apart.
+	// receives: so a count of 16 bits is unambiguous.
 	MaxOutstanding = 1 << 14
 )
 
@@ -58,7 +58,7 @@ func (p *Protocol) broadcast(c control) {
 	}
 }
 
-// enqueue queues a control message on the rail. One that waits there already is not added again: a
+// enqueue queues a control message on the rail. It does not add one that waits there already: a
 // peer that asks without end, and takes no answer, must not fill the memory.
 func (r *Rail) enqueue(c control) {
 	if bits := c.bits(); !slices.Contains(r.queue, bits) {
@@ -66,8 +66,8 @@ func (r *Rail) enqueue(c control) {
 	}
 }
 
-// NextControl returns the control message that is to be posted next on the rail, if there is one
-// and the rail has a slot for it.
+// NextControl returns the next control message to post on the rail, if there is one and the rail
+// has a slot for it.
 func (r *Rail) NextControl() (bits uint32, ok bool) {
 	if len(r.queue) == 0 || r.controls == ControlSlots {
 		return 0, false
@@ -75,15 +75,15 @@ func (r *Rail) NextControl() (bits uint32, ok bool) {
 	return r.queue[0], true
 }
 
-// ControlPosted notes that the control message which NextControl has named was posted. place is its
-// place among the messages of the rail, from 0 on.
+// ControlPosted records that the control message of NextControl was posted. place is its place
+// among the messages of the rail, from 0 on.
 func (r *Rail) ControlPosted(place uint64) {
 	r.notePlace(place)
 	r.controls++
 	r.queue = r.queue[:copy(r.queue, r.queue[1:])]
 }
 
-// notePlace keeps the place of a control message, for covered. Old ones are forgotten.
+// notePlace records the place of a control message, for covered, and drops old ones.
 func (r *Rail) notePlace(place uint64) {
 	const kept = 64
 	if len(r.places) == kept {
@@ -129,7 +129,7 @@ func (p *Protocol) controlsOutstanding() bool {
 }
 
 // HandleControl handles a control message that has arrived on a rail. ending says that the
-// connection has failed, or sends nothing any more on purpose: then no rail is settled or brought
+// connection has failed, or has stopped sending on purpose: then no rail is settled or brought
 // back. An error is a violation of the protocol by the peer.
 func (p *Protocol) HandleControl(on *Rail, bits uint32, ending bool) ([]Action, error) {
 	c := controlOf(bits)

@@ -48,11 +48,11 @@
 //     again, all of one role on one rail, in its order.
 //  7. Each time that it polls it calls [Protocol.Answer] and [Protocol.Choose], asks for the rails
 //     that are due ([Protocol.MayAsk], [Protocol.Due], [Protocol.Ask]), posts receives, posts
-//     controls, and calls [Protocol.Overdue]. Of a role without any live rail ([Protocol.Lacks]) it
-//     says whether something waits for one ([Protocol.Want]).
-//  8. If [Protocol.IdleSuspected] says so, it asks each queue pair for its state of which the NIC
-//     holds nothing, and loses those in ERR as in 2, also if [Protocol.CanLack] alone allows it. An
-//     event of the NIC may be a reason to suspect them too ([Protocol.SuspectIdle]).
+//     controls, and calls [Protocol.Overdue]. For a role without any live rail ([Protocol.Lacks])
+//     it reports whether a request waits for one ([Protocol.Want]).
+//  8. If [Protocol.IdleSuspected] returns true, it queries the state of each queue pair of which
+//     the NIC holds nothing, and loses those in ERR as in 2, even if only [Protocol.CanLack] allows
+//     it. An event of the NIC may also be a reason to suspect them ([Protocol.SuspectIdle]).
 //  9. When the connection fails it calls [Protocol.Drop], and none of the calls of 7 any more;
 //     [Protocol.Abandon] when all is over, and [Protocol.Restart] when the queue pairs are reset.
 //

@@ -5,8 +5,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Entry is a work request that was outstanding on a rail when that was lost, with what it takes to
-// post it again on another one.
+// Entry is a work request that was outstanding on a rail when that was lost, with everything needed
+// to post it again on another one.
 type Entry struct {
 	ID     uint64
 	Offset uint64 // where its fragment begins in the request
@@ -18,17 +18,17 @@ type Entry struct {
 	Status verbs.Status // the status with which the NIC has given it back
 }
 
-// EntryState is how far a work request had come.
+// EntryState is the progress of a work request.
 type EntryState uint8
 
 const (
-	// EntryOut says that it is on the NIC.
+	// EntryOut means that it is on the NIC.
 	EntryOut EntryState = iota
-	// EntryUnposted says that it was staged when the rail was lost: the NIC never had it.
+	// EntryUnposted means that it was staged when the rail was lost: the NIC never had it.
 	EntryUnposted
-	// EntryReturned says that the NIC has given it back without success.
+	// EntryReturned means that the NIC has given it back without success.
 	EntryReturned
-	// EntryDone says that it was acknowledged.
+	// EntryDone means that it was acknowledged.
 	EntryDone
 )
 

@@ -12,11 +12,11 @@ import "time"
 //	proves the path by                GO   →               over the rail itself: it is live
 //	GO is acknowledged: it is live
 //
-// The connection of a rail has an epoch, which every control about it names; so one that comes late
-// means nothing. UP and READY carry the packet sequence numbers.
+// The connection of a rail has an epoch, which every control about it names, so a late control has
+// no effect. UP and READY carry the packet sequence numbers.
 
-// maxPauses is how often the pause before a rail is brought back is doubled: a rail that flaps is
-// held back.
+// maxPauses is how often the pause before a rail's return is doubled, which holds back a flapping
+// rail.
 const maxPauses = 6
 
 // pause returns how long a rail waits until it is brought back.
@@ -31,8 +31,8 @@ func (p *Protocol) MayAsk() bool {
 	return p.config.Leader && p.config.Failback >= 0 && p.unsettled == 0 && !p.controlsOutstanding()
 }
 
-// Due reports whether the pause of a rail that is to be brought back is over, and when it is over
-// or has to be looked at again. at is zero for a rail that is not to be brought back.
+// Due reports whether the pause before a rail's return is over, and when it will be over or must be
+// checked again. at is zero for a rail that must not return.
 func (p *Protocol) Due(r *Rail, now time.Time) (due bool, at time.Time) {
 	if r.stage != StageSettled || r.gone || p.beingReplaced(r) {
 		return false, time.Time{}
@@ -44,16 +44,16 @@ func (p *Protocol) Due(r *Rail, now time.Time) (due bool, at time.Time) {
 }
 
 // beingReplaced reports whether a rail is still in service, or the peer has not confirmed that
-// another one serves in its place. SERVE names the epoch in which the rail was lost: were the rail
-// brought back before, the follower would take SERVE for a late one, and the ends would wait for
-// each other. This ends when another rail of the role is live. If none ever is, because all others
-// are gone, the rail stays out.
+// another one serves in its place. SERVE names the epoch in which the rail was lost: if the rail
+// came back before that, the follower would ignore SERVE as late, and the ends would wait for each
+// other. This ends when another rail of the role is live. If none ever is, because all others are
+// gone, the rail stays out.
 func (p *Protocol) beingReplaced(r *Rail) bool {
 	return p.serving[r.role] == r.index || p.unconfirmed[r.role] == r
 }
 
-// Ask asks the follower for a rail that is due. psn is what the caller has drawn for it, which
-// counts unless one was drawn for it before. It returns when to ask again.
+// Ask asks the follower for a rail that is due. psn is the caller's number for it, which is used
+// unless one was drawn for it before. It returns when to ask again.
 func (p *Protocol) Ask(r *Rail, now time.Time, psn uint16) (again time.Time) {
 	p.asked, r.due = now, now.Add(p.pause(r))
 	if r.psn == 0 {
@@ -70,7 +70,7 @@ func (p *Protocol) Postpone(r *Rail, now time.Time) (again time.Time) {
 	return r.due
 }
 
-// handleUp handles the leader's wish to bring a rail back.
+// handleUp handles the leader's request to bring a rail back.
 func (p *Protocol) handleUp(r *Rail, c control) []Action {
 	switch {
 	case p.config.Leader || p.config.Failback < 0 || r.gone:
@@ -83,7 +83,7 @@ func (p *Protocol) handleUp(r *Rail, c control) []Action {
 	return nil
 }
 
-// handleReady handles the follower's report that its queue pair of a rail waits.
+// handleReady handles the follower's report that its queue pair of a rail is connected and waits.
 func (p *Protocol) handleReady(r *Rail, c control) []Action {
 	if !p.config.Leader || r.stage != StageSettled || r.psn == 0 || c.epoch != (r.epoch+1)&epochMask {
 		return nil
@@ -91,8 +91,8 @@ func (p *Protocol) handleReady(r *Rail, c control) []Action {
 	return []Action{{Kind: DoConnect, Rail: r.index, OwnPSN: r.psn, PeerPSN: c.count}}
 }
 
-// Reset forgets what a settled rail knows of its last connection: its queue pair was reset. The
-// receives that are posted from here on are those of the next.
+// Reset drops the state of a settled rail's last connection: its queue pair was reset. Receives
+// that are posted from here on belong to the next.
 func (r *Rail) Reset() {
 	r.posted, r.unanswered, r.peerDown = 0, 0, false
 	r.places = r.places[:0]
@@ -135,8 +135,8 @@ func (p *Protocol) WentLive(r *Rail, now time.Time) {
 	}
 }
 
-// repeatControls queues on a rail that has come back what the peer may not have received: the rails
-// over which it was sent may be lost by now.
+// repeatControls queues, on a rail that has come back, the controls that the peer may not have
+// received: the rails over which they were sent may be lost by now.
 func (p *Protocol) repeatControls(on *Rail) {
 	for _, r := range p.rails {
 		if r.stage == StageFlushed || r.stage == StageSettled {

@@ -6,8 +6,8 @@ import (
 	"ibverbx/internal/wrid"
 )
 
-// Log lists what is outstanding on a rail, by work-request ID, in the order in which it is or will
-// be on the wire. Flush completions alone do not tell: where a CQ dies there are none.
+// Log lists the outstanding work requests of a rail, by ID, in wire order. Flush completions alone
+// do not suffice: if a CQ dies there are none.
 //
 // Invariant: len(ids) is a power of two or zero; most are outstanding at a time, and there is room
 // for as many behind those that are logged.
@@ -16,10 +16,10 @@ type Log struct {
 	mask       uint64 // len(ids)-1
 	head, tail uint64
 	most       int
-	messages   uint64 // that were ever logged and use up a receive of the peer
+	messages   uint64 // ever logged; each uses up a receive of the peer
 }
 
-// What stands for a work request that was acknowledged while an older one was not.
+// These stand for a work request that was acknowledged while an older one was not.
 const (
 	doneData    = 1
 	doneMessage = 2
@@ -58,8 +58,8 @@ func (l *Log) Complete(id uint64) bool {
 	return true
 }
 
-// completeLate is Complete where not all is acknowledged in order: then the log is longer than what
-// is outstanding.
+// completeLate is Complete for acknowledgements out of order: then the log is longer than the
+// outstanding work.
 //
 //go:noinline
 func (l *Log) completeLate(id uint64) bool {
@@ -79,7 +79,7 @@ func (l *Log) completeLate(id uint64) bool {
 	return true
 }
 
-// trim takes the oldest out that are done.
+// trim removes the oldest work requests that are done.
 func (l *Log) trim() {
 	for l.head != l.tail && *l.at(l.head) <= doneMessage {
 		l.head++
@@ -107,7 +107,7 @@ func (l *Log) find(id uint64) uint64 {
 	return i
 }
 
-// Clear forgets all.
+// Clear empties the log.
 func (l *Log) Clear() { *l = Log{ids: l.ids, mask: l.mask, most: l.most} }
 
 // Messages returns how many messages were ever logged. A message uses up a receive of the peer.
@@ -125,9 +125,9 @@ func (l *Log) Completed() uint64 { return l.head }
 // Has reports whether a work request is outstanding.
 func (l *Log) Has(id uint64) bool { return l.find(id) != l.tail }
 
-// Take empties the log. It returns what was outstanding, in order; the newest ones, so many as are
-// staged, the NIC never had. The caller adds what it takes to post them again, but to those that
-// are EntryDone.
+// Take empties the log. It returns the outstanding work requests, in order; the NIC never had the
+// newest ones, as many as are staged. The caller adds the data to post them again, except for those
+// that are EntryDone.
 func (l *Log) Take(staged int) []Entry {
 	entries := make([]Entry, 0, l.tail-l.head)
 	for i := l.head; i != l.tail; i++ {

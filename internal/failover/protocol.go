@@ -10,9 +10,9 @@ import (
 
 // Protocol is one end of a connection whose ends both offer failover.
 //
-// While a rail is not settled no new request is handed to any rail, nor until what was lost has
-// been posted again: so no number is given, and no marker judged necessary or not, while plain data
-// is on no rail.
+// From a loss until the rail is settled and its lost work is posted again, no rail gets a new
+// request. So no number is assigned, and no decision about a marker is made, while plain data is on
+// no rail.
 //
 // Invariant: unflushed counts the rails that are dying, unsettled those that are dying or flushed.
 type Protocol struct {
@@ -36,10 +36,10 @@ type Protocol struct {
 
 // Config is how an end takes part in a connection.
 type Config struct {
-	// Leader says that this end brings rails back, and chooses those that serve. The other end
+	// Leader means that this end brings rails back, and chooses those that serve. The other end
 	// follows.
 	Leader bool
-	// Failback is how long a rail waits at first until it is brought back; negative: for ever.
+	// Failback is the first pause before a rail is brought back; negative: it never is.
 	Failback time.Duration
 	// Timeout is how long the peer may take to report what has arrived on a lost rail, and then to
 	// confirm the rail that serves.
@@ -51,28 +51,28 @@ type Config struct {
 // Action is something for the caller to do.
 type Action struct {
 	Kind ActionKind
-	Rail int // the index of the rail that is concerned
+	Rail int // the index of the rail concerned
 	// OwnPSN and PeerPSN are the upper 16 bits of the packet sequence numbers with which a queue
 	// pair is to be connected. OwnPSN is 0 at the end that does not lead: it draws one.
 	OwnPSN, PeerPSN uint16
 }
 
-// ActionKind says what is to be done.
+// ActionKind is the kind of an action.
 type ActionKind uint8
 
 const (
-	// DoLose takes a rail out of service, because the peer has lost it. Where no other one can
-	// stand in, and its role cannot be without ([Protocol.CanLack]), the connection fails.
+	// DoLose takes a rail out of service, because the peer has lost it. If no other one can replace
+	// it, and its role is needed ([Protocol.CanLack]), the connection fails.
 	DoLose ActionKind = 1 + iota
 	// DoSettle calls [Protocol.Settle]: both ends know what has arrived on the rail.
 	DoSettle
-	// DoConnect resets the queue pair and connects it anew, and calls [Protocol.Connected] if that
-	// succeeds. It may be left undone: the leader asks again.
+	// DoConnect resets the queue pair and connects it again, and calls [Protocol.Connected] if that
+	// succeeds. The caller may skip it: the leader asks again.
 	DoConnect
 	// DoGoLive puts a rail back into service, and calls [Protocol.WentLive].
 	DoGoLive
-	// DoServe has a rail carry the messages of its role from now on. Its receives are posted before
-	// the next control message is.
+	// DoServe makes a rail carry the messages of its role from now on. Its receives are posted
+	// before the next control message is.
 	DoServe
 )
 
@@ -90,7 +90,7 @@ func (p *Protocol) Begin(c Config) {
 	*p = Protocol{rails: p.rails, config: c, serving: c.Serving}
 }
 
-// Restart forgets the connection: the queue pairs were reset.
+// Restart drops the connection: the queue pairs were reset.
 func (p *Protocol) Restart() {
 	for _, r := range p.rails {
 		r.restart()
@@ -98,7 +98,7 @@ func (p *Protocol) Restart() {
 	p.Begin(p.config)
 }
 
-// Abandon forgets everything but which rails are out of service or given up, and which serve: the
+// Abandon drops everything except which rails are out of service or given up, and which serve: the
 // connection is over.
 func (p *Protocol) Abandon() {
 	for _, r := range p.rails {
@@ -138,8 +138,8 @@ func (p *Protocol) Paused() bool {
 	return false
 }
 
-// Waits reports whether the ends have to agree on rails that are lost, or a rail that serves is not
-// live and is wanted, or no data rail is. Until then nothing is posted again.
+// Waits reports whether the ends must still agree on lost rails, or a serving rail is wanted and
+// not live, or no data rail is live. Meanwhile nothing is posted again.
 func (p *Protocol) Waits() bool {
 	if p.unsettled != 0 || p.unconfirmed != [Roles]*Rail{} || p.firstLive(Data) < 0 {
 		return true
@@ -158,14 +158,14 @@ func (p *Protocol) unserved(role Role) bool {
 	return i >= 0 && p.rails[i].stage != StageLive
 }
 
-// needed reports whether something waits for a rail of a role.
+// needed reports whether work waits for a rail of a role.
 func (p *Protocol) needed(role Role) bool { return p.wanted[role] || p.work[role].Any() }
 
-// Lacks reports whether no rail of a role is live. The connection goes on without, until Want says
-// that something is to be carried: then all waits until one has come back.
+// Lacks reports whether no rail of a role is live. The connection continues without one, until Want
+// reports work for it: then all new requests wait until one has come back.
 func (p *Protocol) Lacks(role Role) bool { return p.unserved(role) && p.firstLive(role) < 0 }
 
-// Want says whether something waits for a rail of a role.
+// Want records whether a request waits for a rail of a role.
 func (p *Protocol) Want(role Role, wanted bool) {
 	if wanted && !p.wanted[role] {
 		p.patience.renew()
@@ -190,8 +190,8 @@ func (p *Protocol) firstLive(role Role) int {
 	return -1
 }
 
-// CanLose reports whether another rail can stand in for one: one of its role that works; or whether
-// it does not serve, and its role can be without.
+// CanLose reports whether the connection can lose a rail: another of its role works, or it does not
+// serve and its role is not needed.
 func (p *Protocol) CanLose(lost *Rail) bool {
 	for _, r := range p.rails {
 		if r.role == lost.role && r != lost && (r.stage == StageLive || r.stage == StageReady) {
@@ -201,27 +201,27 @@ func (p *Protocol) CanLose(lost *Rail) bool {
 	return p.serving[lost.role] != lost.index && p.CanLack(lost.role)
 }
 
-// CanLack reports whether the connection can be without any rail of a role for some time: data goes
-// on, and they come back. The peer may lose the last one, where this end has lost another: it did
-// not know.
+// CanLack reports whether the connection can do without any rail of a role for some time: data
+// continues, and lost rails come back. The peer may lose the last one without knowing that this end
+// has lost another.
 func (p *Protocol) CanLack(role Role) bool {
 	return role != Data && p.config.Failback >= 0 && p.firstLive(Data) >= 0
 }
 
-// SuspectIdle notes that queue pairs may have failed of which the NIC holds nothing, so that no
-// completion says so. Lose and WentLive do as well: the queue pairs of a NIC often fail together.
+// SuspectIdle records that queue pairs of which the NIC holds nothing may have failed, without a
+// completion. Lose and WentLive do as well, because the queue pairs of a NIC often fail together.
 func (p *Protocol) SuspectIdle() { p.idleSuspected = true }
 
-// IdleSuspected reports whether there is such a suspicion, once: the caller asks the queue pairs of
-// which the NIC holds nothing for their states, and loses the rails of those that are in ERR.
+// IdleSuspected reports such a suspicion, once: the caller queries the states of the queue pairs of
+// which the NIC holds nothing, and loses the rails of those in ERR.
 func (p *Protocol) IdleSuspected() bool {
 	suspected := p.idleSuspected
 	p.idleSuspected = false
 	return suspected
 }
 
-// Lose takes a rail out of service. entries is what its log had outstanding, of messages that were
-// ever logged.
+// Lose takes a rail out of service. entries is the outstanding work of its log, and messages the
+// number of messages ever logged.
 func (p *Protocol) Lose(r *Rail, now time.Time, cause error, entries []Entry, messages uint64) {
 	if r.stage == StageLive && now.Sub(r.liveSince) >= p.config.Failback<<maxPauses {
 		r.pauses = 0 // it does not flap
@@ -245,7 +245,7 @@ func (p *Protocol) Lose(r *Rail, now time.Time, cause error, entries []Entry, me
 }
 
 // Returned handles a send that the NIC of a dying rail gives back. It reports whether the rail had
-// it outstanding, and whether it was carried out, or failed by its own fault: then it is over.
+// it outstanding, and whether it is over: carried out, or failed by its own fault.
 func (p *Protocol) Returned(r *Rail, id uint64, status verbs.Status) (known, over bool) {
 	e := r.find(id)
 	if e == nil || r.held == 0 {
@@ -260,7 +260,7 @@ func (p *Protocol) Returned(r *Rail, id uint64, status verbs.Status) (known, ove
 	return true, true
 }
 
-// Flushed handles the return of the last work request of a dying rail: what has arrived here is
+// Flushed handles the return of the last work request of a dying rail: the set of arrivals here is
 // final now. ending is as in HandleControl.
 func (p *Protocol) Flushed(r *Rail, ending bool) []Action {
 	r.stage = StageFlushed
@@ -299,10 +299,10 @@ func (p *Protocol) handleDown(r *Rail, c control) []Action {
 	return nil
 }
 
-// Settle sorts what a lost rail had outstanding, which neither end's NIC carries out any more.
-// arrived is what has arrived at the peer: it counts as acknowledged. unknown are atomics of which
-// nobody knows whether they were carried out. What is left is to be posted again (see Work). imm,
-// if it is not nil, is a user's immediate that was due on the rail and had found no room.
+// Settle sorts the outstanding work of a lost rail, which neither end's NIC carries out any more.
+// arrived has arrived at the peer and counts as acknowledged. unknown are atomics that may have
+// been carried out or not. The rest must be posted again (see Work). imm, if not nil, is a user's
+// immediate that was due on the rail and had found no room.
 func (p *Protocol) Settle(r *Rail, imm *Entry) (arrived, unknown []Entry, err error) {
 	p.settled(r)
 	covered, err := r.covered(imm != nil || p.work[Data].awaitsImm(r))
@@ -340,8 +340,8 @@ func (p *Protocol) settled(r *Rail) {
 	p.patience.renew()
 }
 
-// Drop gives up what flushed and settled rails had outstanding, and returns it: the connection has
-// failed.
+// Drop gives up the outstanding work of flushed and settled rails, and returns it: the connection
+// has failed.
 func (p *Protocol) Drop() (dropped []Entry) {
 	for _, r := range p.rails {
 		switch r.stage {
@@ -367,17 +367,17 @@ func (p *Protocol) Drop() (dropped []Entry) {
 	return kept
 }
 
-// patience is how long this end has waited for the next step towards an agreement. A time in which
-// it did not look itself counts little: a program that was stopped must not blame its peer.
+// patience is how long this end has waited for the next step towards an agreement. Time in which it
+// did not poll counts little: a program that was stopped must not blame its peer.
 type patience struct {
 	waited time.Duration
 	looked time.Time // when it was last counted
 }
 
-// patientLooks is how often an end looks at least before its patience is over.
+// patientLooks is how often an end polls at least before its patience is over.
 const patientLooks = 16
 
-// renew begins anew: there is another step to wait for.
+// renew restarts the wait: there is another step to wait for.
 func (w *patience) renew() { w.waited = 0 }
 
 // over counts the time, and reports whether more than the limit has passed since renew.
@@ -387,9 +387,9 @@ func (w *patience) over(now time.Time, limit time.Duration) bool {
 	return w.waited > limit
 }
 
-// Overdue returns why the connection must end, and the rail because of which: the ends still have
-// to agree, and Config.Timeout has passed since their last step, while this end looked. err is nil
-// while there is time.
+// Overdue returns why the connection must end, and the rail responsible: the ends must still agree,
+// and Config.Timeout has passed since their last step, while this end polled. err is nil while
+// there is time.
 func (p *Protocol) Overdue(now time.Time) (rail int, err error) {
 	if !p.Waits() || !p.patience.over(now, p.config.Timeout) {
 		return 0, nil
@@ -423,12 +423,12 @@ func (p *Protocol) Overdue(now time.Time) (rail int, err error) {
 	return 0, nil
 }
 
-// late is the error of a connection that ends because of a lost rail.
+// late returns the error of a connection that ends because of a lost rail.
 func (p *Protocol) late(r *Rail, why string) error {
 	return fmt.Errorf("the rail is lost (%w), and within %v %s", r.cause, p.config.Timeout, why)
 }
 
-// Check returns an error where an invariant does not hold.
+// Check returns an error if an invariant does not hold.
 func (p *Protocol) Check() error {
 	unflushed, unsettled := 0, 0
 	for _, r := range p.rails {
@@ -456,7 +456,7 @@ func (p *Protocol) Check() error {
 }
 
 // checkHeld returns an error if the sends that the NIC of a dying rail holds are not those that are
-// counted. It looks at short lists only, since it runs again and again.
+// counted. It checks only short lists, since it runs often.
 func (r *Rail) checkHeld() error {
 	const most = 64
 	if len(r.entries) > most || r.held == 0 { // 0 after NothingReturns too

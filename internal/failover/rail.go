@@ -20,25 +20,25 @@ const (
 	Roles
 )
 
-// Stage is how far a rail that was lost is settled, or brought back.
+// Stage is the progress of a lost rail towards agreement and return.
 type Stage uint8
 
 const (
 	// StageLive is the stage of a rail in service.
 	StageLive Stage = iota
-	// StageDying says that its queue pair is in ERR, or closed, and not everything has come back.
+	// StageDying means that its queue pair is in ERR, or closed, and not everything has come back.
 	StageDying
-	// StageFlushed says that everything has come back, and DOWN reports what has arrived.
+	// StageFlushed means that everything has come back, and DOWN reports the arrivals.
 	StageFlushed
-	// StageSettled says that the peer has reported as well: what was lost is known.
+	// StageSettled means that the peer has reported as well: the lost work is known.
 	StageSettled
-	// StageReady says that the follower has connected its queue pair anew, and waits for GO.
+	// StageReady means that the follower has reconnected its queue pair, and waits for GO.
 	StageReady
-	// StageProbing says that the leader has connected its queue pair anew, and sends GO.
+	// StageProbing means that the leader has reconnected its queue pair, and sends GO.
 	StageProbing
 )
 
-// Rail is what an end knows of one rail beside its log.
+// Rail is an end's state of one rail beside its log.
 //
 // Invariant: held is the number of entries that are EntryOut while the rail is dying, or 0
 // after NothingReturns; otherwise 0.
@@ -50,8 +50,8 @@ type Rail struct {
 	cause error // why the rail was lost
 	gone  bool  // it never comes back
 
-	// entries is what was outstanding when the rail was lost, in order. acked counts the messages
-	// before them that were acknowledged. find looks first at hint.
+	// entries is the work that was outstanding when the rail was lost, in order. acked counts the
+	// acknowledged messages before them. find looks first at hint.
 	entries []Entry
 	acked   uint64
 	hint    int
@@ -74,7 +74,7 @@ type Rail struct {
 	psn       uint16    // the PSN with which this end would connect it, or has; 0 before one is drawn
 }
 
-// Stage returns how far the rail has come.
+// Stage returns the stage of the rail.
 func (r *Rail) Stage() Stage { return r.stage }
 
 // Works reports whether the rail carries work, or waits for its peer to carry some.
@@ -93,19 +93,19 @@ func (r *Rail) AllReturned() bool { return r.held == 0 }
 // queue pair is destroyed.
 func (r *Rail) NothingReturns() { r.held = 0 }
 
-// GiveUp says that the rail never comes back.
+// GiveUp records that the rail never comes back.
 func (r *Rail) GiveUp() { r.gone = true }
 
 // GivenUp reports whether the rail never comes back.
 func (r *Rail) GivenUp() bool { return r.gone }
 
-// Proved says that the rail carries its full share again: the next pause is a short one.
+// Proved records that the rail carries its full share again: the next pause is short.
 func (r *Rail) Proved() { r.pauses = 0 }
 
-// restart begins a connection, of which nothing is known.
+// restart begins a connection, with a fresh state.
 func (r *Rail) restart() { *r = Rail{index: r.index, role: r.role} }
 
-// arrived is how many messages of the peer have arrived, once all receives have come back.
+// arrived returns how many messages of the peer have arrived, once all receives have come back.
 func (r *Rail) arrived() uint16 { return r.posted - r.unanswered }
 
 // Outstanding reports whether the NIC of a dying rail holds a work request.
@@ -128,16 +128,16 @@ func (r *Rail) find(id uint64) *Entry {
 }
 
 // covered returns up to which entry of the log everything has arrived at the peer: the messages
-// that it has counted, and what was posted ahead of them. immDue says that a user's immediate was
-// to follow.
+// that it has counted, and the work posted ahead of them. immDue says whether a user's immediate
+// had to follow.
 //
-// A message that was acknowledged may not have arrived after all: its completion was lost with the
-// peer's CQ. It cannot be sent again, since its request may be over.
+// An acknowledged message may be missing after all, if its completion was lost with the peer's CQ.
+// It cannot be sent again, since its request may be over.
 func (r *Rail) covered(immDue bool) (end int, err error) {
 	messages, lost := int16(r.peerArrived-uint16(r.acked)), 0
 	for ; messages < 0; messages++ {
 		if !slices.Contains(r.places, r.acked+uint64(messages)) {
-			lost++ // a control that was lost with the CQ has travelled on other rails too
+			lost++ // a control lost with the CQ has also travelled on other rails
 		}
 	}
 	if lost > 1 || lost == 1 && !r.announces(-1, immDue) {
@@ -162,13 +162,13 @@ func (r *Rail) covered(immDue bool) (end int, err error) {
 	return end, nil
 }
 
-// errLostThere is the error of a connection whose peer has lost messages with a CQ.
+// errLostThere returns the error of a connection whose peer has lost messages with a CQ.
 func errLostThere(messages int) error {
 	return fmt.Errorf("messages that its NIC had acknowledged are lost there: %d", messages)
 }
 
-// announces reports whether entry i, or with i = -1 what was acknowledged before the first, is a
-// last fragment whose immediate has not arrived: the peer counts it together with that.
+// announces reports whether entry i, or with i = -1 the work acknowledged before the first entry,
+// is a last fragment whose immediate has not arrived: the peer counts the two together.
 func (r *Rail) announces(i int, immDue bool) bool {
 	for i++; i < len(r.entries); i++ {
 		if e := &r.entries[i]; e.IsMessage() && !e.isControl() {

@@ -2,13 +2,13 @@ package failover
 
 import "ibverbx/internal/wrid"
 
-// Work is what lost rails of one role had outstanding and the peer has not received, in the order
-// in which it is to be posted again: all of it on one live rail, so that a message still proves
-// what was posted ahead of it.
+// Work is outstanding work of one role's lost rails that the peer has not received, in the order in
+// which it must be posted again: all of it on one live rail, so that a message still proves the
+// data posted ahead of it.
 type Work struct {
 	entries []Entry
 	on      *Rail // carries it; nil before one is chosen
-	// last is the work request that was posted last on that rail, without its rail; 0 for none.
+	// last is the last work request posted on that rail, without its rail; 0 for none.
 	last uint64
 }
 
@@ -26,10 +26,10 @@ func (w *Work) On() int {
 // Begin chooses the rail that carries it.
 func (w *Work) Begin(on *Rail) { w.on, w.last = on, 0 }
 
-// Next returns the work request to be posted next.
+// Next returns the next work request to post.
 func (w *Work) Next() Entry { return w.entries[0] }
 
-// Follows reports whether a work request is the one that was posted last.
+// Follows reports whether a work request is the last one posted.
 func (w *Work) Follows(id uint64) bool { return w.last == wrid.OnNoRail(id) }
 
 // Posted removes the next work request: it was posted on the rail.
@@ -43,8 +43,9 @@ func (w *Work) Posted() {
 // Precede puts a work request ahead of the others.
 func (w *Work) Precede(e Entry) { w.entries = append([]Entry{e}, w.entries...) }
 
-// add adds what a rail has lost. Where the rail carries this very work, that comes ahead of what
-// waits; otherwise behind it, since nothing may come between a fragment and the user's immediate.
+// add adds the lost work of a rail. If that rail carries this very work, its work goes ahead of the
+// waiting work; otherwise behind it, since nothing may come between a fragment and the user's
+// immediate.
 func (w *Work) add(r *Rail, again []Entry) {
 	if r == w.on {
 		w.entries, w.on = append(again, w.entries...), nil

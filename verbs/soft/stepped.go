@@ -241,7 +241,7 @@ func (q *QP) acknowledgeable() bool {
 	return q.unacknowledged() && (q.core.SQ.At(q.core.SQ.Acked).Local || q.linked())
 }
 
-// timerRuns reports whether a retry timer of q is running. A timer that would only repeat for ever
+// timerRuns reports whether a retry timer of q is running. A timer that would only repeat forever
 // does not count: what ends that wait wakes q anyway.
 func (q *QP) timerRuns() bool {
 	switch q.run.wait {

@@ -14,7 +14,7 @@ type ConnectConfig struct {
 	GIDIndexOf func(d verbs.Device) int
 	// Adjust may change the attributes of one side before they are used. They are filled in: all
 	// remote access, up to four reads and atomics outstanding, a timeout of 67 ms (code 14), seven
-	// retries, RNR retried for ever with a timer of 640 µs (code 12).
+	// retries, RNR retried forever with a timer of 640 µs (code 12).
 	Adjust func(local verbs.QP, attr *verbs.QPAttr)
 }
 

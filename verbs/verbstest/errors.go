@@ -55,7 +55,7 @@ func (s *suite) receiverNotReady(t *testing.T) {
 	}
 }
 
-// receiverLate retries for ever, and the receive is posted later.
+// receiverLate retries forever, and the receive is posted later.
 func (s *suite) receiverLate(t *testing.T) {
 	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWriteWithImm} {
 		s.run(t, op.String(), func(t *testing.T) {

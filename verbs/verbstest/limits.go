@@ -19,7 +19,7 @@ func testLimits(t *testing.T, s *suite) {
 }
 
 // blocked makes a pair whose sends wait: the peer has posted no receive, and the requester retries
-// for ever.
+// forever.
 func (s *suite) blocked(t *testing.T) *Pair {
 	t.Helper()
 	return s.pair(t, PairConfig{Cap: verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 16}})
