@@ -18,7 +18,7 @@ type crowd struct {
 	before int    // NICs that had sent much in the one before
 }
 
-// arrivals is what has come from a NIC.
+// arrivals counts what a NIC has sent to this one.
 type arrivals struct {
 	period uint32
 	bytes  int // in that period
@@ -31,7 +31,7 @@ const (
 	much = 16 << 10
 )
 
-// arrived counts bytes that a peer has sent.
+// arrived counts n bytes that a peer has sent.
 func (d *Device) arrived(s *share, now int64, n int) {
 	c := &d.crowd
 	if now-c.since >= crowdPeriod {
@@ -54,7 +54,7 @@ func (d *Device) arrived(s *share, now int64, n int) {
 	}
 }
 
-// divide settles what each NIC that sends to this one may put under way.
+// divide computes the part that acknowledgements grant.
 func (d *Device) divide() {
 	part := d.crowd.own
 	if n := max(d.crowd.now, d.crowd.before); n > 1 {
