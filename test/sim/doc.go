@@ -23,8 +23,7 @@
 // is polled (completion.go, poll.go), and when nothing moves any more (finish.go).
 //
 // A connection may fail only because of a fault that concerns it: every fault records which
-// connections it may fail, and any other failure is a broken promise. So a fault on one connection
-// cannot hide that it harms another.
+// connections it may fail, and any other failure is a broken promise.
 //
 // # Failover
 //
@@ -40,21 +39,18 @@
 //
 // # Running it
 //
-//	go test ./test/sim                       2,000 worlds, and 5,000 whose rails die
-//	go test ./test/sim -args -seeds 20000    more of both; make sim SEEDS=1000000 shows progress
-//	go test ./test/sim -v -run 'TestSimulation$' -args -seed 4711
-//	                                         one world, event by event
-//	go test ./test/sim -run Mutations -args -mutate
-//	                                         plants bugs: some minutes
-//	go test ./test/sim -run 'Replays$' -args -kit
-//	                                         tests of the simulation itself
+//	go test ./test/sim                                  2,000 worlds, and 5,000 whose rails die
+//	go test ./test/sim -args -seeds 20000               more of both
+//	make sim SEEDS=1000000                              more still, with progress
+//	go test ./test/sim -v -run TestSim -args -seed 47   one world, event by event
+//	go test ./test/sim -run Mutations -args -mutate     plants bugs: some minutes
+//	go test ./test/sim -run 'Replays$' -args -kit       tests of the simulation itself
 //
 // A failing world is shrunk: events are left out as long as the same promise is broken. The rest is
 // printed with the command that plays it again. A seed is valid only for the revision on which it
 // was found. The clock of virtual queue pairs is the world's; Close and Reset of a single queue
 // pair that cannot mark the end of a flush wait by the wall clock.
 //
-// testdata has almost two hundred deliberate bugs: of package ibverbx (ibverbx.bugs), of its
-// failover (failover.bugs), and of the protocol of the two ends (protocol.bugs), which the test of
-// internal/failover finds. The format is described in package hunt (bugs.go there).
+// testdata has almost two hundred deliberate bugs (package hunt describes the format). Those of the
+// protocol of the two ends (protocol.bugs) are found by the test of internal/failover.
 package sim
