@@ -11,66 +11,95 @@ const knownSendFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicite
 // The checks of requests against what the rails can carry. They change nothing and return a
 // [*PostError].
 
-// checkSend checks a request for several queue pairs, and returns its length.
-func (s *railSet) checkSend(i int, wr *SendWR) (n uint64, err error) {
-	if !wr.Opcode.Valid() {
-		return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String())
+// checkSend checks a request for several queue pairs. It returns its length, and the keys of all
+// its local memory; nil if they differ, or there are none.
+func (s *railSet) checkSend(i int, wr *SendWR) (n uint64, keys *Keys, err error) {
+	if !wr.wellFormed() || wr.Flags&verbs.SendSignaled == 0 {
+		return 0, nil, malformed(i, wr)
 	}
-	if wr.Flags&verbs.SendSignaled == 0 {
-		return 0, refuseSend(i, wr, ErrUnsignaled,
-			"with several queue pairs every request needs SendSignaled")
-	}
-	if wr.Flags&^knownSendFlags != 0 {
-		return 0, refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
-	}
-	if len(wr.Inline) != 0 && wr.Flags&verbs.SendInline == 0 {
-		return 0, refuseSend(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
-	}
-	n = wr.Local.Length
-	need := s.localDevs
-	if wr.Opcode.IsSend() {
-		if s.sendRail == nil {
-			return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, "+
-				"and there is none: add one")
-		}
+	need, send := s.localDevs, wr.Opcode.IsSend()
+	if send {
 		need = s.sendDevs
 	}
-	if s.noNotify && wr.Opcode == verbs.OpRDMAWriteWithImm {
-		return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String()+noNotifyText)
+	if s.sendRail == nil && send || s.noNotify && wr.Opcode == verbs.OpRDMAWriteWithImm {
+		return 0, nil, s.noCarrier(i, wr)
 	}
 	// The plain case, one piece of registered memory, is checked in line.
-	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
-		if k := wr.Local.Keys; k == nil || need&^k.have != 0 || !k.covers(wr.Local.Addr, n) {
-			if err = s.checkSegment(i, wr, wr.Local, need); err != nil {
-				return 0, err
-			}
-		}
-	} else if n, err = s.checkPieces(i, wr, need); err != nil {
-		return 0, err
+	if p := wr.onlyPiece(); p != nil && p.usable(need) {
+		n, keys = p.Length, p.Keys
+	} else if n, keys, err = s.checkMemory(i, wr, need); err != nil {
+		return 0, nil, err
 	}
 	if wr.Relaxed || wr.EveryRail {
 		if err = s.checkOrder(i, wr, n); err != nil {
-			return 0, err
+			return 0, nil, err
 		}
 	}
-	if wr.Opcode.IsSend() {
-		return n, s.checkSendLength(i, wr, n)
+	if send {
+		return n, keys, s.checkSendLength(i, wr, n)
 	}
 	if n == 0 {
-		return n, s.checkEmpty(i, wr)
+		return n, keys, s.checkEmpty(i, wr)
 	}
 	if k := wr.Remote.Keys; k == nil || s.peerDevs&^k.have != 0 || n > wr.Remote.Length ||
 		!k.covers(wr.Remote.Addr, n) {
-		return n, s.checkRemote(i, wr, n)
+		return n, keys, s.checkRemote(i, wr, n)
 	}
 	if wr.Opcode.IsAtomic() {
-		return n, s.checkAtomic(i, wr, n)
+		return n, keys, s.checkAtomic(i, wr, n)
 	}
-	return n, nil
+	return n, keys, nil
+}
+
+// onlyPiece is the one piece of local memory that a request names, as Local or as a list of one;
+// nil if it names several, or none.
+func (wr *SendWR) onlyPiece() *Segment {
+	switch {
+	case wr.Flags&verbs.SendInline != 0:
+		return nil
+	case len(wr.SGL) == 0:
+		return &wr.Local
+	case len(wr.SGL) == 1 && wr.Local == (Segment{}):
+		return &wr.SGL[0]
+	}
+	return nil
+}
+
+// wellFormed reports whether opcode and flags are known, and an inline payload has its flag.
+func (wr *SendWR) wellFormed() bool {
+	return wr.Opcode.Valid() && wr.Flags&^knownSendFlags == 0 &&
+		(len(wr.Inline) == 0 || wr.Flags&verbs.SendInline != 0)
+}
+
+// malformed returns what is wrong with a request that is not well formed, or not signaled.
+func malformed(i int, wr *SendWR) error {
+	switch {
+	case !wr.Opcode.Valid():
+		return refuseSend(i, wr, ErrOpcode, wr.Opcode.String())
+	case wr.wellFormed():
+		return refuseSend(i, wr, ErrUnsignaled, "with several queue pairs every request needs SendSignaled")
+	case wr.Flags&^knownSendFlags != 0:
+		return refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
+	}
+	return refuseSend(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
+}
+
+// noCarrier returns the error of a request that none of the queue pairs carries.
+func (s *railSet) noCarrier(i int, wr *SendWR) error {
+	if wr.Opcode.IsSend() {
+		return refuseSend(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, "+
+			"and there is none: add one")
+	}
+	return refuseSend(i, wr, ErrOpcode, wr.Opcode.String()+noNotifyText)
 }
 
 // noNotifyText is why Spray refuses requests that need a notify QP.
 const noNotifyText = " in spray needs the notify QP, and there is none: add one, or take dqplb"
+
+// usable reports whether the piece is registered memory with keys for the devices in need.
+func (s *Segment) usable(need uint64) bool {
+	return s.Keys != nil && need&^s.Keys.have == 0 && s.Keys.covers(s.Addr, s.Length)
+}
 
 // checkSegment checks one piece of local memory. An empty one needs no keys.
 func (s *railSet) checkSegment(i int, wr *SendWR, p Segment, need uint64) error {
@@ -102,32 +131,36 @@ func checkLocal(s Segment, need uint64) (detail string, err error) {
 	return "", nil
 }
 
-// checkPieces checks a scatter list or an inline payload, and returns its length.
-func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
-	if wr.Flags&verbs.SendInline != 0 {
-		switch {
-		case len(wr.SGL) != 0 || wr.Local != (Segment{}):
-			return 0, refuseSend(i, wr, verbs.ErrInvalid,
-				"an inline request takes its payload from Inline: leave Local and SGL empty")
-		case wr.Opcode == verbs.OpRDMARead || wr.Opcode.IsAtomic():
-			return 0, refuseSend(i, wr, verbs.ErrInvalid,
-				wr.Opcode.String()+" cannot be inline: it brings data")
-		case len(wr.Inline) > s.maxInline:
-			return 0, refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes inline: the queue pairs take %d",
-				len(wr.Inline), s.maxInline))
+// checkMemory checks the local memory of a request of any kind, or its inline payload. It returns
+// the length, and the keys of all memory; nil if they differ.
+func (s *railSet) checkMemory(i int, wr *SendWR, need uint64) (n uint64, keys *Keys, err error) {
+	switch {
+	case wr.Flags&verbs.SendInline != 0:
+		return uint64(len(wr.Inline)), nil, s.checkInline(i, wr)
+	case len(wr.SGL) == 0:
+		if !wr.Local.usable(need) {
+			err = s.checkSegment(i, wr, wr.Local, need)
 		}
-		return uint64(len(wr.Inline)), nil
+		return wr.Local.Length, wr.Local.Keys, err
+	case wr.Local != (Segment{}):
+		return 0, nil, refuseSend(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
 	}
-	if wr.Local != (Segment{}) {
-		return 0, refuseSend(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
-	}
-	var n uint64
-	var k *Keys
+	return s.checkPieces(i, wr, need)
+}
+
+// checkPieces checks a scatter list. It returns its length, and the keys of all pieces; nil if they
+// differ.
+func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (n uint64, keys *Keys, err error) {
+	keys = wr.SGL[0].Keys
+	var k *Keys // of the piece before
 	for j := range wr.SGL {
 		p := &wr.SGL[j]
 		if k != p.Keys || k == nil {
 			if k = p.Keys; k == nil || need&^k.have != 0 {
 				return s.checkOddPieces(i, wr, need)
+			}
+			if k != keys {
+				keys = nil
 			}
 		}
 		sum := n + p.Length
@@ -136,23 +169,39 @@ func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
 		}
 		n = sum
 	}
-	return n, nil
+	return n, keys, nil
+}
+
+// checkInline checks a request with an inline payload.
+func (s *railSet) checkInline(i int, wr *SendWR) error {
+	switch {
+	case len(wr.SGL) != 0 || wr.Local != (Segment{}):
+		return refuseSend(i, wr, verbs.ErrInvalid,
+			"an inline request takes its payload from Inline: leave Local and SGL empty")
+	case wr.Opcode == verbs.OpRDMARead || wr.Opcode.IsAtomic():
+		return refuseSend(i, wr, verbs.ErrInvalid, wr.Opcode.String()+" cannot be inline: it brings data")
+	case len(wr.Inline) > s.maxInline:
+		return refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes inline: the queue pairs take %d",
+			len(wr.Inline), s.maxInline))
+	}
+	return nil
 }
 
 // checkOddPieces continues checkPieces for a list in which not every piece is registered memory:
 // empty pieces without keys pass, and it returns what is wrong with the others. It is separate
 // because a loop without calls keeps everything in registers (8 pieces: 10 ns).
-func (s *railSet) checkOddPieces(i int, wr *SendWR, need uint64) (n uint64, err error) {
+func (s *railSet) checkOddPieces(i int, wr *SendWR, need uint64) (n uint64, keys *Keys, err error) {
 	for _, p := range wr.SGL {
 		if err := s.checkSegment(i, wr, p, need); err != nil {
-			return 0, err
+			return 0, nil, err
 		}
 		if n+p.Length < n {
-			return 0, refuseSend(i, wr, ErrLength, "the pieces together are longer than the address space")
+			return 0, nil, refuseSend(i, wr, ErrLength,
+				"the pieces together are longer than the address space")
 		}
 		n += p.Length
 	}
-	return n, nil
+	return n, nil, nil
 }
 
 // checkSendLength checks a SEND, which travels as one message.
@@ -264,8 +313,7 @@ func (s *railSet) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 	}
 	for j := range pieces {
 		p := &pieces[j]
-		if k := p.Keys; k == nil || s.sendDevs&^k.have != 0 || p.Length > maxMessage ||
-			!k.covers(p.Addr, p.Length) {
+		if p.Length > maxMessage || !p.usable(s.sendDevs) {
 			if err := s.checkOddRecv(i, wr, *p); err != nil {
 				return err
 			}

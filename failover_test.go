@@ -15,8 +15,8 @@ import (
 // The fragments of a request that are outstanding are never so far apart that their ids are the
 // same: what a rail has lost is found by them.
 func TestFragmentsOutstandingAreTellable(t *testing.T) {
-	r := sendReq{opcode: verbs.OpRDMAWrite, length: 1 << 40, offset: 1 << 30, fragments: fragmentSpan,
-		left: 1, localKeys: &noKeys, remoteKeys: &noKeys}
+	r := sendReq{opcode: verbs.OpRDMAWrite, length: 1 << 40, localKeys: &noKeys, remoteKeys: &noKeys,
+		sendProgress: sendProgress{offset: 1 << 30, fragments: fragmentSpan, left: 1}}
 	rl := &rail{railConn: railConn{limit: 1}}
 	rl.log.Fit(1)
 	s := sender{logs: true, batches: &batchPool{width: 1}, rails: railSet{data: []*rail{rl}, free: 1,

@@ -208,7 +208,8 @@ func finishData(t *testing.T, r *recorded) {
 // distinguishes.
 func TestPositionsBeyondTheIDs(t *testing.T) {
 	const limit, ahead = 10, 3*dqplb.Mod + 99
-	r := &sendReq{firstNum: dqplb.Mod - 3, fragments: ahead + 1, length: ahead*limit + 1, markers: 2}
+	r := &sendReq{length: ahead*limit + 1,
+		sendProgress: sendProgress{firstNum: dqplb.Mod - 3, fragments: ahead + 1, markers: 2}}
 	for at := uint64(r.fragments) + 1; at > uint64(r.fragments)-20_000; at-- {
 		num := uint32((uint64(r.firstNum) + at) % dqplb.Mod)
 		if got := r.sequence(num); got != at {

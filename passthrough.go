@@ -148,7 +148,7 @@ func (p *passThrough) translate(b *sendBatch, wr *SendWR) (length uint64) {
 	length = wr.Local.Length
 	if wr.Opcode > verbs.OpRDMARead || int(wr.Flags&^plainFlags)|len(wr.SGL)|len(wr.Inline) != 0 ||
 		wr.EveryRail || length-1 >= p.rail.maxMessage ||
-		l == nil || s.localDevs&^l.have != 0 || !l.covers(wr.Local.Addr, length) || !l.open() {
+		!wr.Local.usable(s.localDevs) || !l.open() {
 		return 0
 	}
 	to := &b.wrs[b.tail]
@@ -198,22 +198,10 @@ func (p *passThrough) translateOther(b *sendBatch, i int, wr *SendWR) (uint64, e
 // checkSend checks a request for the queue pair, and returns its length.
 func (p *passThrough) checkSend(i int, wr *SendWR) (length uint64, err error) {
 	s := p.rails
-	if !wr.Opcode.Valid() {
-		return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String())
+	if !wr.wellFormed() {
+		return 0, malformed(i, wr)
 	}
-	if wr.Flags&^knownSendFlags != 0 {
-		return 0, refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
-	}
-	if len(wr.Inline) != 0 && wr.Flags&verbs.SendInline == 0 {
-		return 0, refuseSend(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
-	}
-	length = wr.Local.Length
-	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
-		err = p.checkPiece(i, wr)
-	} else {
-		length, err = p.checkPieces(i, wr)
-	}
-	if err != nil {
+	if length, err = p.checkMemory(i, wr); err != nil {
 		return 0, err
 	}
 	if wr.Relaxed || wr.EveryRail {
@@ -227,22 +215,14 @@ func (p *passThrough) checkSend(i int, wr *SendWR) (length uint64, err error) {
 	return length, p.checkRemote(i, wr, length)
 }
 
-// checkPiece checks a request's single piece of local memory.
-func (p *passThrough) checkPiece(i int, wr *SendWR) error {
-	if err := p.rails.checkSegment(i, wr, wr.Local, p.rails.localDevs); err != nil {
-		return err
-	}
-	if !wr.Local.open() {
-		return refuseSend(i, wr, ErrClosed, wr.Local.closedText())
-	}
-	return nil
-}
-
-// checkPieces checks a scatter list or an inline payload, and returns its length.
-func (p *passThrough) checkPieces(i int, wr *SendWR) (uint64, error) {
-	length, err := p.rails.checkPieces(i, wr, p.rails.localDevs)
+// checkMemory checks the local memory of a request, or its inline payload, and returns the length.
+func (p *passThrough) checkMemory(i int, wr *SendWR) (uint64, error) {
+	length, _, err := p.rails.checkMemory(i, wr, p.rails.localDevs)
 	if err != nil {
 		return 0, err
+	}
+	if !wr.Local.open() {
+		return 0, refuseSend(i, wr, ErrClosed, wr.Local.closedText())
 	}
 	if bad := closedPiece(wr.SGL); bad >= 0 {
 		return 0, refuseSend(i, wr, ErrClosed, wr.SGL[bad].closedText())

@@ -34,29 +34,21 @@ type keyRun struct {
 	end  int
 }
 
-// set copies a list of two pieces or more. It returns the keys of all of them, or nil if they
-// differ.
-func (l *pieceList) set(sgl []Segment) *Keys {
+// set copies a list of two pieces or more. keys are those of all of them; nil if they differ.
+func (l *pieceList) set(sgl []Segment, keys *Keys) {
 	if cap(l.pieces) < len(sgl) {
 		l.pieces = make([]piece, len(sgl))
 	}
 	pieces := l.pieces[:len(sgl)]
 	l.pieces, l.runs = pieces, l.runs[:0]
 	l.next, l.run, l.offset = 0, 0, 0
-	keys, same := sgl[0].Keys, true
 	for i := range pieces {
 		s, p := &sgl[i], &pieces[i]
-		same = same && s.Keys == keys
 		p.addr, p.length = s.Addr, s.Length
 	}
-	if !same {
-		l.findRuns(sgl)
-		return nil
-	}
 	if keys == nil {
-		return &noKeys
+		l.findRuns(sgl)
 	}
-	return keys
 }
 
 // findRuns records the keys of each run of pieces.
@@ -74,7 +66,7 @@ func (l *pieceList) findRuns(sgl []Segment) {
 }
 
 // all writes all non-empty pieces with a device's keys into sgl, which has room. keys is what set
-// returned. It returns how many pieces it wrote.
+// was given. It returns how many pieces it wrote.
 func (l *pieceList) all(sgl []verbs.SGE, keys *Keys, device uint8) (count int) {
 	if keys != nil {
 		return listPieces(sgl, l.pieces, keys.at(device))
@@ -100,7 +92,7 @@ func listPieces(sgl []verbs.SGE, pieces []piece, key uint32) (count int) {
 }
 
 // part writes the pieces of size bytes from offset into sgl, which has room for them: a fragment
-// that take has cut earlier. keys is what set returned. It returns how many pieces it wrote.
+// that take has cut earlier. keys is what set was given. It returns how many pieces it wrote.
 func (l *pieceList) part(sgl []verbs.SGE, keys *Keys, device uint8, offset, size uint64) (count int) {
 	run := 0
 	for i := 0; size != 0; i++ {
@@ -125,7 +117,7 @@ func (l *pieceList) part(sgl []verbs.SGE, keys *Keys, device uint8, offset, size
 }
 
 // take writes the pieces of the next fragment into sgl: as many as it has room for, at most size
-// bytes. keys is what set returned. It returns how many pieces and bytes it wrote.
+// bytes. keys is what set was given. It returns how many pieces and bytes it wrote.
 func (l *pieceList) take(sgl []verbs.SGE, keys *Keys, device uint8, size uint64) (count int, got uint64) {
 	for got < size && count < len(sgl) {
 		p, k := &l.pieces[l.next], keys

@@ -41,15 +41,17 @@ func TestPieceListNamesEachPieceWithItsKey(t *testing.T) {
 		{"empty ones without keys", []Segment{{}, {100, 3, a}, {}, {200, 3, b}, {}}, nil,
 			[][]verbs.SGE{{sge(100, 3, 13), sge(200, 3, 23)}},
 			[]verbs.SGE{sge(100, 3, 13), sge(200, 3, 23)}},
-		{"nothing", []Segment{{}, {}}, &noKeys, nil, nil},
+		{"nothing", []Segment{{}, {}}, nil, nil, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var l pieceList
-			l.set([]Segment{{1, 1, b}, {2, 2, a}, {3, 3, b}, {4, 4, a}, {5, 5, b}}) // an earlier user
-			keys := l.set(c.sgl)
-			if keys != c.same {
-				t.Errorf("keys of all: %p, want %p", keys, c.same)
+			l.set([]Segment{{1, 1, b}, {2, 2, a}, {3, 3, b}, {4, 4, a}, {5, 5, b}}, nil) // an earlier user
+			rails := railSet{localDevs: 1<<0 | 1<<3}
+			_, keys, err := rails.checkMemory(0, &SendWR{SGL: c.sgl}, rails.localDevs)
+			if err != nil || keys != c.same {
+				t.Errorf("keys of all: %p, %v, want %p", keys, err, c.same)
 			}
+			l.set(c.sgl, keys)
 			left := uint64(0)
 			for _, s := range c.sgl {
 				left += s.Length
@@ -180,7 +182,11 @@ func TestHoldsOfARunAreTakenInTwoSteps(t *testing.T) {
 	hold := func(regions ...*MR) {
 		t.Helper()
 		wr := h.write(regions...)
-		if err := held.holdSend(0, &wr); err != nil {
+		_, keys, err := h.send.rails.checkSend(0, &wr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := held.holdSend(0, &wr, keys); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -10,31 +10,36 @@ import "ibverbx/verbs"
 type sendReq struct {
 	id         uint64
 	length     uint64
-	offset     uint64
 	localAddr  uint64
 	remoteAddr uint64
 	localKeys  *Keys
 	remoteKeys *Keys
 	ext        *sendExt // data of few requests; kept by the slot
-	left       uint32
-	fragments  uint32 // handed to the rails so far
-	imm        uint32
-	firstNum   uint32 // DQPLB: number of the first message
-	vendorErr  uint32
-	opcode     verbs.Opcode
-	status     verbs.Status
-	dispatched bool
-	plan       plan
-	final      finalState
-	fence      bool
-	solicited  bool
-	scattered  bool // ext.list is the memory
-	inline     bool // ext.inline is the payload
+	sendProgress
+	imm       uint32
+	opcode    verbs.Opcode
+	plan      plan
+	fence     bool
+	solicited bool
+	scattered bool // ext.list is the memory
+	inline    bool // ext.inline is the payload
+}
+
+// sendProgress is how far a request has come. The zero value is that of a new one.
+type sendProgress struct {
+	offset    uint64
+	left      uint32
+	fragments uint32 // handed to the rails so far
+	firstNum  uint32 // DQPLB: number of the first message
+	vendorErr uint32
 	// markers counts the markers handed to the rails so far (DQPLB): at most one on each, and after
 	// a loss perhaps another on the rail that took over.
-	markers uint16
-	immDue  bool  // DQPLB: the user's immediate must follow,
-	immRail uint8 // on this rail
+	markers    uint16
+	status     verbs.Status
+	dispatched bool
+	final      finalState
+	immDue     bool  // DQPLB: the user's immediate must follow,
+	immRail    uint8 // on this rail
 }
 
 // sendExt holds what few requests need: copies that outlive the post, and operands.
@@ -88,16 +93,9 @@ func (r *sendReq) flushUnlessFailed() {
 	}
 }
 
-// enqueueExt copies the data that the caller may reuse when the post returns. A list of one piece
-// is the same as Local.
+// enqueueExt copies the data that the caller may reuse when the post returns, and the operands of
+// atomics.
 func (r *sendReq) enqueueExt(wr *SendWR) {
-	if len(wr.SGL) == 1 {
-		r.scattered = false
-		r.localAddr, r.localKeys = wr.SGL[0].Addr, wr.SGL[0].Keys
-		if r.plan != planAtomic {
-			return
-		}
-	}
 	if r.ext == nil {
 		r.ext = &sendExt{}
 	}
@@ -109,10 +107,9 @@ func (r *sendReq) enqueueExt(wr *SendWR) {
 		}
 		x.inline = x.inline[:len(wr.Inline)]
 		copy(x.inline, wr.Inline)
-		r.localKeys = nil
 	}
 	if r.scattered {
-		r.localKeys = x.list.set(wr.SGL)
+		x.list.set(wr.SGL, r.localKeys)
 	}
 }
 

@@ -96,21 +96,14 @@ func (s *sender) notified() bool {
 	return s.numbers.Sent() != 0
 }
 
-// enqueue gives a checked request of so many bytes its number and its slot. The window is not full.
-func (s *sender) enqueue(wr *SendWR, length uint64) {
+// enqueue gives a checked request its number and its slot. length and keys are what checkSend
+// returned. The window is not full.
+func (s *sender) enqueue(wr *SendWR, length uint64, keys *Keys) {
 	r := s.win.Open()
+	r.sendProgress = sendProgress{}
 	r.id = wr.ID
-	r.offset = 0
-	r.left = 0
-	r.fragments = 0
-	r.vendorErr = 0
 	r.imm = wr.Imm
 	r.opcode = wr.Opcode
-	r.status = verbs.StatusSuccess
-	r.dispatched = false
-	r.markers = 0
-	r.immDue = false
-	r.final = finalNone
 	r.fence = wr.Flags&verbs.SendFence != 0
 	r.solicited = wr.Flags&verbs.SendSolicited != 0
 	r.remoteAddr = wr.Remote.Addr
@@ -118,10 +111,13 @@ func (s *sender) enqueue(wr *SendWR, length uint64) {
 	if r.remoteKeys == nil {
 		r.remoteKeys = &noKeys // a request of no bytes, or a SEND
 	}
-	r.scattered = len(wr.SGL) != 0
+	r.scattered = len(wr.SGL) > 1
 	r.inline = wr.Flags&verbs.SendInline != 0
 	r.localAddr = wr.Local.Addr
-	r.localKeys = wr.Local.Keys
+	if len(wr.SGL) == 1 {
+		r.localAddr = wr.SGL[0].Addr
+	}
+	r.localKeys = keys
 	r.length = length
 	r.plan = planFragments
 	switch {

@@ -316,13 +316,14 @@ func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 		}
 		wr := &wrs[n]
 		var length uint64
-		if length, err = q.send.rails.checkSend(n, wr); err != nil {
+		var keys *Keys
+		if length, keys, err = q.send.rails.checkSend(n, wr); err != nil {
 			break
 		}
-		if err = held.holdSend(n, wr); err != nil {
+		if err = held.holdSend(n, wr, keys); err != nil {
 			break
 		}
-		q.send.enqueue(wr, length)
+		q.send.enqueue(wr, length, keys)
 		n++
 	}
 	held.settle()

@@ -33,11 +33,11 @@ type SendWR struct {
 	// it is refused. NICs fetch each piece separately, so it may be cheaper to copy short pieces
 	// together, as Inline.
 	//
-	// In this library a list of one piece costs a seventh more than Local. A second piece costs a
-	// quarter of a request, since the list is then copied, and each further one a sixteenth: it is
-	// checked against its region, copied, and translated for the NIC. If the region changes from
-	// one piece to the next, it is a fifth, because a region is held once for each run of its
-	// pieces; two alternating regions cost no atomic step after the first of each.
+	// In this library a list of one piece costs what Local does. By the count of instructions, a
+	// second piece costs a third of a request, since the list is then copied, and each further one
+	// a fourteenth: it is checked against its region, copied, and translated for the NIC. If the
+	// region changes from one piece to the next, it is a fifth, because a region is held once for
+	// each run of its pieces; two alternating regions cost no atomic step after the first of each.
 	SGL []Segment
 	// Inline is the payload itself when Flags has [verbs.SendInline], instead of Local and SGL. It
 	// needs no registration, and you may reuse it when the post returns.
