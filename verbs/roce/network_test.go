@@ -64,7 +64,7 @@ type networkNIC struct {
 	inbox  []udp.Datagram // what has arrived and was not received
 	taken  []udp.Datagram // by the last Recv
 	buffer int            // bytes that its queue pairs believe that an inbox holds
-	narrow int            // bytes that those towards one peer share at most
+	narrow int            // bytes that those towards one peer share at most, and half of a buffer has
 	room   int            // bytes that the inbox holds; 0 is no bound
 	filled int            // bytes in the inbox
 	// dropped counts what found the inbox full.
@@ -117,7 +117,7 @@ func (n *network) newNIC(i int) *networkNIC {
 		x.cfg.Rate = 1e7 * float64(1+n.rng.IntN(100))
 	}
 	x.mtu = [...]verbs.MTU{verbs.MTU512, verbs.MTU1024, verbs.MTU4096}[n.rng.IntN(3)]
-	x.narrow = turn * max(x.mtu.Bytes(), leastCost) * (1 + (i+int(n.plan.Seed))%2)
+	x.narrow = leastGrant << ((i + int(n.plan.Seed)) % 4)
 	x.init(n.rng.Uint32)
 	close(x.recv.ended)
 	x.timers.alarm = x
@@ -151,6 +151,7 @@ func (n *network) Step(*sim.Testbed) string { return n.step() }
 // Run lets up to limit things happen, until nothing has come of any for long.
 func (n *network) Run(limit int) (moves int) {
 	for _, x := range n.nics {
+		x.crowd.own = min(x.crowd.own, x.narrow)
 		for _, s := range x.shares {
 			s.limit = min(s.limit, x.narrow)
 		}
@@ -365,9 +366,23 @@ func (p *networkPath) Close() {}
 // Segments says whether packets leave in bursts.
 func (p *networkPath) Segments() bool { return p.from.net.plan.Bursts }
 
+// of returns the queue pair that has a way; nil if it has another one by now.
+func (x *networkNIC) of(p *networkPath) *QP {
+	for _, q := range x.qps.All {
+		if q.path.to == p {
+			return q
+		}
+	}
+	return nil
+}
+
 // Send puts packets on their way. When the send buffer is full it takes some of them.
 func (p *networkPath) Send(packets []udp.Packet, segment bool) (int, error) {
 	x := p.from
+	if q := x.of(p); x.net.broken == nil && q != nil && len(x.sender.backlog) == 0 &&
+		p.ect != q.engine.WantsECT() {
+		x.net.broken = fmt.Errorf("%s qp %d: the network may mark packets: %v", x.Name(), q.Num(), p.ect)
+	}
 	n := len(packets)
 	if x.clogs > 0 {
 		x.clogs--
