@@ -73,7 +73,7 @@ func (s *sender) waiting() bool { return s.next != s.win.Tail }
 // busy reports whether a progress may find something to stage or to post: waiting data, a final
 // message that may have come due, or work that a queue pair has refused for now.
 func (s *sender) busy() bool {
-	return s.next != s.win.Tail || s.finals != 0 || s.blocked
+	return s.next != s.win.Tail || s.finals != 0 && s.finalsPosted != s.next || s.blocked
 }
 
 // resolve finds the live request of a work-request id.
