@@ -145,7 +145,12 @@ func (m *member) work(ctx context.Context) (err error) {
 		}
 		m.die(place.Rank, AtStart)
 	case m.phase == InJoin && place.Rank == m.victim:
-		cfg.Logger = slog.New(&whenMet{func() { m.die(place.Rank, InJoin) }})
+		cfg.Logger = slog.New(&whenMet{func() {
+			// Those that have not started yet do not ignore SIGTERM.
+			if m.await(ctx, started, 0, 1, 2, 3) == nil {
+				m.die(place.Rank, InJoin)
+			}
+		}})
 	case m.phase == InJoin && place.Rank == Size-1:
 		if err := m.await(ctx, dying, m.victim); err != nil {
 			return err
