@@ -47,3 +47,22 @@ func TestAllow(t *testing.T) {
 		}
 	})
 }
+
+// A peer that was silent for some probes gives its room to others.
+func TestUnderWayOfSilentPeer(t *testing.T) {
+	n := newNetwork(t, 1, shape{ours: true, timeout: 20})
+	a, b := n.ends[0], n.ends[1]
+	n.drop = func(int, *wire.Header) bool { return true }
+	a.send(a.write(b, 1, 8))
+	n.flush(0)
+	for probe := range silentProbes {
+		if got := a.q.UnderWay(); got != 1 {
+			t.Errorf("%d under way after %d probes", got, probe)
+		}
+		n.happen()
+		n.flush(0)
+	}
+	if got := a.q.UnderWay(); got != 0 {
+		t.Errorf("%d under way after %d probes", got, silentProbes)
+	}
+}

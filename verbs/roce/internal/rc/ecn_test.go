@@ -97,6 +97,11 @@ func TestMarks(t *testing.T) {
 	if w.marked(226, 227); w.packets < 0.99*before {
 		t.Errorf("%v of %v after a hundred rounds without a mark", w.packets, before)
 	}
+	m := marks{alpha: 0.5}
+	m.cut(100)
+	if got, want := m.cut(100), 100*(1-(0.5+0.5*markWeight)/2); got != want {
+		t.Errorf("%v of 100 after a second mark, want %v", got, want)
+	}
 }
 
 // A queue that marks stays short, and drops nothing.
