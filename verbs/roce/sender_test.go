@@ -184,9 +184,11 @@ func TestBacklogOfModify(t *testing.T) {
 			closed++
 		}
 	}
+	users := a.qp.path.share.users
 	a.dev.mu.Unlock()
-	if closed != 0 {
-		t.Errorf("%d packets wait to leave for a destination that is closed", closed)
+	if closed != 0 || users != 1 {
+		t.Errorf("%d packets wait to leave for a destination that is closed; a share of one has %d users",
+			closed, users)
 	}
 	must(t, a.qp.Modify(&verbs.QPAttr{State: verbs.StateRTS}, verbs.QPAttrState))
 	g.open(plenty)

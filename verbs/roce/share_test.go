@@ -2,10 +2,12 @@ package roce
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/wire"
 	"ibverbx/verbs/verbstest"
 )
 
@@ -288,5 +290,50 @@ func TestShareLeftInBacklog(t *testing.T) {
 	}
 	for range 2 {
 		must(t, n.await(t, from).Status.Err())
+	}
+}
+
+// NICs that send much divide a quarter of the buffer, and do so for a period after the last one in
+// which they did.
+func TestDivision(t *testing.T) {
+	d, now := &Device{crowd: crowd{own: 1 << 20}}, int64(1)
+	var x, y share
+	for _, c := range []struct {
+		after int64
+		from  *share
+		bytes int
+		want  int
+	}{
+		{0, &x, much, 1 << 20},
+		{0, &y, much - 1, 1 << 20},
+		{0, &y, 1, 1 << 18},
+		{crowdPeriod, &x, much, 1 << 18},
+		{crowdPeriod, &x, much, 1 << 20},
+		{0, &y, much, 1 << 18},
+		{2 * crowdPeriod, &x, 1, 1 << 20},
+	} {
+		now += c.after
+		d.arrived(c.from, now, c.bytes)
+		if got := wire.Credits(d.crowd.grant.Value()) << 10; got != c.want {
+			t.Errorf("at %d ms: %d bytes for each, want %d", now/1e6, got, c.want)
+		}
+	}
+}
+
+// The first answer of a peer opens its share, and no later one does. One that is alone may use all
+// of it, unless another waits.
+func TestShareOfKnownPeer(t *testing.T) {
+	d, q := &Device{crowd: crowd{own: 1 << 20}}, &QP{cost: leastCost, underWay: 1 << 10}
+	s := share{limit: turn * 4096, used: 1 << 10}
+	if s.answered(d); s.limit != 1<<20 || s.room(q) != math.MaxInt {
+		t.Errorf("%d bytes after the first answer, room for %d", s.limit, s.room(q))
+	}
+	s.wait(&QP{})
+	if room := s.room(q); room != 1<<10-1 {
+		t.Errorf("room for %d while another waits", room)
+	}
+	s.limit = 5000
+	if s.answered(d); s.limit != 5000 {
+		t.Errorf("%d bytes after a later answer", s.limit)
 	}
 }
