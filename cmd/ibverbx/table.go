@@ -174,7 +174,7 @@ func (t *perfTable) how(m bench.Machine) string {
 	}{
 		{p.Answered(), "half of a ping-pong, one message at a time"},
 		{series && !p.Answered(), "one message at a time, from its post to its completion"},
-		{series, fmt.Sprintf("a reading of the clock (%v) included", time.Duration(m.Clock))},
+		{series && m.Clock > 0, fmt.Sprintf("a reading of the clock (%v) included", time.Duration(m.Clock))},
 		{!series, fmt.Sprintf("up to %s outstanding", count(p.TxDepth, "message"))},
 		{t.peer != nil && p.Bidirectional, "timed by the end that takes longer"},
 		{!series && !p.Op.Atomic(), fmt.Sprintf("fragments of %v, %v buffer, reused", p.Fragment, p.Memory)},

@@ -6,59 +6,59 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// crowd divides a NIC's receive buffer among the NICs that send to it, and every acknowledgement
-// grants its receiver a part. One NIC gets half of the buffer; several divide a quarter, because a
-// queue pair that is alone on its NIC uses twice the part.
+// crowd divides a NIC's receive buffer among the NICs that send to it: every answer grants its
+// receiver a part. It counts them by their bytes, all of them by those of the busiest, so that a
+// NIC that sends little takes no room from others. One may use half of the buffer; several divide a
+// quarter, because a queue pair that is alone on its NIC uses twice the part.
 type crowd struct {
 	own    int // half of the buffer, bytes
 	grant  wire.Syndrome
 	period uint32 // number of the present one
 	since  int64  // when it began
-	now    int    // NICs that have sent much in it
-	before int    // NICs that had sent much in the one before
+	// total is the bytes that have arrived in it, and most those of one NIC.
+	total, most int
+	last        int // how many NICs have sent in the period before
 }
 
-// arrivals counts what a NIC has sent to this one.
+// arrivals counts what a NIC has sent to this one in a period.
 type arrivals struct {
 	period uint32
-	bytes  int // in that period
+	bytes  int
 }
 
-const (
-	crowdPeriod = int64(20 * time.Millisecond)
-	// much is how many bytes a NIC must send in a period to get a part: one that sends little takes
-	// no room from others.
-	much = 16 << 10
-)
+const crowdPeriod = int64(5 * time.Millisecond)
 
 // arrived counts n bytes that a peer has sent.
 func (d *Device) arrived(s *share, now int64, n int) {
 	c := &d.crowd
-	if now-c.since >= crowdPeriod {
-		c.before = c.now
-		if now-c.since >= 2*crowdPeriod {
-			c.before = 0
+	if past := now - c.since; past >= crowdPeriod {
+		c.last = c.senders()
+		if past >= 2*crowdPeriod {
+			c.last = 1
 		}
-		c.now, c.since = 0, now
+		c.total, c.most, c.since = 0, 0, now
 		c.period++
-		d.divide()
 	}
 	if s.from.period != c.period {
 		s.from = arrivals{period: c.period}
 	}
-	if s.from.bytes < much {
-		if s.from.bytes += n; s.from.bytes >= much {
-			c.now++
-			d.divide()
-		}
+	before := c.senders()
+	s.from.bytes += n
+	c.total, c.most = c.total+n, max(c.most, s.from.bytes)
+	if c.total == n || c.senders() != before {
+		d.divide()
 	}
 }
 
-// divide computes the part that acknowledgements grant.
+// senders returns how many NICs send to this one, if all send as much as the busiest.
+func (c *crowd) senders() int { return (c.total + c.most/2) / max(c.most, 1) }
+
+// divide computes the part that answers grant.
 func (d *Device) divide() {
-	part := d.crowd.own
-	if n := max(d.crowd.now, d.crowd.before); n > 1 {
+	c := &d.crowd
+	part := c.own
+	if n := max(c.senders(), c.last); n > 1 {
 		part /= 2 * n
 	}
-	d.crowd.grant = wire.AckCredits(max(part, leastGrant) >> 10)
+	c.grant = wire.AckCredits(max(part, leastGrant) >> 10)
 }

@@ -161,10 +161,12 @@
 // # Many queue pairs
 //
 // The queue pairs of a NIC that write to the same NIC share the receive buffer of its socket. When
-// they have more to send than it holds, they take turns. Several NICs that write to one divide its
-// buffer: acknowledgements between ends of this package grant each a part, in the credits that
-// InfiniBand has for receives. A NIC assumes that the buffer of a peer that grants nothing, or
-// more, is as large as its own.
+// they have more to send than half of it holds, they take turns. If several NICs send much to one,
+// its answers grant each a part, in the credits that InfiniBand has for receives; what they send at
+// once before the first answers may still overrun the buffer, and is sent again. A part is at least
+// 8 KiB, so a buffer suffices for as many NICs as it has 16 KiB: 256 with 4 MiB, 13 with the usual
+// limit of an unprivileged process. A NIC assumes that the buffer of a peer that grants nothing
+// less is as large as its own. Answers to READs have no such limit.
 //
 // # What you must do
 //

@@ -117,7 +117,7 @@ func (n *network) newNIC(i int) *networkNIC {
 		x.cfg.Rate = 1e7 * float64(1+n.rng.IntN(100))
 	}
 	x.mtu = [...]verbs.MTU{verbs.MTU512, verbs.MTU1024, verbs.MTU4096}[n.rng.IntN(3)]
-	x.narrow = leastGrant << ((i + int(n.plan.Seed)) % 4)
+	x.narrow = leastGrant << ((i + int(n.plan.Seed)) % 3)
 	x.init(n.rng.Uint32)
 	close(x.recv.ended)
 	x.timers.alarm = x
@@ -335,7 +335,9 @@ func (x *networkNIC) WaitWritable(time.Time) error { return errNoGoroutine }
 func (x *networkNIC) Yield() {}
 
 // Stats is a socket's.
-func (x *networkNIC) Stats() udp.Stats { return udp.Stats{RecvBuffer: x.buffer, SendBuffer: 1 << 20} }
+func (x *networkNIC) Stats() udp.Stats {
+	return udp.Stats{RecvBuffer: x.buffer, SendBuffer: 1 << 20}
+}
 
 // Close does nothing.
 func (x *networkNIC) Close() error { return nil }

@@ -305,13 +305,11 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 		return
 	}
 	if h.Opcode.IsRequest() {
-		d.arrived(q.path.share, now, len(payload))
-	} else {
-		q.path.share.answered(d)
+		d.arrived(q.path.share, now, max(len(payload), leastCost))
 	}
 	q.engine.Receive(now, h, payload)
 	if granted, ok := q.engine.Granted(); ok {
-		q.path.share.grant(d, granted)
+		q.path.share.grant(d, now, granted)
 	}
 	if q.peerPort == 0 && q.engine.IsOurs() { // this packet has revealed it
 		q.peerPort = g.From.Port()

@@ -68,6 +68,9 @@ func (q *QP) transmit() {
 	if share.head == len(share.waiting) {
 		most = share.room(q)
 	}
+	if q.engine.Probing() {
+		most = max(most, 1) // its answer shows which of the packets before it are lost
+	}
 	q.transmitUpTo(most)
 	share.serve()
 	q.dev.sender.servePostponed()

@@ -4,6 +4,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"time"
 
 	"ibverbx/verbs/roce/internal/wire"
 )
@@ -18,18 +19,19 @@ import (
 type share struct {
 	peer  netip.AddrPort
 	users int
-	// limit is how many bytes may be under way: those of a turn until the peer has answered
-	// (isKnown), because many NICs may begin at once. Then it is what the peer has granted
-	// (granted), or half of this NIC's own buffer if that is less.
-	limit            int
-	isKnown, granted bool
-	used             int
-	waiting          []*QP
-	head             int
-	serving          bool
+	// limit is how many bytes may be under way: half of this NIC's own buffer, to which the peer's
+	// is assumed to be equal, or what the peer has granted, if that is less.
+	limit     int
+	granted   bool  // the limit is the peer's
+	grantedAt int64 // when the peer has confirmed that
+	used      int
+	waiting   []*QP
+	head      int
+	serving   bool
 	// postponed is set while the share is in sender.postponed.
 	postponed bool
-	from      arrivals
+	// from counts what comes from the peer.
+	from arrivals
 }
 
 const (
@@ -41,6 +43,8 @@ const (
 	leastCost = 1024
 	// leastGrant is the least that a peer leaves to the queue pairs of a NIC, bytes.
 	leastGrant = 8 << 10
+	// A grant that no answer has confirmed for so long does not count any more.
+	grantLasts = int64(time.Second)
 )
 
 // takeShare returns the share of the queue pairs towards a peer, for one more.
@@ -52,26 +56,20 @@ func (d *Device) takeShare(peer netip.AddrPort) *share {
 		}
 		d.crowd.own = max(d.link.Stats().RecvBuffer/2, turn*4096)
 		d.divide()
-		s = &share{peer: peer, limit: turn * 4096}
+		s = &share{peer: peer, limit: d.crowd.own}
 		d.shares[peer] = s
 	}
 	s.users++
 	return s
 }
 
-// answered notes the first answer of a peer. A foreign one grants nothing.
-func (s *share) answered(d *Device) {
-	if !s.isKnown {
-		s.isKnown, s.limit = true, d.crowd.own
-	}
-}
-
-// grant takes what the peer grants, in credits of 1 KiB.
-func (s *share) grant(d *Device, syndrome wire.Syndrome) {
-	s.limit = d.crowd.own
-	s.granted = syndrome.Value() < wire.AckCredits(s.limit>>10).Value()
-	if s.granted {
-		s.limit = max(wire.Credits(syndrome.Value())<<10, leastGrant)
+// grant takes what an answer of the peer grants, in credits of 1 KiB.
+func (s *share) grant(d *Device, now int64, syndrome wire.Syndrome) {
+	switch {
+	case syndrome.Value() < wire.AckCredits(d.crowd.own>>10).Value():
+		s.limit, s.granted, s.grantedAt = max(wire.Credits(syndrome.Value())<<10, leastGrant), true, now
+	case s.granted:
+		s.limit, s.granted = d.crowd.own, false
 	}
 }
 
@@ -102,8 +100,9 @@ func (s *share) room(q *QP) int {
 	return math.MaxInt
 }
 
-// turnOf is how many packets a queue pair puts under way in its turn.
-func (s *share) turnOf(q *QP) int { return max(min(turn, s.limit/q.cost), 1) }
+// turnOf is how many packets a queue pair puts under way in its turn: at most half of what all may,
+// so that one whose peer does not answer does not keep the others waiting.
+func (s *share) turnOf(q *QP) int { return max(min(turn, s.limit/q.cost/2), 1) }
 
 // isAlone reports whether no other queue pair has anything under way, or waits.
 func (s *share) isAlone(q *QP) bool {
@@ -113,6 +112,9 @@ func (s *share) isAlone(q *QP) bool {
 
 // note updates how much a queue pair has under way.
 func (s *share) note(q *QP) {
+	if s.granted && q.dev.now()-s.grantedAt > grantLasts {
+		s.limit, s.granted = q.dev.crowd.own, false
+	}
 	now := q.engine.UnderWay() * q.cost
 	s.used += now - q.underWay
 	q.underWay = now

@@ -41,6 +41,9 @@ func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 	if s >= r.una && (h.Backward && q.ours || h.Marked && h.Opcode.IsReadResponse()) {
 		q.yield()
 	}
+	if q.ours && s >= r.una && h.Opcode.HasAETH() && h.Syndrome.IsAck() {
+		q.granted = h.Syndrome
+	}
 	switch {
 	case h.TellsGap():
 		if !q.ours {
@@ -75,9 +78,6 @@ func (q *QP) answerToNothing(h *wire.Header, s seq) {
 // acknowledgement handles an ACK or a NAK for a number.
 func (q *QP) acknowledgement(h *wire.Header, s seq, payload []byte) {
 	if h.Syndrome.IsAck() {
-		if q.ours && s >= q.req.una {
-			q.granted = h.Syndrome
-		}
 		q.acknowledge(s + 1)
 		q.forgotten(s + 1)
 		return

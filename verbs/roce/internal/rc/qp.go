@@ -116,11 +116,14 @@ func (q *QP) Granted() (s wire.Syndrome, ok bool) {
 // UnderWay returns how many numbers are under way, or 0 once the peer was silent for silentProbes
 // probes: the QPs that share its room with this one need not wait for it.
 func (q *QP) UnderWay() int {
-	if q.req.timers.probes >= silentProbes {
+	if q.req.timers.probes+q.req.timers.tries >= silentProbes {
 		return 0
 	}
 	return q.req.flying
 }
+
+// Probing reports whether the peer was probed since it last answered.
+func (q *QP) Probing() bool { return q.req.timers.probes > 0 }
 
 // silentProbes is some hundred milliseconds.
 const silentProbes = 4

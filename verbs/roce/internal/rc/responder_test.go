@@ -311,3 +311,34 @@ func TestAnswersBeforeTheFirstNumber(t *testing.T) {
 		}
 	})
 }
+
+// Answers between two ends of ours carry what the responder's NIC grants, those to a foreign peer
+// never: it would take them for credits of SENDs.
+func TestGrants(t *testing.T) {
+	for _, ours := range []bool{true, false} {
+		n := newNetwork(t, 1, shape{ours: ours, timeout: 14})
+		a, b := n.ends[0], n.ends[1]
+		grant := wire.AckCredits(24)
+		b.q.cfg.Grant = &grant
+		n.drop = func(to int, h *wire.Header) bool {
+			if to == 0 && h.Opcode.HasAETH() && (h.Syndrome == grant) != ours {
+				t.Errorf("ours %v: %v says %v, %d", ours, h.Opcode, h.Syndrome, h.Syndrome.Value())
+			}
+			return false
+		}
+		a.send(a.write(b, 1, 8))
+		n.run()
+		if s, ok := a.q.Granted(); ok != ours || ours && s != grant {
+			t.Errorf("ours %v: a write brings %v, %d", ours, ok, s.Value())
+		}
+		if _, ok := a.q.Granted(); ok {
+			t.Error("it is returned twice")
+		}
+		a.send(a.read(b, 2, 8))
+		n.run()
+		if s, ok := a.q.Granted(); ok != ours || ours && s != grant {
+			t.Errorf("ours %v: a read brings %v, %d", ours, ok, s.Value())
+		}
+		a.wantStatuses(success(2)...)
+	}
+}

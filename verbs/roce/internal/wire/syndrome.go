@@ -1,6 +1,9 @@
 package wire
 
-import "strconv"
+import (
+	"math/bits"
+	"strconv"
+)
 
 // Syndrome is the verdict of an acknowledgement (IBTA volume 1, table 43): the high three bits are
 // the kind, the low five its value.
@@ -36,11 +39,14 @@ func Credits(code uint8) int {
 
 // AckCredits returns an acknowledgement with at most n credits: the most that have a code.
 func AckCredits(n int) Syndrome {
-	code := Syndrome(MostCredits)
-	for Credits(uint8(code)) > n {
-		code--
+	if n < 2 {
+		return kindAck | Syndrome(max(n, 0))
 	}
-	return kindAck | code
+	code := 2 * (bits.Len(uint(n)) - 1)
+	if Credits(uint8(code+1)) <= n {
+		code++
+	}
+	return kindAck | Syndrome(min(code, MostCredits))
 }
 
 // RNRNak returns the syndrome for a missing receive. timer, a 5-bit code of
