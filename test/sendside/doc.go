@@ -6,9 +6,7 @@
 // There are three games. Their worlds stand on the same testbed (testbed.go, package lab): two to
 // five hosts with one to three NICs each on a stepped fabric, one to four rails, faults, and
 // programs that wait. A seed decides everything. Programs are coroutines (actor.go): a waiting call
-// hands over, through transport.Config.Idle, whenever a round of progress brought nothing. Then the
-// world chooses whether the fabric moves, a worker makes progress, or a program continues. So
-// blocking calls are as reproducible as others.
+// hands over, through transport.Config.Idle, whenever a round of progress brought nothing.
 //
 //	TestTransport   endpoints: every operation from programs, handlers, completions and pending
 //	                requests; flush, fence, purge, abort, close; wrong arguments
@@ -21,8 +19,7 @@
 // # The models
 //
 // The models know the promises, not the library. Every operation has its own memory, so the model
-// knows what each byte must be: before, while it may land, after, and after a failure. A connection
-// may fail only because of a fault that concerns it; any other failure is a broken promise.
+// knows what each byte must be. A connection may fail only because of a fault that concerns it.
 //
 // For endpoints, the model has the operations in the order of the calls, the queue, and the
 // messages on their way (transport_endpoint.go, transport_pending.go). For tagged messages, it has

@@ -85,6 +85,13 @@ func (e *end) look() {
 	if cq.VirtualQPs != openEnds || cq.ReadyRing > 4096 {
 		e.w.Broken(ruleCounters, "%s: %+v, want %d virtual queue pairs", e.cq.name, cq, openEnds)
 	}
+	if e.vq.CQ() != e.cq.cq || e.vq.DataRails() != e.conn.plan.rails ||
+		e.vq.Config().Scheme != e.vq.Scheme() ||
+		len(e.cq.cq.Devices())+len(e.cq.cq.CQs()) != 2*len(e.host.NICs) ||
+		(e.vq.Domain() == nil) != (e.conn.plan.byHand[e.index%2] != nil) ||
+		len(e.host.Dom.Devices()) != len(e.host.NICs) {
+		e.w.Broken(ruleCounters, "%v does not know itself", e)
+	}
 	e.checkErr()
 	for range 4 {
 		e.callWrongly()

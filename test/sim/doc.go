@@ -29,27 +29,23 @@
 //
 // Separate worlds ([FailoverGame]) have connections with failover, and faults that take rails out:
 // at either end, several at a time, again while one is being settled, with messages that arrive
-// after their sender has given up on them, and with data that reaches memory only after its
-// acknowledgement. Such a connection may fail only when every rail of a kind has suffered a fault
-// (failover.go). The model knows each part of a request that a queue pair carries, their order, and
-// which have arrived. So it knows what may be sent again: only what is certainly lost, on another
-// rail, unchanged and in order (part.go). The memory that a write has filled is reused as soon as
-// its request, or a notification behind it, is reported, so that a late copy is detected.
-// Config.OnRail must report each loss and each return once, alternately.
+// after their sender has given up on them. Such a connection may fail only when every rail of a
+// kind has suffered a fault (failover.go). The model knows each part of a request that a queue pair
+// carries, their order, and which have arrived. So it knows what may be sent again: only what is
+// certainly lost, on another rail, unchanged and in order (part.go). The memory that a write has
+// filled is reused as soon as its request, or a notification behind it, is reported, so that a late
+// copy is detected. Config.OnRail must report each loss and each return once, alternately.
 //
 // # Running it
 //
 //	go test ./test/sim                                  2,000 worlds, and 5,000 whose rails die
-//	go test ./test/sim -args -seeds 20000               more of both
-//	make sim SEEDS=1000000                              more still, with progress
+//	make sim SEEDS=1000000                              more, with progress
 //	go test ./test/sim -v -run TestSim -args -seed 47   one world, event by event
 //	go test ./test/sim -run Mutations -args -mutate     plants bugs: some minutes
 //	go test ./test/sim -run 'Replays$' -args -kit       tests of the simulation itself
 //
-// A failing world is shrunk: events are left out as long as the same promise is broken. The rest is
-// printed with the command that plays it again. A seed is valid only for the revision on which it
-// was found. The clock of virtual queue pairs is the world's; Close and Reset of a single queue
-// pair that cannot mark the end of a flush wait by the wall clock.
+// A failing world is shrunk, and printed with the command that plays it again. A seed is valid only
+// for the revision on which it was found.
 //
 // testdata has almost two hundred deliberate bugs (package hunt describes the format). Those of the
 // protocol of the two ends (protocol.bugs) are found by the test of internal/failover.
