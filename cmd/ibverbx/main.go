@@ -52,7 +52,7 @@ type cli struct {
 	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
 	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
-	Completion kongcompletion.Completion `cmd:"" help:"Print what makes a shell complete flags and values."`
+	Completion kongcompletion.Completion `cmd:"" help:"Print a shell's completion of flags and values."`
 
 	Version kong.VersionFlag `short:"V" help:"Print the version."`
 }

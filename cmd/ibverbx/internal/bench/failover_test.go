@@ -184,7 +184,7 @@ func TestFaults(t *testing.T) {
 		{"nic-down@msg=10,end=b", Read, "RETRY_EXC_ERR|device gone|WR_FLUSH_ERR"},
 		{"nic-down@msg=10,for=5ms", WriteImm, "RETRY_EXC_ERR|device gone|WR_FLUSH_ERR"},
 		{"link-down@msg=10,end=b", WriteImm, "RETRY_EXC_ERR"},
-		{"link-flap@msg=10,for=250ms", Send, "RETRY_EXC_ERR"},
+		{"link-flap@msg=10,for=1m", Send, "RETRY_EXC_ERR"}, // it ends with the column
 		{"link-flap@msg=10,for=2ms", WriteImm, ""},
 		{"slow@msg=10,for=2ms", Write, ""},
 	} {
