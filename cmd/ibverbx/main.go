@@ -48,11 +48,11 @@ const (
 type cli struct {
 	Perf       perfCmd                   `cmd:"" help:"Measure between two ends, in one process or in two."`
 	Compare    compareCmd                `cmd:"" help:"Compare two results of perf --json."`
-	Perftest   perftestCmd               `cmd:"" help:"Measure against a tool of perftest, such as ib_write_bw."`
+	Perftest   perftestCmd               `cmd:"" help:"Measure against a tool of perftest: ib_write_bw ..."`
 	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
 	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
-	Completion kongcompletion.Completion `cmd:"" help:"Print a shell's completion of flags and values."`
+	Completion kongcompletion.Completion `cmd:"" help:"Print what makes a shell complete flags and values."`
 
 	Version kong.VersionFlag `short:"V" help:"Print the version."`
 }
