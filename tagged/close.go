@@ -60,7 +60,7 @@ func (e *Endpoint) Close(ctx context.Context) error {
 			w.mu.Unlock()
 			return e.refuse("close", ErrCanceled, "")
 		}
-	} else if err == nil && !failedBefore {
+	} else if err == nil && !failedBefore && e.failedBusy {
 		err = e.err
 	}
 	sentinel := ErrClosed
@@ -78,8 +78,13 @@ func (e *Endpoint) Close(ctx context.Context) error {
 func (e *Endpoint) idle() bool {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	sent := e.queue.Empty() && e.waiting.count() == 0 && e.notices.Len() == 0 && !e.scheduled
-	return e.err != nil || sent && e.active == 0 && e.partial.req == nil
+	return e.err != nil || !e.busy()
+}
+
+// busy reports whether something of the endpoint is outstanding.
+func (e *Endpoint) busy() bool {
+	return !e.queue.Empty() || e.waiting.count() != 0 || e.notices.Len() != 0 || e.scheduled ||
+		e.active != 0 || e.partial.req != nil
 }
 
 // Abort closes the endpoint at once: its requests complete with ErrCanceled; requests whose memory
@@ -161,8 +166,9 @@ func (e *Endpoint) fail(cause error) {
 	} else {
 		cause = &errwrap.Error{Err: fmt.Errorf("tagged: %s: %w", e.name, cause)}
 	}
+	e.failedBusy = e.stage < stageParting && e.busy()
 	_ = e.end(cause)
-	if e.stage < stageParting {
+	if e.stage < stageClosing || e.failedBusy {
 		w.failed = append(w.failed, e)
 	}
 }

@@ -144,6 +144,28 @@ func TestBothEndsClose(t *testing.T) {
 	}
 }
 
+// TestCloseMeetsGoodbye: the peer's goodbye may arrive while Close waits, together with what it
+// waits for. Nothing is lost then, so Close does not fail and OnError is not called.
+func TestCloseMeetsGoodbye(t *testing.T) {
+	r := newRig(t, 2, 1, tagged.Config{})
+	failed := func(_ *tagged.Endpoint, err error) { t.Errorf("OnError: %v", err) }
+	a, b := r.endpoint(0, tagged.EndpointConfig{OnError: failed}), r.endpoint(1, tagged.EndpointConfig{})
+	if err := tagged.Connect(a, b); err != nil {
+		t.Fatal(err)
+	}
+	ctx := timeout(t, 20*time.Second)
+	sent := r.send(a, 1, pattern(1<<20, 1)) // b reads it from a's memory
+	if _, err := b.RecvWait(ctx, 1, tagged.Exact, make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(a.Close(ctx), sent.Err()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestAbortEndsAClose: an Abort ends a Close that waits, which says that it was canceled, and so
 // do the sends that it waited for.
 func TestAbortEndsAClose(t *testing.T) {

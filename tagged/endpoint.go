@@ -30,6 +30,7 @@ type Endpoint struct {
 
 	stage        stage
 	err          error // why the endpoint is out of service; nil while it is in service
+	failedBusy   bool  // something was outstanding when err was set; false while Close says goodbye
 	limits       transport.Limits
 	transportEnd transport.Completion // fires once nothing of an aborted transport endpoint is outstanding
 
