@@ -18,6 +18,7 @@ const (
 	joined  = "joined"  // it has joined the job
 	dying   = "dying"   // it kills itself next
 	ended   = "ended"   // it has finished with the job
+	named   = "named"   // the job has named the victim to it
 )
 
 // mark sets a mark.

@@ -54,6 +54,7 @@ type member struct {
 	phase  string
 	victim int
 	marks  string // the directory of marks
+	rank   int    // in work, once it is known
 	job    *job.Job
 
 	configure func(context.Context, *job.Config) (end func() error, err error)
@@ -74,7 +75,7 @@ func Main(configure func(ctx context.Context, cfg *job.Config) (end func() error
 	os.Exit(0)
 }
 
-// run is the program of a process. It prints "named" when the job has named the victim.
+// run is the program of a process. It sets a mark when the job has named the victim.
 func run(task string, configure func(context.Context, *job.Config) (func() error, error)) error {
 	signal.Ignore(syscall.SIGTERM) // the process ends by itself, or the test fails
 	phase, rest, _ := strings.Cut(task, ":")
@@ -97,15 +98,15 @@ func run(task string, configure func(context.Context, *job.Config) (func() error
 		return fmt.Errorf("rank %d %s", m.victim, Unnoticed)
 	}
 	var of *job.RankError
-	named := errors.As(err, &of) && of.Rank == m.victim && of.PID != 0 && errors.Is(err, job.ErrDied)
+	isNamed := errors.As(err, &of) && of.Rank == m.victim && of.PID != 0 && errors.Is(err, job.ErrDied)
 	if m.phase == AtStart {
-		named = errors.Is(err, job.ErrAbsent) &&
+		isNamed = errors.Is(err, job.ErrAbsent) &&
 			strings.Contains(err.Error(), fmt.Sprintf("rank %d of %d is missing", m.victim, Size))
 	}
-	if !named {
+	if !isNamed {
 		return fmt.Errorf("rank %d is not named: %w", m.victim, err)
 	}
-	fmt.Println("named")
+	m.mark(named, m.rank)
 	return nil
 }
 
@@ -135,6 +136,7 @@ func (m *member) work(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	m.rank = place.Rank
 	defer m.mark(ended, place.Rank)
 	m.mark(started, place.Rank)
 	switch {

@@ -39,7 +39,7 @@ func TestJobsOfRanks(t *testing.T) {
 			all := jobtest.StartAll(t, phase, func(int) []string {
 				return []string{ranksEnv + "=" + name, endpointEnv + "=" + server.addr}
 			})
-			named, killed, ranks := 0, 0, ""
+			killed, ranks := 0, ""
 			for _, p := range all {
 				switch code := p.Wait(t); code {
 				case 0:
@@ -48,9 +48,7 @@ func TestJobsOfRanks(t *testing.T) {
 				default:
 					t.Errorf("exit %d\n%s", code, p.Out.String())
 				}
-				out := p.Out.String()
-				ranks += out
-				named += strings.Count(out, "named\n")
+				ranks += p.Out.String()
 			}
 			for rank := range all {
 				if strings.Count(ranks, fmt.Sprintf("rank %d\n", rank)) != 1 {
@@ -61,7 +59,7 @@ func TestJobsOfRanks(t *testing.T) {
 			if phase != ":" {
 				wantNamed, wantKilled = jobtest.Size-1, 1
 			}
-			if named != wantNamed || killed != wantKilled {
+			if named := all[0].Named(t); named != wantNamed || killed != wantKilled {
 				t.Errorf("%d were killed, and %d name it", killed, named)
 			}
 			vanishes(t, server, "/ibverbx/job/"+name)

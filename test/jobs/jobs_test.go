@@ -51,7 +51,7 @@ func TestRun(t *testing.T) {
 				!strings.Contains(p.Out.String(), want) {
 				t.Errorf("exit %d, want 137 and %q\n%s", code, want, p.Out.String())
 			}
-			if n := strings.Count(p.Out.String(), "] named\n"); n != jobtest.Size-1 {
+			if n := p.Named(t); n != jobtest.Size-1 {
 				t.Errorf("%d processes name rank %s\n%s", n, victim, p.Out.String())
 			}
 		})
