@@ -96,8 +96,7 @@ func (f *devicesCmd) Run(c *console, k *kong.Context) error {
 			doc.Reason = err.Error()
 		}
 		return errors.Join(err, writeJSON(c.out, doc))
-	case len(list) == 0:
-	default:
+	case len(list) > 0:
 		out.columns(0, func(cells *printer) { cells.err = deviceTable.Execute(cells.w, list) })
 	}
 	return errors.Join(err, out.err)

@@ -77,8 +77,8 @@ func (f *perfCmd) serve(c *console, end *endNICs) error {
 		err = f.serveOne(c, end, conn)
 		free()
 		others.Wait()
-		var route *nics.LinkLocalError // of the client's address
-		if c.ctx.Err() != nil || !bench.BrokeOff(err) && !errors.As(err, &route) {
+		route := errors.As(err, new(*nics.LinkLocalError)) // of the client's address
+		if c.ctx.Err() != nil || !bench.BrokeOff(err) && !route {
 			return err
 		}
 		c.complain("ibverbx: %v: %s; still listening\n", conn.RemoteAddr(), reason(err))

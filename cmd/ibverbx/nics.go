@@ -127,8 +127,7 @@ func openNICs(cfg nics.Config) (*nics.Host, error) {
 
 // flagError rewrites an error of package nics in terms of flags, without the package's name.
 func flagError(err error) error {
-	var bad *nics.ConfigError
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*nics.ConfigError](err); ok {
 		if bad.Field == "Provider" {
 			return usage("--provider %s", bad.Reason)
 		}

@@ -61,10 +61,10 @@ func (f *perfCmd) provider() string {
 // Run measures and prints. With --json there is a document however it ends.
 func (f *perfCmd) Run(c *console, k *kong.Context) error {
 	err := f.run(c, k)
-	if err == nil {
-		return nil
+	if err != nil {
+		err = errors.Join(err, f.document(c, err))
 	}
-	return errors.Join(err, f.document(c, err))
+	return err
 }
 
 // document writes the JSON document of a run that measured nothing, unless it is written already.

@@ -158,8 +158,7 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perfte
 		cfg.Peer = nc.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	}
 	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg)
-	var failed *perftest.FailedError
-	if errors.As(err, &failed) && failed.First {
+	if failed, ok := errors.AsType[*perftest.FailedError](err); ok && failed.First {
 		err = explainSilence(err, end.Name(), dev)
 	}
 	return report, err

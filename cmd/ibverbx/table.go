@@ -284,7 +284,6 @@ func (t *perfTable) footer(r *bench.Report) {
 	if t.p == nil {
 		return // the NICs could not be opened
 	}
-	messages := r.Verified
 	t.printf("\n")
 	var all bench.EndRepairs
 	for i := range r.Results {
@@ -295,11 +294,11 @@ func (t *perfTable) footer(r *bench.Report) {
 		t.printf("Interrupted: the rest was not measured.\n")
 	}
 	switch {
-	case !t.p.Verify || messages == 0 || t.peer != nil && !r.OK:
+	case !t.p.Verify || r.Verified == 0 || t.peer != nil && !r.OK:
 	case r.OK:
-		t.printf("%d messages verified byte for byte, in order and complete; ", messages)
+		t.printf("%d messages verified byte for byte, in order and complete; ", r.Verified)
 	default:
-		t.printf("%d messages verified byte for byte before the end; ", messages)
+		t.printf("%d messages verified byte for byte before the end; ", r.Verified)
 	}
 	t.printf("%.1f s in all\n", r.Seconds)
 	if t.noisy {

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -123,14 +124,14 @@ func (p *peer) receiveTask(h *Half) (*taskBody, error) {
 	}
 	if err := task.check(); err != nil {
 		// Not a usage error of this end.
-		return nil, &taskError{"asks for what is not possible: " + err.Error()}
+		return nil, fmt.Errorf("%w asks for what is not possible: %v", errTask, err)
 	}
 	if err := h.reaches(&task.Self); err != nil {
-		return nil, &taskError{"has other NICs: " + err.Error()}
+		return nil, fmt.Errorf("%w has other NICs: %v", errTask, err)
 	}
 	if n := task.Params.NICs; n > len(h.Devices) || n > len(task.Self.NICs) {
-		return nil, &taskError{fmt.Sprintf("asks for %d NICs: it has %d, and the listening end has %d",
-			n, len(task.Self.NICs), len(h.Devices))}
+		return nil, fmt.Errorf("%w asks for %d NICs: it has %d, and the listening end has %d", errTask, n,
+			len(task.Self.NICs), len(h.Devices))
 	}
 	return task, nil
 }
@@ -161,11 +162,7 @@ func (p *peer) measure(params *Params, h *Half, about *Peer, o Observer) (*Repor
 	case err != nil && !errors.Is(err, errPeerInterrupted):
 		err = p.part(interruptedOr(ctx, err))
 	}
-	for _, closing := range []error{p.conn.Close(), r.close()} {
-		if err == nil {
-			err = closing
-		}
-	}
+	err = cmp.Or(err, p.conn.Close(), r.close())
 	return r.end(interruptedOr(ctx, err))
 }
 
@@ -225,25 +222,20 @@ func (r *runner) connectEnd(e *layers.End, other int) error {
 // errPeerInterrupted explains incomplete figures although nothing is wrong at this end.
 var errPeerInterrupted = errors.New("the other end was interrupted: the rest was not measured")
 
-// taskError is why a listening end refuses its client's task.
-type taskError struct{ reason string }
-
-// Error names the client's request as the cause.
-func (e *taskError) Error() string { return "the connecting end " + e.reason }
+// errTask begins the reason why a listening end refuses its client's task.
+var errTask = errors.New("the connecting end")
 
 // BrokeOff reports whether the client caused an error of [Follow]: it disconnected, was stopped,
 // asked for the impossible, or violated the protocol. The next client can be served.
 func BrokeOff(err error) bool {
-	var said *rendezvous.PeerError
-	var task *taskError
 	if errors.Is(err, layers.ErrVerify) || errors.Is(err, layers.ErrMessages) {
 		return false
 	}
 	for _, why := range []error{rendezvous.ErrGone, rendezvous.ErrTimeout, rendezvous.ErrProtocol,
-		layers.ErrStalled, errPeerInterrupted} {
+		layers.ErrStalled, errPeerInterrupted, errTask} {
 		if errors.Is(err, why) {
 			return true
 		}
 	}
-	return errors.As(err, &said) || errors.As(err, &task)
+	return errors.As(err, new(*rendezvous.PeerError))
 }

@@ -229,7 +229,7 @@ func TestBrokeOff(t *testing.T) {
 		{rendezvous.ErrTimeout, true},
 		{rendezvous.ErrProtocol, true},
 		{said, true},
-		{&taskError{"asks for too much"}, true},
+		{fmt.Errorf("%w asks for too much", errTask), true},
 		{errPeerInterrupted, true},
 		{fmt.Errorf("%w within 1s", ErrStalled), true},
 		{ibverbx.ErrFailed, false},

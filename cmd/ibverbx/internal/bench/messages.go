@@ -129,10 +129,7 @@ func (b *taskBody) check() error {
 // that is known before they connect: NICs 0 stands for as many as both have. It changes nothing.
 func (p Params) ValidateApart() error {
 	if p.NICs == 0 {
-		p.NICs = 1
-		if 2*p.QPs <= ibverbx.MaxRails {
-			p.NICs = 2
-		}
+		p.NICs = max(1, min(2, ibverbx.MaxRails/max(1, p.QPs)))
 	}
 	return p.completeApart()
 }

@@ -141,12 +141,9 @@ func (p *Params) Shape() layers.Shape {
 }
 
 func (p *Params) fillDefaults() {
-	if p.Layer == "" {
-		p.Layer = QP
-	}
-	if p.Op == "" {
-		p.Op = p.Shape().Op
-	}
+	p.Layer = cmp.Or(p.Layer, QP)
+	p.Op = cmp.Or(p.Op, p.Shape().Op)
+	p.Wait = cmp.Or(p.Wait, Adaptive)
 	if p.Layer == layers.SHMEM {
 		p.Memory = min(p.Memory, shmemMemory)
 	}
@@ -164,9 +161,6 @@ func (p *Params) fillDefaults() {
 		if p.Iterations > 0 && p.Iterations < fullSample*p.TxDepth*p.Samples {
 			p.Samples = 1
 		}
-	}
-	if p.Wait == "" {
-		p.Wait = Adaptive
 	}
 	if len(p.Schemes) == 0 {
 		p.Schemes = Schemes()

@@ -1,6 +1,7 @@
 package perftest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -36,10 +37,7 @@ type end struct {
 
 // probe queries what a NIC offers, before anything is made.
 func probe(dev verbs.Device, cfg *Config) (*end, error) {
-	e := &end{dev: dev, cfg: cfg, port: cfg.Conn.Port}
-	if e.port == 0 {
-		e.port = uint8(dev.DefaultPort())
-	}
+	e := &end{dev: dev, cfg: cfg, port: cmp.Or(cfg.Conn.Port, uint8(dev.DefaultPort()))}
 	var err error
 	if e.attr, err = dev.Query(); err != nil {
 		return nil, err
