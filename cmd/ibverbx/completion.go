@@ -4,8 +4,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/alecthomas/kong"
-	kongcompletion "github.com/jotaen/kong-completion"
 	"github.com/posener/complete"
 
 	"ibverbx"
@@ -13,12 +11,6 @@ import (
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/perftest"
 )
-
-// completeShell answers a shell that asks through the environment for the completions of a command
-// line, and then ends the command.
-func completeShell(parser *kong.Kong) {
-	kongcompletion.Register(parser, kongcompletion.WithPredictors(predictors()))
-}
 
 // predictors are the words that flags take, by the name in the flag's tag.
 func predictors() map[string]complete.Predictor {

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"regexp"
@@ -54,7 +55,7 @@ type cli struct {
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
 	Completion kongcompletion.Completion `cmd:"" help:"Print what makes a shell complete flags and values."`
 
-	Version kong.VersionFlag `short:"V" help:"Print the version."`
+	Version versionFlag `short:"V" help:"Print the version."`
 }
 
 // helpCmd is --help as a command.
@@ -62,12 +63,17 @@ type helpCmd struct {
 	Command []string `arg:"" optional:"" help:"The command."`
 }
 
-// Run shows it.
-func (f *helpCmd) Run(k *kong.Context) error {
-	if _, err := k.Parse(append(f.Command, "--help")); err != nil {
-		return usage("%v", err)
+// versionFlag is kong's, which does not notice that nobody gets the version.
+type versionFlag bool
+
+// BeforeReset prints the version, what it was built with and for, and ends the command.
+func (versionFlag) BeforeReset(k *kong.Kong) error {
+	_, err := fmt.Fprintf(k.Stdout, "ibverbx %s %s %s/%s\n", version(), runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
+	if err == nil {
+		k.Exit(exitOK)
 	}
-	return nil
+	return err
 }
 
 // console has a command's output, and the context that ends it.
@@ -138,28 +144,32 @@ func run(c *console, args []string) (code int) {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
 		kong.ExplicitGroups(groups()),
 		kong.PostBuild(describeFlags),
-		kong.Vars{"version": versionLine()},
 	)
 	if err != nil {
 		panic(err) // the declarations above are wrong
 	}
-	completeShell(parser)
+	// This answers a shell that asks for completions through the environment, and ends the command.
+	kongcompletion.Register(parser, kongcompletion.WithPredictors(predictors()))
 	switch {
 	case len(args) == 0:
 		args = []string{"--help"}
+	case args[0] == "help":
+		args = append(args[1:], "--help")
 	case len(args) > 1 && args[0] == "perf" && args[1] == "compare":
 		args = args[1:] // a command that has arguments has no commands below it
 	}
 	parsed, err := parser.Parse(args)
-	if err != nil {
+	switch output := (*fs.PathError)(nil); {
+	case errors.As(err, &output): // of --help or --version
+		return c.fail(output)
+	case err != nil:
 		why, command := reason(err), "ibverbx"
 		if strings.HasPrefix(why, "unknown flag -") && !strings.HasPrefix(why, "unknown flag --") {
 			why, _, _ = strings.Cut(why, ", did you mean") // it would suggest any letter
 		}
 		why = strings.Replace(why, `expected value value but got "EOL" (<EOL>)`, "missing value", 1)
 		why = instead(args[0], negative.ReplaceAllString(why, "$1 $2: must not be negative"))
-		var wrong *kong.ParseError
-		if errors.As(err, &wrong) && wrong.Context.Selected() != nil {
+		if wrong, ok := errors.AsType[*kong.ParseError](err); ok && wrong.Context.Selected() != nil {
 			command = wrong.Context.Selected().FullPath()
 		}
 		c.complain("ibverbx: %s\nTry %s --help.\n", why, command)
@@ -174,13 +184,12 @@ func run(c *console, args []string) (code int) {
 // fail reports why the command failed, and returns its exit code.
 func (c *console) fail(err error) (code int) {
 	var exit *exitError
-	var usage *bench.UsageError
 	switch {
 	case errors.As(err, &exit):
 		code, err = exit.code, exit.why
 	case errors.Is(err, bench.ErrInterrupted):
 		code = exitInterrupted
-	case errors.As(err, &usage):
+	case errors.As(err, new(*bench.UsageError)):
 		code = exitUsage
 	default:
 		code = exitFailed
@@ -211,11 +220,6 @@ func instead(first, why string) string {
 
 // negative matches kong's error for a negative number, which kong takes for a flag.
 var negative = regexp.MustCompile(`^(--[a-z-]+): expected .* value but got "(-[0-9][^"]*)".*`)
-
-// versionLine says which version this is, and what it was built with and for.
-func versionLine() string {
-	return fmt.Sprintf("ibverbx %s %s %s/%s", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
-}
 
 // version is the module's version, which names the commit if the binary knows it.
 func version() string {

@@ -57,6 +57,9 @@ func TestHelp(t *testing.T) {
 		"perf     -h":  "link-flap",
 		"perf -b -h":   "transport  fetch-add",
 		"perf -a -h":   "--layer shmem is measured in one process only",
+		"help":         "devices",
+		"help devices": "--provider",
+		"perf -s 8 -h": "--mode lat\n          active messages\n",
 		"perf   -h":    "--iters and --tx-depth count messages over all queue pairs",
 	} {
 		code, out, errs := command(t, args)
@@ -70,5 +73,21 @@ func TestHelp(t *testing.T) {
 func TestVersion(t *testing.T) {
 	if code, out, _ := command(t, "-V"); code != exitOK || !strings.HasPrefix(out, "ibverbx ") {
 		t.Errorf("exit %d, stdout %q", code, out)
+	}
+}
+
+// TestHelpToNobody shows that a full disk is no mistake in the flags, and not taken for success.
+func TestHelpToNobody(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	for _, args := range []string{"", "--help", "-V", "perf --version", "perf --help", "help", "help run"} {
+		var errs bytes.Buffer
+		code := run(&console{ctx: t.Context(), out: full, err: &errs}, strings.Fields(args))
+		if code != exitFailed || errs.String() != "ibverbx: write /dev/full: no space left on device\n" {
+			t.Errorf("ibverbx %s: exit %d, stderr %q", args, code, errs.String())
+		}
 	}
 }
