@@ -79,6 +79,29 @@ func TestUnhurt(t *testing.T) {
 	}
 }
 
+// TestFaultInASecondSize counts messages over all sizes: nothing has struck in the first one.
+func TestFaultInASecondSize(t *testing.T) {
+	code, out, errs := command(t, "perf --sizes 20000,30000 -n 40 -t 16 --scheme spray --failover "+
+		"--fault kill-qp@msg=60")
+	blocks := strings.Split(folded(out), " fault ")
+	if code != exitOK || errs != "" || len(blocks) != 3 ||
+		!strings.Contains(blocks[1], "has not struck: the column has not sent 60 messages") ||
+		!strings.Contains(blocks[2], "after message 60 of the column") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+}
+
+// TestFaultTooLate checks that a run that ends before its fault is no success, in any format.
+func TestFaultTooLate(t *testing.T) {
+	for _, format := range []string{"", "--csv", "--json"} {
+		code, out, errs := command(t, "perf -s 20000 -D 1ms --fault kill-qp@msg=1000000000 "+format)
+		if code != exitFailed || !strings.Contains(errs, "--fault kill-qp@msg=1000000000 has not struck: ") ||
+			format == "--json" && !strings.Contains(out, `"ok": false`) {
+			t.Errorf("%s: exit %d, stderr %q, stdout\n%s", format, code, errs, out)
+		}
+	}
+}
+
 // TestTwiceTheSame checks that each of two equal faults is described.
 func TestTwiceTheSame(t *testing.T) {
 	code, out, errs := command(t, "perf -s 20000 -n 40 -t 16 --scheme spray --failover "+

@@ -193,9 +193,9 @@ func (f *Fault) check(p *Params) error {
 	case f.Rail >= p.rails():
 		return usage("--fault %s: a virtual queue pair has %d rails, numbered from 0", f.text, p.rails())
 	case f.At > 0:
-	case p.Iterations > 0 && f.Message >= p.Iterations:
+	case p.Iterations > 0 && f.Message/len(p.Sizes) >= p.Iterations:
 		return usage("--fault %s would strike after message %d, but --iters ends at %d: use msg=%d", f.text,
-			f.Message, p.Iterations, p.Iterations/2)
+			f.Message, p.Iterations*len(p.Sizes), p.Iterations/2)
 	}
 	return nil
 }

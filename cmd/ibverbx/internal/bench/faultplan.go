@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -28,10 +29,7 @@ func newFaultPlan(c *pair, faults []Fault) *faultPlan {
 		fp.faults = append(fp.faults, &faultState{fault: f})
 	}
 	slices.SortStableFunc(fp.faults, func(a, b *faultState) int {
-		if a.fault.At != b.fault.At {
-			return int(a.fault.At - b.fault.At)
-		}
-		return a.fault.Message - b.fault.Message
+		return cmp.Or(cmp.Compare(a.fault.At, b.fault.At), cmp.Compare(a.fault.Message, b.fault.Message))
 	})
 	return fp
 }
@@ -103,11 +101,11 @@ func (fp *faultPlan) report() (list []FaultReport) {
 			s.reported = true
 			list = append(list, FaultReport{Fault: s.fault, Struck: !s.missed, What: s.what})
 		case s.struck == nil:
-			why := fmt.Sprintf("ended before message %d", s.fault.Message)
+			why := fmt.Sprintf("sent %d messages", s.fault.Message)
 			if s.fault.At > 0 {
-				why = fmt.Sprintf("was not measured for %v", s.fault.At)
+				why = fmt.Sprintf("been measured for %v", s.fault.At)
 			}
-			list = append(list, FaultReport{Fault: s.fault, What: "has not struck: the column " + why})
+			list = append(list, FaultReport{Fault: s.fault, What: "has not struck: the column has not " + why})
 		}
 	}
 	return list

@@ -248,9 +248,9 @@ func FuzzParseFault(f *testing.F) {
 		if err := p.Complete(); err != nil && !errors.As(err, &unusable) {
 			t.Fatal(err)
 		} else if fits := fault.NIC < p.NICs && fault.Rail < p.rails() &&
-			(fault.At > 0 || fault.Message < p.Iterations); fits != (err == nil) {
-			t.Fatalf("%q with %d NICs, %d rails and %d messages: %v", text, p.NICs, p.rails(), p.Iterations,
-				err)
+			(fault.At > 0 || fault.Message < p.Iterations*len(p.Sizes)); fits != (err == nil) {
+			t.Fatalf("%q with %d NICs, %d rails and %d messages of %d sizes: %v", text, p.NICs, p.rails(),
+				p.Iterations, len(p.Sizes), err)
 		}
 		if err := p.ValidateApart(); !errors.As(err, &unusable) {
 			t.Fatalf("%q between two processes: %v", text, err)

@@ -1,8 +1,11 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 )
 
@@ -30,11 +33,8 @@ func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, er
 		o.Start(p, nil)
 		err = run.rows()
 	}
-	if closing := run.close(); err == nil {
-		err = closing
-	}
-	var unusable *UsageError
-	if errors.As(err, &unusable) {
+	err = cmp.Or(err, run.close())
+	if errors.As(err, new(*UsageError)) {
 		return nil, err
 	}
 	return run.end(err)
@@ -95,12 +95,26 @@ func (r *runner) end(err error) (*Report, error) {
 		}
 	}
 	report.Interrupted = r.interrupted() && !r.complete
-	switch {
-	case report.Interrupted && (err == nil || errors.Is(err, ErrInterrupted)):
+	if report.Interrupted && (err == nil || errors.Is(err, ErrInterrupted)) {
 		err = ErrInterrupted
+	}
+	if err == nil {
+		err = r.spared()
 	}
 	report.End(r.start, err)
 	return report, err
+}
+
+// spared returns an error that names a fault that was due in no column.
+func (r *runner) spared() error {
+	for i := range r.p.Faults {
+		due := func(c *pair) bool { return c.faults.faults[i].struck != nil }
+		if !slices.ContainsFunc(r.columns, due) {
+			return fmt.Errorf("--fault %s has not struck: the run ended before; measure longer (--duration, "+
+				"--iters), or let it strike earlier (at=, msg=)", r.columns[0].faults.faults[i].fault.text)
+		}
+	}
+	return nil
 }
 
 // decides reports whether this process decides when the run ends.
