@@ -138,3 +138,37 @@ func heardAt(t *testing.T, address string) string {
 		return string(said)
 	}
 }
+
+// A launcher hears again and again which ranks the others wait for.
+func TestMissing(t *testing.T) {
+	for rank, want := range []string{`"missing":[1,2]`, `"missing":[0]`} {
+		launcher, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer launcher.Close()
+		t.Setenv(job.EnvReport, launcher.LocalAddr().String())
+		cfg := config(t, 3)
+		cfg.Rank, cfg.Patience = rank, 20*time.Millisecond
+		enough := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		joined := make(chan error, 1)
+		go func() {
+			_, err := job.Join(ctx, cfg)
+			joined <- err
+		}()
+		_ = launcher.SetReadDeadline(time.Now().Add(time.Minute))
+		report := make([]byte, 1000)
+		for range 2 {
+			n, _, err := launcher.ReadFrom(report)
+			if got := string(report[:n]); err != nil || !strings.Contains(got, want) ||
+				!strings.Contains(got, cfg.Job) {
+				t.Errorf("rank %d: the launcher hears %s, %v", rank, got, err)
+			}
+		}
+		cancel(enough)
+		if err := <-joined; !errors.Is(err, enough) {
+			t.Errorf("rank %d joined: %v", rank, err)
+		}
+	}
+}

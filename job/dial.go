@@ -44,6 +44,9 @@ func dial(ctx context.Context, p *Place, cfg *Config) (*member, error) {
 			cfg.Logger.Info("ibverbx: job: waiting for rank 0", "address", p.Address, "because", err)
 			told = true
 		}
+		if time.Since(began) > cfg.Patience {
+			tellMissing(p, 0)
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause(time.Since(began))):

@@ -138,25 +138,39 @@ func (v *verdict) err() error {
 // maxHost is the most characters kept of a host's name.
 const maxHost = 100
 
-// report is the message to a launcher when the job has failed: the verdict and the job's name.
+// report is a message to a launcher: why the job has failed, or which ranks have not joined yet.
 type report struct {
 	verdict
 
-	Job string `json:"job"`
+	Job     string `json:"job"`
+	Missing []int  `json:"missing,omitempty"`
 }
 
 // maxReported is the most characters of a reason in a report.
 const maxReported = 500
 
 // tellLauncher tells the launcher, if it listens, why the job has failed, before the program learns
-// it and may end. It is one datagram on the host, and nothing waits for it.
+// it and may end.
 func tellLauncher(p *Place, why error) {
+	r := report{verdict: verdictOf(why), Job: p.Job}
+	r.Text = peertext.Line(r.Text, maxReported)
+	r.send()
+}
+
+// tellMissing tells the launcher which ranks this process waits for: the launcher knows whether
+// they can still come.
+func tellMissing(p *Place, ranks ...int) {
+	r := report{Job: p.Job, Missing: ranks}
+	r.send()
+}
+
+// send sends the report, if a launcher listens. It is one datagram on the host, and nothing waits
+// for it.
+func (r *report) send() {
 	to, err := netip.ParseAddrPort(os.Getenv(EnvReport)) // a name would have to be looked up
 	if err != nil {
 		return
 	}
-	r := report{verdictOf(why), p.Job}
-	r.Text = peertext.Line(r.Text, maxReported)
 	text, err := json.Marshal(r)
 	if err != nil {
 		return

@@ -16,7 +16,8 @@ const (
 	EnvSize    = "IBVERBX_SIZE"    // how many processes
 	EnvAddress = "IBVERBX_ADDRESS" // where rank 0 listens, HOST:PORT
 	EnvJob     = "IBVERBX_JOB"     // which job, any text
-	// EnvReport is where `ibverbx run` receives which process has ended the job, HOST:PORT of UDP.
+	// EnvReport is where `ibverbx run` receives which process has ended the job, or is waited for,
+	// HOST:PORT of UDP.
 	EnvReport = "IBVERBX_REPORT"
 )
 

@@ -198,8 +198,10 @@ func (s *server) attend() {
 	tick := time.NewTicker(s.cfg.Patience / 4)
 	defer tick.Stop()
 	wait, log := time.NewTimer(s.cfg.Wait), time.NewTimer(patienceOfLogs)
+	late := time.NewTicker(s.cfg.Patience)
 	defer wait.Stop()
 	defer log.Stop()
+	defer late.Stop()
 	for {
 		select {
 		case <-s.ctx.Done():
@@ -217,6 +219,10 @@ func (s *server) attend() {
 			if who := s.missing(); who != "" {
 				s.cfg.Logger.Info("ibverbx: job: waiting for others", "missing", who, "address",
 					s.place.Address)
+			}
+		case <-late.C:
+			if ranks := s.absent(); len(ranks) > 0 {
+				tellMissing(s.place, ranks...)
 			}
 		case <-wait.C:
 			if who := s.missing(); who != "" {
@@ -239,6 +245,18 @@ func (s *server) missing() string {
 	defer s.mu.Unlock()
 	return roster.Late("rank", s.place.Size, func(rank int) bool { return s.guests[rank] == nil },
 		"is missing", "are missing")
+}
+
+// absent returns the ranks that have not joined.
+func (s *server) absent() (ranks []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for rank, g := range s.guests {
+		if g == nil {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
 }
 
 // fail ends the job for all.

@@ -30,8 +30,14 @@ const (
 	leaves    = "leaves"
 )
 
+// staysAway has the rank that is named behind it end at once, and well.
+const staysAway = "stays away: "
+
 // beMember is such a process. It returns its exit code.
 func beMember(how string) int {
+	if how == staysAway+os.Getenv(job.EnvRank) {
+		return 0
+	}
 	j, err := job.Join(context.Background(), job.Config{Patience: time.Second})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -124,5 +130,24 @@ func TestRunNamesWhomTheJobNames(t *testing.T) {
 				t.Errorf("exit %d, stderr %q", code, s.errs.String())
 			}
 		})
+	}
+}
+
+// TestRunOfOneThatStaysAway shows that a job ends in which a process has ended well, so that the
+// others would wait for it in vain.
+func TestRunOfOneThatStaysAway(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rank := range []string{"0", "1"} {
+		t.Setenv(asMember, staysAway+rank)
+		s := startShell(t, "-n", "3", "--grace", "100ms", self)
+		code, _ := s.wait(t)
+		_, named, _ := strings.Cut(s.errs.String(), "ibverbx: rank "+rank+" (pid ")
+		if code != exitFailed || !strings.HasSuffix(named, "): ended without an error and without joining "+
+			"the job, in which others wait for it; the others are ended\n") {
+			t.Errorf("exit %d, stderr %q", code, s.errs.String())
+		}
 	}
 }

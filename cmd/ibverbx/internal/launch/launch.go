@@ -83,8 +83,8 @@ func (j *Job) Run() error {
 	}
 	defer func() { _ = reports.Close() }() // nothing is lost
 	env = append(env, job.EnvReport+"="+reports.LocalAddr().String())
-	r := &running{job: j, verdicts: make(chan verdict, 1), ended: make(chan ended, j.N),
-		lost: make(chan error, 2)}
+	r := &running{job: j, verdicts: make(chan verdict, 1), absences: make(chan verdict, 1),
+		ended: make(chan ended, j.N), lost: make(chan error, 2)}
 	for i, w := range []io.Writer{j.Stdout, j.Stderr} {
 		r.sinks[i].w, r.sinks[i].lost = w, func(err error) { r.lost <- err }
 	}
@@ -99,7 +99,9 @@ func (j *Job) Run() error {
 	for rank := range j.N {
 		if err := r.start(rank, append(env, job.EnvRank+"="+strconv.Itoa(rank))); err != nil {
 			r.kill()
-			r.reap()
+			for range r.live {
+				<-r.ended
+			}
 			return fmt.Errorf("rank %d: %w%s", rank, err, limitText(err))
 		}
 	}
@@ -143,8 +145,10 @@ type running struct {
 	ended   chan ended
 	signals <-chan os.Signal
 	failed  []*FailedError // in their order, until they are reported
-	// verdicts has why the job has failed, as reported by the first process that learns it.
+	// verdicts has why the job has failed, as reported by the first process that learns it;
+	// absences has which ranks have not joined, each time that another reports it.
 	verdicts chan verdict
+	absences chan verdict
 	sinks    [2]sink    // Stdout and Stderr
 	lost     chan error // why one of them can no longer be written
 }
@@ -176,6 +180,7 @@ func (r *running) supervise() error {
 	var first *FailedError
 	var output error
 	var settled, grace, last <-chan time.Time
+	done := make([]bool, r.job.N)
 	end := func() {
 		if grace == nil {
 			send(syscall.SIGTERM, r.cmds[1:])
@@ -186,12 +191,25 @@ func (r *running) supervise() error {
 		select {
 		case e := <-r.ended:
 			r.live--
+			done[e.rank] = true
+			select {
+			case <-r.absences: // it may be older than what this process did last
+			default:
+			}
 			failed := r.failure(e)
 			if failed == nil || output != nil || first != nil {
 				continue // it was ended
 			}
 			if r.failed = append(r.failed, failed); len(r.failed) == 1 {
 				settled = time.After(settle)
+			}
+		case v := <-r.absences:
+			for _, rank := range v.Missing {
+				if rank >= 0 && rank < len(done) && done[rank] && r.failed == nil && grace == nil {
+					r.failed = []*FailedError{{rank, r.cmds[rank].Process.Pid, 1,
+						"ended without an error and without joining the job, in which others wait for it"}}
+					settled = time.After(settle)
+				}
 			}
 		case <-settled:
 			settled = nil
@@ -269,6 +287,8 @@ type verdict struct {
 	Rank *int   `json:"rank"` // nil if it is not one process alone
 	Code string `json:"code"` // package job's name of the kind of failure
 	Text string `json:"text"`
+
+	Missing []int `json:"missing"` // the job has not failed: it waits for these ranks
 }
 
 // listen receives why the named job has failed, until the socket is closed.
@@ -281,8 +301,12 @@ func (r *running) listen(reports net.PacketConn, name string) {
 		}
 		var v verdict
 		if json.Unmarshal(buf[:n], &v) == nil && v.Job == name {
+			to := r.verdicts
+			if v.Missing != nil {
+				to = r.absences
+			}
 			select {
-			case r.verdicts <- v:
+			case to <- v:
 			default: // there is one already
 			}
 		}
@@ -315,13 +339,6 @@ func send(s os.Signal, to []*exec.Cmd) {
 
 // kill ends all remaining processes and their children.
 func (r *running) kill() { send(os.Kill, r.cmds) }
-
-// reap waits for processes that were killed.
-func (r *running) reap() {
-	for ; r.live > 0; r.live-- {
-		<-r.ended
-	}
-}
 
 // flush writes unfinished lines.
 func (r *running) flush() {
