@@ -126,6 +126,8 @@ func TestWrongFlags(t *testing.T) {
 		"devices --nics 2":                   "use --provider soft",
 		"devices -d ^":                       "--device: ",
 		"devices --provider moon":            "have soft",
+		"run -n 2 --foo true":                "unknown flag --foo",
+		"help frobnicate":                    "unexpected argument frobnicate\nTry ibverbx --help",
 		"frobnicate":                         "unexpected argument frobnicate",
 		"compare x":                          `expected "<new>"`,
 		"ib_write_bw -s 4096 h":              `type "ibverbx perftest ib_write_bw" to meet perftest's tool`,

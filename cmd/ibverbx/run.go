@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os/exec"
+	"strings"
 	"syscall"
 	"time"
 
@@ -51,6 +52,8 @@ func (f *runCmd) Run(c *console) error {
 		return usage("--grace %v: must not be negative", f.Grace)
 	case len(program) == 0:
 		return usage("no program: ibverbx run -n 4 PROGRAM ARGS")
+	case strings.HasPrefix(f.Program[0], "-") && f.Program[0] != "--":
+		return usage("unknown flag %s; a program of this name is behind --", f.Program[0])
 	case program[0] == "": // as env and timeout do
 		return &exitError{exitMissing, errors.New("the program's name is empty")}
 	}
