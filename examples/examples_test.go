@@ -18,6 +18,14 @@ import (
 	"ibverbx/rendezvous"
 )
 
+// A vector has no negative length: the flag is refused before the job is joined.
+func TestNegativeLength(t *testing.T) {
+	out, err := exec.Command("go", "run", "./allreduce", "-len", "-1").CombinedOutput()
+	if err == nil || !strings.HasPrefix(string(out), `invalid value "-1" for flag -len`) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // Users copy the examples: each must build, run, and print what it has verified.
 func TestExamplesRun(t *testing.T) {
 	free, err := net.Listen("tcp", "127.0.0.1:0")

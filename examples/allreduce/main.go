@@ -24,11 +24,11 @@ import (
 )
 
 func main() {
-	length := flag.Int("len", 100_000, "numbers in the vector")
+	length := flag.Uint("len", 100_000, "numbers in the vector")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *length); err != nil {
+	if err := run(ctx, int(*length)); err != nil {
 		log.Fatal(err)
 	}
 }
