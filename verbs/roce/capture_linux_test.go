@@ -121,6 +121,7 @@ func (c captured) talk(t *testing.T, s *sniffer) {
 	a, b := newNode(t, p.Device(0), 1<<18), newNode(t, p.Device(1), 1<<18)
 	must(t, verbstest.Connect(a.qp, b.qp, verbstest.ConnectConfig{Port: 1,
 		Adjust: func(_ verbs.QP, attr *verbs.QPAttr) { attr.PathMTU = c.mtu }}))
+	overWire(a, b)
 	if c.loss != 0 {
 		for i, n := range []*node{a, b} {
 			lossy(n.dev, c.loss, uint64(i))

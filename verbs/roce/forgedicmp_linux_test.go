@@ -60,8 +60,8 @@ func TestForgedPathMTU(t *testing.T) {
 			}
 			for range 2 {
 				path, err := a.dev.link.MTU(far)
-				if must(t, err); path.IP != 2000 {
-					t.Errorf("a route of 2000 bytes carries %d", path.IP)
+				if must(t, err); path.IP != 2000 || path.SameHost {
+					t.Errorf("a route of 2000 bytes to another host: %+v", path)
 				}
 				forgeTooBig(t, a.dev.local, far)
 			}

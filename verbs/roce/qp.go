@@ -41,6 +41,8 @@ type path struct {
 	peer  netip.AddrPort
 	share *share
 	out   wire.Flow
+	// sameHost says that packets between the two ends do not leave the kernel: see leavesOutICRC.
+	sameHost bool
 	// in is the flow of arriving packets, from the port that the last one came from.
 	in     wire.Flow
 	inPort uint16
@@ -155,7 +157,7 @@ func (q *QP) pathOf(found route, attr *verbs.QPAttr, mask verbs.QPAttrMask) (pat
 	}
 	q.cost = max(mtu.Bytes(), leastCost)
 	return path{to: to, peer: to.Addr(), share: d.takeShare(to.Addr()),
-		out: wire.NewFlow(to.Source(), to.Addr())}, nil
+		out: wire.NewFlow(to.Source(), to.Addr()), sameHost: found.sameHost}, nil
 }
 
 // leaveShare takes the queue pair out of its share.

@@ -151,6 +151,15 @@ func newNodes(t testing.TB, a, b *Device, size int) [2]*node {
 	return pair
 }
 
+// overWire makes ends believe that a network is between them: their packets have ICRCs.
+func overWire(ends ...*node) {
+	for _, n := range ends {
+		n.dev.mu.Lock()
+		n.qp.path.sameHost = false
+		n.dev.mu.Unlock()
+	}
+}
+
 // write is a signaled write of the first n bytes to the same place of the other end.
 func (n *node) write(to *node, id uint64, size int) verbs.SendWR {
 	return verbs.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,

@@ -9,7 +9,9 @@ import (
 type route struct {
 	to  destination // the caller keeps or closes it
 	mtu verbs.MTU   // the largest path MTU that fits; 0 if none does
-	err error       // why there is none
+	// sameHost says that the peer's address is one of this host.
+	sameHost bool
+	err      error // why there is none
 }
 
 // route finds the path to a peer. Call it without the lock.
@@ -27,7 +29,7 @@ func (d *Device) route(to verbs.GID, way udp.Way) route {
 		dest.Close()
 		return route{err: err}
 	}
-	return route{to: dest, mtu: path.Verbs(headerRoom)}
+	return route{to: dest, mtu: path.Verbs(headerRoom), sameHost: path.SameHost}
 }
 
 // close closes a destination that nobody has kept.

@@ -9,6 +9,7 @@ import (
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce/internal/rc"
 	"ibverbx/verbs/roce/internal/udp"
+	"ibverbx/verbs/roce/internal/wire"
 	"ibverbx/verbs/verbstest"
 )
 
@@ -65,6 +66,7 @@ func TestBacklog(t *testing.T) {
 	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
 	pair := newNodes(t, p.Device(0), p.Device(1), 1<<18)
 	a, b := pair[0], pair[1]
+	overWire(a, b)
 	a.post(t, a.write(b, 1, 1<<16)) // from here on both know that the other is an end of this package
 	a.succeed(t)
 	for i := range a.buf {
@@ -94,6 +96,66 @@ func TestBacklog(t *testing.T) {
 	if a.dev.counts.Retried != uint64(refused) {
 		t.Errorf("%d packets counted, %d waited", a.dev.counts.Retried, refused)
 	}
+}
+
+// Ends of this package leave out the ICRC towards an address of their own host, and take a packet
+// without one from there only. Over a wire, and to a foreign end, each packet has one.
+func TestICRCOfOneHost(t *testing.T) {
+	for name, test := range map[string]struct {
+		cfg     Config
+		wire    bool
+		without bool
+	}{
+		"one host": {without: true},
+		"a wire":   {wire: true},
+		"foreign":  {cfg: Config{Strict: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := openNICs(t, test.cfg, "127.0.0.1", "127.0.0.2")
+			pair := newNodes(t, p.Device(0), p.Device(1), 1<<14)
+			a, b := pair[0], pair[1]
+			if test.wire {
+				overWire(a, b)
+			}
+			a.post(t, a.write(b, 1, len(a.buf))) // now both know that the other is an end of this package
+			a.succeed(t)
+			g := newGate(a.dev, plenty, 0)
+			a.post(t, a.write(b, 2, len(a.buf)))
+			a.succeed(t)
+			stripped := &stripper{next: g.next}
+			a.dev.mu.Lock()
+			a.dev.sender.put = stripped.put
+			a.dev.mu.Unlock()
+			a.post(t, a.write(b, 3, 100))
+			a.succeed(t)
+			a.dev.mu.Lock()
+			defer a.dev.mu.Unlock()
+			for i, packet := range g.passed {
+				if test.without != wire.HasNoICRC(packet) {
+					t.Errorf("packet %d has the ICRC %x", i, packet[len(packet)-wire.ICRCSize:])
+				}
+			}
+			if bad := b.dev.Counters().BadICRC; len(g.passed) == 0 || test.without != (bad == 0) {
+				t.Errorf("%d packets have left, %d have a wrong ICRC", len(g.passed), bad)
+			}
+		})
+	}
+}
+
+// stripper takes the ICRC from the first packets that leave.
+type stripper struct {
+	done bool
+	next func(destination, []udp.Packet, bool) (int, error)
+}
+
+func (s *stripper) put(to destination, packets []udp.Packet, segment bool) (int, error) {
+	for i := range packets {
+		if tail := packets[i].Trailer; !s.done {
+			clear(tail[len(tail)-wire.ICRCSize:])
+		}
+	}
+	s.done = true
+	return s.next(to, packets, segment)
 }
 
 // Queue pairs that wait for room take turns.

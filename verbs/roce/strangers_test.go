@@ -182,6 +182,7 @@ func newForeign(t testing.TB, n *node, addr string, port uint16) *foreign {
 		DestQPNum: f.qpn, RQPSN: f.psn, SQPSN: 0xfffffe, MaxRDAtomic: 4, MaxDestRDAtomic: 4, MinRNRTimer: 1,
 		Timeout: 14, RetryCount: 7, RNRRetry: 7,
 		AH: verbs.AH{Global: true, Port: 1, HopLimit: 64, DGID: verbs.GID(f.at.Addr().As16())}}))
+	overWire(n)
 	return f
 }
 

@@ -41,6 +41,9 @@ func TestMTU(t *testing.T) {
 		if path.IP < 65535 || path.IP > 65536 || path.Payload < 65535-48 || path.Verbs(36) != verbs.MTU4096 {
 			t.Errorf("%+v, %v", path, path.Verbs(36))
 		}
+		if !path.SameHost {
+			t.Error("the own address is said to be of another host")
+		}
 	})
 	for ip, want := range map[int][2]verbs.MTU{
 		9000: {verbs.MTU4096, verbs.MTU4096}, 4180: {verbs.MTU4096, verbs.MTU4096},

@@ -20,7 +20,7 @@ func (c *Conn) MTU(to netip.AddrPort) (PathMTU, error) {
 	if err != nil {
 		return PathMTU{}, err
 	}
-	ip, err := wayMTU(c.local.Addr(), to.Addr(), scope)
+	ip, sameHost, err := way(c.local.Addr(), to.Addr(), scope)
 	if err != nil {
 		e := &Error{Op: "path mtu", Local: c.local, Remote: to, Errno: err}
 		if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
@@ -28,32 +28,35 @@ func (c *Conn) MTU(to netip.AddrPort) (PathMTU, error) {
 		}
 		return PathMTU{}, e
 	}
-	return pathMTU(ip, !to.Addr().Is4()), nil
+	path := pathMTU(ip, !to.Addr().Is4())
+	path.SameHost = sameHost
+	return path, nil
 }
 
-// wayMTU asks the kernel for the MTU between two addresses (rtnetlink(7)).
-func wayMTU(from, to netip.Addr, scope uint32) (int, error) {
+// way asks the kernel for the MTU between two addresses, and whether the second is one of this host
+// (rtnetlink(7)).
+func way(from, to netip.Addr, scope uint32) (mtu int, sameHost bool, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	way, err := ask(fd, unix.RTM_GETROUTE, routeRequest(from, to, scope, 0))
+	route, err := ask(fd, unix.RTM_GETROUTE, routeRequest(from, to, scope, 0))
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	link, err := ask(fd, unix.RTM_GETLINK, linkRequest(way.number(unix.RTA_OIF)))
+	link, err := ask(fd, unix.RTM_GETLINK, linkRequest(route.number(unix.RTA_OIF)))
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	mtu := link.number(unix.IFLA_MTU)
+	mtu = int(link.number(unix.IFLA_MTU))
 	// The resolved route may have an MTU that the network has reported. Its entry in the routing
 	// table has the administrator's.
 	entry, err := ask(fd, unix.RTM_GETROUTE, routeRequest(from, to, scope, unix.RTM_F_FIB_MATCH))
 	if own := entry.metric(unix.RTAX_MTU); err == nil && own != 0 {
-		mtu = min(mtu, own)
+		mtu = min(mtu, int(own))
 	}
-	return int(mtu), nil
+	return mtu, route.kind() == unix.RTN_LOCAL, nil
 }
 
 // routeRequest is a struct rtmsg of linux/rtnetlink.h and its attributes.
@@ -86,34 +89,48 @@ func appendAttribute(b []byte, kind uint16, value []byte) []byte {
 	return append(b, value...)
 }
 
-// attributes are those of an answer of rtnetlink.
+// answer is one of rtnetlink: a fixed head, and attributes.
+type answer struct {
+	head []byte
+	attributes
+}
+
+// kind returns the kind of a route, rtm_type of struct rtmsg: RTN_LOCAL if it leads to this host.
+func (a *answer) kind() byte {
+	if len(a.head) < unix.SizeofRtMsg {
+		return unix.RTN_UNSPEC
+	}
+	return a.head[7]
+}
+
 type attributes []syscall.NetlinkRouteAttr
 
 // ask sends rtnetlink a request whose answer is one message, available at once.
-func ask(fd int, kind uint16, request []byte) (attributes, error) {
+func ask(fd int, kind uint16, request []byte) (answer, error) {
 	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(request)))
 	b = binary.NativeEndian.AppendUint16(b, kind)
 	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST)
 	b = append(b, make([]byte, 8)...) // number and sender: the socket has one question at a time
 	kernel := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	if err := unix.Sendto(fd, append(b, request...), 0, kernel); err != nil {
-		return nil, err
+		return answer{}, err
 	}
-	answer := make([]byte, 1<<15)
-	n, _, err := unix.Recvfrom(fd, answer, 0)
+	room := make([]byte, 1<<15)
+	n, _, err := unix.Recvfrom(fd, room, 0)
 	if err != nil {
-		return nil, err
+		return answer{}, err
 	}
-	messages, err := syscall.ParseNetlinkMessage(answer[:n])
+	messages, err := syscall.ParseNetlinkMessage(room[:n])
 	switch {
 	case err != nil:
-		return nil, err
+		return answer{}, err
 	case len(messages) == 0:
-		return nil, unix.EBADMSG
+		return answer{}, unix.EBADMSG
 	case messages[0].Header.Type == unix.NLMSG_ERROR:
-		return nil, refusal(messages[0].Data)
+		return answer{}, refusal(messages[0].Data)
 	}
-	return syscall.ParseNetlinkRouteAttr(&messages[0])
+	attrs, err := syscall.ParseNetlinkRouteAttr(&messages[0])
+	return answer{messages[0].Data, attrs}, err
 }
 
 // refusal returns the error of an NLMSG_ERROR, which begins with the negative errno.

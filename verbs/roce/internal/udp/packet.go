@@ -103,6 +103,9 @@ type Stats struct {
 type PathMTU struct {
 	IP      int // the largest IP packet
 	Payload int // the largest UDP payload
+	// SameHost says that the address is one of this host, so that packets to it do not leave the
+	// kernel. It is false for the address of another network namespace of the machine.
+	SameHost bool
 }
 
 // pathMTU returns the PathMTU of IP packets of so many bytes.

@@ -119,6 +119,11 @@ func (f *Flow) Check(id uint16, packet []byte) bool {
 	return len(packet) >= bthSize+ICRCSize && f.difference(id, packet) == 0
 }
 
+// HasNoICRC reports whether the ICRC at the end of packet is 0, as one that was left out.
+func HasNoICRC(packet []byte) bool {
+	return len(packet) >= bthSize+ICRCSize && binary.LittleEndian.Uint32(packet[len(packet)-ICRCSize:]) == 0
+}
+
 // difference returns the exclusive or of the packet's ICRC and the one that is right for id.
 func (f *Flow) difference(id uint16, packet []byte) uint32 {
 	end := len(packet) - ICRCSize
