@@ -101,11 +101,11 @@ func (fp *faultPlan) report() (list []FaultReport) {
 			s.reported = true
 			list = append(list, FaultReport{Fault: s.fault, Struck: !s.missed, What: s.what})
 		case s.struck == nil:
-			why := fmt.Sprintf("sent %d messages", s.fault.Message)
+			why := fmt.Sprintf("the column has not sent %d messages", s.fault.Message)
 			if s.fault.At > 0 {
-				why = fmt.Sprintf("been measured for %v", s.fault.At)
+				why = fmt.Sprintf("the column has not been measured for %v", s.fault.At)
 			}
-			list = append(list, FaultReport{Fault: s.fault, What: "has not struck: the column has not " + why})
+			list = append(list, FaultReport{Fault: s.fault, What: "has not struck: " + why})
 		}
 	}
 	return list

@@ -252,7 +252,8 @@ func TestFaultsByTime(t *testing.T) {
 				p.Failover = true
 			})
 			report, err := measure(t, p)
-			if err == nil || !strings.HasPrefix(err.Error(), "--fault slow@at=1h has not struck") || report.OK {
+			if err == nil || report.OK ||
+				!strings.HasPrefix(err.Error(), "--fault slow@at=1h has not struck") {
 				t.Fatal(err)
 			}
 			got := report.Results[0].Faults
