@@ -31,7 +31,8 @@ type network struct {
 	coming   happenings
 	number   uint64 // of the next happening
 	describe bool
-	blind    bool // nobody looks at the NICs from within, which takes long for many queue pairs
+	blind    bool          // nobody looks at the NICs from within, which takes long for many queue pairs
+	pace     time.Duration // that a NIC takes to receive a packet
 	provider Provider
 	broken   error // the first thing that was wrong with a NIC
 	scratch  rc.Batch
@@ -314,6 +315,7 @@ func (x *networkNIC) Recv() (int, error) {
 	for i := range x.taken {
 		x.filled -= len(x.taken[i].Data)
 	}
+	x.net.now += int64(n) * int64(x.net.pace)
 	return n, nil
 }
 

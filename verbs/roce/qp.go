@@ -29,8 +29,10 @@ type QP struct {
 	// underWay is the room that the packets under way take in the share, in bytes; each counts
 	// cost.
 	underWay, cost int
-	// waits is set while the queue pair waits in its share.
+	// waits is set while the queue pair waits in its share; left is how many packets it may still
+	// put under way of its last turn.
 	waits bool
+	left  int
 	// blocked is set while the queue pair waits for room in the socket's send buffer.
 	blocked bool
 }

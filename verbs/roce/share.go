@@ -76,7 +76,7 @@ func (s *share) grant(d *Device, now int64, syndrome wire.Syndrome) {
 // leave takes a queue pair out of the share.
 func (s *share) leave(q *QP) {
 	s.used -= q.underWay
-	q.underWay = 0
+	q.underWay, q.left = 0, 0
 	if q.waits {
 		q.waits = false
 		s.waiting = append(s.waiting[:s.head], slices.DeleteFunc(s.waiting[s.head:],
@@ -100,9 +100,15 @@ func (s *share) room(q *QP) int {
 	return math.MaxInt
 }
 
-// turnOf is how many packets a queue pair puts under way in its turn: at most half of what all may,
-// so that one whose peer does not answer does not keep the others waiting.
-func (s *share) turnOf(q *QP) int { return max(min(turn, s.limit/q.cost/2), 1) }
+// turnOf is how many packets a queue pair puts under way in its turn, or in the rest of it: at most
+// half of what all may, so that one whose peer does not answer does not keep the others waiting.
+func (s *share) turnOf(q *QP) int {
+	most := turn
+	if q.left > 0 {
+		most = q.left
+	}
+	return max(min(most, s.limit/q.cost/2), 1)
+}
 
 // isAlone reports whether no other queue pair has anything under way, or waits.
 func (s *share) isAlone(q *QP) bool {
@@ -120,12 +126,20 @@ func (s *share) note(q *QP) {
 	q.underWay = now
 }
 
-// wait makes a queue pair wait for its turn.
+// wait makes a queue pair wait for its turn. One that has not finished its last turn goes first.
 func (s *share) wait(q *QP) {
-	if !q.waits {
-		q.waits = true
+	switch {
+	case q.waits:
+		return
+	case q.left == 0:
 		s.waiting = append(s.waiting, q)
+	case s.head != 0:
+		s.head--
+		s.waiting[s.head] = q
+	default:
+		s.waiting = slices.Insert(s.waiting, 0, q)
 	}
+	q.waits = true
 }
 
 // next removes and returns the queue pair whose turn it is.
@@ -161,7 +175,12 @@ func (s *share) serve() {
 			sender.postpone(s)
 			break
 		}
-		s.next().transmitUpTo(most)
+		before := q.underWay
+		s.next().left = 0
+		q.transmitUpTo(most)
+		if !q.waits { // its window, or what it has to send, is smaller than the turn
+			q.left = most - (q.underWay-before)/q.cost
+		}
 	}
 	s.serving = false
 }

@@ -91,27 +91,29 @@ func (c *writers) step(t testing.TB) {
 
 // Many queue pairs write to one NIC, whose socket has the usual receive buffer, from one NIC or
 // from many: all of them progress alike, and almost nothing is lost for want of room once all have
-// begun.
+// begun. So they do if the NIC takes time to receive, and windows shrink because packets wait in
+// its buffer.
 func TestManyQueuePairs(t *testing.T) {
 	const room = 4 << 20
 	for _, of := range []struct {
 		senders, each, room int
-		latency             time.Duration
+		latency, pace       time.Duration
 		first, writes       int // before and while it is looked at, of each
 	}{
-		{1, 1000, room, 5 * time.Microsecond, 0, 8},
-		{40, 1, room * 40 / 100, 100 * time.Microsecond, 80, 80}, // as 100 with all of it
-		{20, 10, room, 100 * time.Microsecond, 5, 20},
+		{1, 1000, room, 5 * time.Microsecond, 0, 0, 8},
+		{1, 500, room, 5 * time.Microsecond, 3 * time.Microsecond, 8, 16},
+		{40, 1, room * 40 / 100, 100 * time.Microsecond, 0, 80, 80}, // as 100 with all of it
+		{20, 10, room, 100 * time.Microsecond, 0, 5, 20},
 	} {
 		t.Run(fmt.Sprintf("%d of %d", of.each, of.senders), func(t *testing.T) {
 			if testing.Short() {
 				of.each, of.senders, of.room = (of.each+4)/5, (of.senders+1)/2, of.room/2
 			}
 			alone := newWriters(t, 1, 1, room)
-			alone.net.plan.Latency = of.latency
+			alone.net.plan.Latency, alone.net.pace = of.latency, of.pace
 			one := alone.run(t, 2000, 32)
 			c := newWriters(t, of.senders, of.each, of.room)
-			c.net.plan.Latency = of.latency
+			c.net.plan.Latency, c.net.pace = of.latency, of.pace
 			c.run(t, of.first*len(c.qps), 2)
 			before, done := c.counted(), slices.Clone(c.done)
 			took := c.run(t, of.writes*len(c.qps), 0)
@@ -388,6 +390,28 @@ func TestGrant(t *testing.T) {
 		if s.limit != c.limit || s.room(q) != c.room {
 			t.Errorf("step %d: limit %d, room for %d; want %d and %d", i, s.limit, s.room(q), c.limit, c.room)
 		}
+	}
+}
+
+// The rest of a turn comes before the turns of others, and needs no more room than there ever is.
+func TestRestOfTurn(t *testing.T) {
+	s := share{limit: 1 << 20}
+	fresh := &QP{cost: leastCost}
+	five, three := &QP{cost: leastCost, left: 5}, &QP{cost: leastCost, left: 3}
+	s.wait(fresh)
+	s.wait(five)
+	if s.next() != five {
+		t.Error("another one's turn comes before the rest of one")
+	}
+	s.wait(three)
+	if s.next() != three || s.next() != fresh {
+		t.Error("wrong order")
+	}
+	if n := s.turnOf(five); n != 5 || s.turnOf(fresh) != turn {
+		t.Errorf("%d packets are left of a turn, want 5; a whole one has %d", n, s.turnOf(fresh))
+	}
+	if s.limit = leastGrant; s.turnOf(five) != 4 {
+		t.Errorf("%d packets of a turn need room at once, half of the limit is 4", s.turnOf(five))
 	}
 }
 
