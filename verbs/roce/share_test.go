@@ -330,35 +330,6 @@ func TestShareOfDeadPeer(t *testing.T) {
 	}
 }
 
-// NICs that send alike divide a quarter of the buffer, and do so for a period after the last one in
-// which they did. One that sends little beside a busy one does not count.
-func TestDivision(t *testing.T) {
-	d, now := &Device{crowd: crowd{own: 1 << 20}}, crowdPeriod
-	var a, b, c share
-	for i, step := range []struct {
-		after int64
-		from  *share
-		bytes int
-		want  int
-	}{
-		{0, &a, 100_000, 1 << 20},
-		{0, &b, 1000, 1 << 20},
-		{0, &b, 49_000, 1 << 18},
-		{0, &c, 100_000, 1 << 17},
-		{crowdPeriod, &a, 1000, 1 << 17},
-		{0, &a, 99_000, 1 << 17},
-		{crowdPeriod, &a, 1000, 1 << 20},
-		{0, &b, 1000, 1 << 18},
-		{2 * crowdPeriod, &a, 1, 1 << 20},
-	} {
-		now += step.after
-		d.arrived(step.from, now, step.bytes)
-		if got := wire.Credits(d.crowd.grant.Value()) << 10; got != step.want {
-			t.Errorf("step %d: %d bytes for each, want %d", i, got, step.want)
-		}
-	}
-}
-
 // A grant below half of the own buffer bounds a queue pair that is alone too, until the peer grants
 // more, or has not confirmed it for long.
 func TestGrant(t *testing.T) {
