@@ -54,6 +54,14 @@ func (d *Device) arrived(s *share, now int64, n int) {
 	}
 }
 
+// departed stops counting a NIC whose queue pairs have all left: if it comes back, it counts once.
+func (d *Device) departed(s *share) {
+	if c := &d.crowd; s.from.period == c.period {
+		c.total -= s.from.bytes
+		d.divide()
+	}
+}
+
 // senders returns how many NICs send to this one, if all send as much as the busiest.
 func (c *crowd) senders() int { return (c.total + c.most/2) / max(c.most, 1) }
 

@@ -4,7 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/udp"
 	"ibverbx/verbs/roce/internal/wire"
+	"ibverbx/verbs/verbstest"
 )
 
 // NICs that send alike divide a quarter of the buffer, and do so for a period after the last one in
@@ -45,5 +48,36 @@ func TestDivisionAmongTurns(t *testing.T) {
 	}
 	if want := wire.AckCredits(1 << 20 / 10 >> 10); d.crowd.grant != want {
 		t.Errorf("%d KiB for each, want %d", wire.Credits(d.crowd.grant.Value()), wire.Credits(want.Value()))
+	}
+}
+
+// A NIC that disconnects and connects again counts once, and what it did not send not at all.
+func TestDivisionCountsOnce(t *testing.T) {
+	n := openVirtual(t, Config{})
+	from, to := newNode(t, n.nics[0].Device, writeSize), newNode(t, n.nics[1].Device, writeSize)
+	for range 4 {
+		qp, peer := from.newQP(t), to.newQP(t)
+		must(t, verbstest.Connect(qp, peer, verbstest.ConnectConfig{Port: 1}))
+		_, err := qp.PostSend([]verbs.SendWR{from.write(to, 0, writeSize)})
+		must(t, err)
+		must(t, n.await(t, from).Status.Err())
+		c := &to.dev.crowd
+		if c.total < writeSize || c.senders() != 1 {
+			t.Errorf("%d bytes have arrived, from %d NICs", c.total, c.senders())
+		}
+		counted := c.total
+		source := qp.path.to.Source()
+		forged := seal(source, to.dev.local, wire.Header{Opcode: wire.WriteMiddle, DestQP: peer.Num(),
+			PSN: qp.core.Attr.SQPSN + 1<<20}, make([]byte, 512))
+		n.push(happening{at: n.now, what: arrives, nic: n.nics[1],
+			packet: udp.Datagram{Data: forged, From: source, Bundle: 1}})
+		for peer.engine.Stats().Ahead == 0 {
+			n.step()
+		}
+		if c.total != counted {
+			t.Errorf("%d bytes of a forged packet count", c.total-counted)
+		}
+		must(t, qp.Close())
+		must(t, peer.Close())
 	}
 }

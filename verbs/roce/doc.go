@@ -155,7 +155,8 @@
 //
 // With a foreign peer, an attacker who knows the number of the queue pair can forge CNPs, which
 // have no packet number, and hold the window at two packets as long as they come. Between ends of
-// this package, forging a mark of the network (CE) takes 2^24 / 2,048 packets: 8,192.
+// this package, forging a mark of the network (CE) takes 2^24 / 2,048 packets: 8,192. As many must
+// be sent to forge one that counts when a NIC divides its buffer among those that send to it.
 //
 // [Config].Strict makes each peer a foreign one: nothing is kept, so an attacker needs 2^24 packets
 // instead of 2^24 / 4, but other processes of a peer's host stay indistinguishable from it.

@@ -304,7 +304,7 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 		d.counts.BadICRC++
 		return
 	}
-	if h.Opcode.IsRequest() {
+	if h.Opcode.IsRequest() && q.engine.IsNear(h) {
 		d.arrived(q.path.share, now, max(len(payload), leastCost))
 	}
 	q.engine.Receive(now, h, payload)

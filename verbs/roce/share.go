@@ -84,6 +84,7 @@ func (s *share) leave(q *QP) {
 	}
 	if s.users--; s.users == 0 {
 		delete(q.dev.shares, s.peer)
+		q.dev.departed(s)
 	}
 	s.serve()
 }

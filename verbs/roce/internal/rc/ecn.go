@@ -35,14 +35,14 @@ func (q *QP) marked(h *wire.Header) {
 	switch {
 	case !q.ours && q.now >= e.next:
 		e.notice = true
-	case q.ours && h.Opcode.IsRequest() && q.isNear(h):
+	case q.ours && h.Opcode.IsRequest() && q.IsNear(h):
 		e.echoes = true
 	}
 }
 
-// isNear reports whether the peer may use a request's number now. A forger must guess such a
+// IsNear reports whether the peer may use a request's number now. A forger must guess such a
 // number.
-func (q *QP) isNear(h *wire.Header) bool {
+func (q *QP) IsNear(h *wire.Header) bool {
 	s := q.resp.expected.near(h.PSN)
 	return s+maxTrack >= q.resp.expected && s < q.resp.expected+maxTrack
 }

@@ -14,7 +14,7 @@ func (w *world) packetArrives(to int, h *wire.Header, payload []byte) {
 	if h.Opcode == wire.Acknowledge || h.TellsGap() {
 		a.negative(h)
 	}
-	a.echoes = a.echoes || h.Marked && a.e.q.ours && h.Opcode.IsRequest() && a.e.q.isNear(h)
+	a.echoes = a.echoes || h.Marked && a.e.q.ours && h.Opcode.IsRequest() && a.e.q.IsNear(h)
 	if h.Opcode == wire.Acknowledge && h.Syndrome.IsRNR() {
 		a.rnrs++
 		a.fresh++
