@@ -52,7 +52,7 @@ func openVirtualNICs(t testing.TB, cfg Config, nics int) *network {
 	t.Helper()
 	n := newNetwork(&sim.NetworkPlan{NICs: nics, Latency: 5 * time.Microsecond, Bursts: true}).(*network)
 	for _, x := range n.nics {
-		x.cfg, x.buffer = cfg, 1<<20
+		x.cfg, x.mtu, x.buffer = cfg, verbs.MTU4096, 1<<20
 	}
 	t.Cleanup(func() { must(t, n.Close()) })
 	return n

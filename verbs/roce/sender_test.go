@@ -262,7 +262,7 @@ func TestMoreThanABatch(t *testing.T) {
 	n := openVirtualNICs(t, Config{}, 2)
 	const size = 1 << 20
 	for _, x := range n.nics {
-		x.mtu, x.cfg = verbs.MTU4096, Config{Strict: true} // the network marks no packet of foreign ends
+		x.cfg = Config{Strict: true} // the network marks no packet of foreign ends
 	}
 	pair := newNodes(t, n.nics[0].Device, n.nics[1].Device, size)
 	a, b := pair[0], pair[1]

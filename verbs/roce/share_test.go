@@ -33,7 +33,7 @@ const writeSize = 1 << 16
 func newWriters(t testing.TB, senders, each, room int) *writers {
 	n := openVirtualNICs(t, Config{}, senders+1)
 	for _, x := range n.nics {
-		x.mtu, x.room, x.buffer = verbs.MTU4096, room, room
+		x.room, x.buffer = room, room
 		x.cfg.Window = min(1<<20, room)
 	}
 	n.blind = true
@@ -216,10 +216,10 @@ func TestShareOfOverrun(t *testing.T) {
 
 // Those that wait for a turn when the send buffer is full still take turns when it has room again.
 func TestShareOfBacklog(t *testing.T) {
-	n := openVirtualNICs(t, Config{}, 2)
+	n := openVirtualNICs(t, Config{Strict: true}, 2) // the network marks no packet of foreign ends
 	const size = 1 << 20
 	for _, x := range n.nics {
-		x.mtu, x.buffer = verbs.MTU4096, 2*3*turn*4096 // room for three turns
+		x.buffer = 2 * 3 * turn * 4096 // room for three turns
 	}
 	from, to := newNode(t, n.nics[0].Device, size), newNode(t, n.nics[1].Device, size)
 	var qps []*QP
@@ -233,11 +233,12 @@ func TestShareOfBacklog(t *testing.T) {
 		_, err := qp.PostSend([]verbs.SendWR{from.write(to, 1, size)})
 		must(t, err)
 	}
-	for range 3 { // after which the first one's window is large
-		post(qps[0])
+	post(qps[0])
+	for qps[0].underWay <= 2*turn*4096 { // until its window is large
 		must(t, n.await(t, from).Status.Err())
+		post(qps[0])
 	}
-	for _, qp := range qps {
+	for _, qp := range qps[1:] {
 		post(qp)
 	}
 	s := &from.dev.sender
@@ -248,17 +249,16 @@ func TestShareOfBacklog(t *testing.T) {
 		}
 	}
 	g := newGate(from.dev, 0, 0)
-	for len(s.backlog) == 0 || qps[0].underWay > turn*4096 {
+	for len(s.backlog) == 0 || qps[0].path.share.used > turn*4096 {
 		n.step()
 	}
 	g.open(plenty)
 	for len(s.backlog) != 0 {
 		n.step()
 	}
-	for i, qp := range qps[1:] {
-		if qp.underWay < turn*4096 {
-			t.Errorf("queue pair %d of those that waited has %d bytes under way", i, qp.underWay)
-		}
+	if x := qps[0].path.share; qps[0].underWay != 0 || x.used <= x.limit-turn*4096 {
+		t.Errorf("%d bytes of %d are under way, %d of the one whose turn is the last", x.used, x.limit,
+			qps[0].underWay)
 	}
 	for range qps {
 		must(t, n.await(t, from).Status.Err())
