@@ -2,9 +2,9 @@ package hunt
 
 import (
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 const sample = `package p
@@ -83,6 +83,7 @@ func TestBugsAreParsed(t *testing.T) {
 	}
 }
 
+// A world that never ends is found, and progress is reported until then.
 func TestWorldThatNeverEndsIsFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		end := make(chan struct{})
@@ -93,8 +94,13 @@ func TestWorldThatNeverEndsIsFound(t *testing.T) {
 			}
 			return nil
 		}}
-		if v := g.Search(0, 10, new(atomic.Uint64)); v == nil || !v.Endless || v.Seed != 3 {
+		var progress strings.Builder
+		if v := g.Search(0, 10, &progress); v == nil || !v.Endless || v.Seed != 3 {
 			t.Errorf("found %v", v)
+		}
+		time.Sleep(patience)
+		if n := strings.Count(progress.String(), " of 10 worlds\n"); n != int(patience/time.Second)/2 {
+			t.Errorf("%d reports:\n%s", n, &progress)
 		}
 	})
 }

@@ -2,10 +2,9 @@ package hunt
 
 import (
 	"flag"
-	"fmt"
+	"io"
 	"os"
 	"regexp"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -16,7 +15,7 @@ type Flags struct {
 	first    uint64
 	one      int64
 	hunt     bool
-	progress bool
+	progress io.Writer
 	mutate   bool
 	kit      bool
 	from     int
@@ -25,12 +24,15 @@ type Flags struct {
 
 // NewFlags defines the flags. It is for a variable of a test package.
 func NewFlags() *Flags {
-	f := &Flags{}
+	f := &Flags{progress: io.Discard}
 	flag.Uint64Var(&f.seeds, "seeds", 0, "how many worlds a test plays; 0: its own number")
 	flag.Uint64Var(&f.first, "first", 0, "seed of the first world")
 	flag.Int64Var(&f.one, "seed", -1, "play only the world of this seed, and print what happens")
 	flag.BoolVar(&f.hunt, "hunt", false, "report what was found in one line, and do not shrink it")
-	flag.BoolVar(&f.progress, "progress", false, "report progress on stderr")
+	flag.BoolFunc("progress", "report progress on stderr", func(string) error {
+		f.progress = os.Stderr
+		return nil
+	})
 	flag.BoolVar(&f.mutate, "mutate", false, "plant bugs and check that they are found: some minutes")
 	flag.BoolVar(&f.kit, "kit", false, "test the simulation itself: worlds replay, failures are shrunk")
 	flag.IntVar(&f.every, "every", 1, "with -mutate: plant one bug of so many only,")
@@ -56,17 +58,7 @@ func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 		return
 	}
 	start := time.Now()
-	var done atomic.Uint64
-	if f.progress {
-		tick := time.NewTicker(2 * time.Second)
-		defer tick.Stop()
-		go func() {
-			for range tick.C {
-				fmt.Fprintf(os.Stderr, "%d of %d worlds\n", done.Load(), total)
-			}
-		}()
-	}
-	v := g.Search(f.first, total, &done)
+	v := g.Search(f.first, total, f.progress)
 	took := time.Since(start)
 	switch {
 	case v == nil:

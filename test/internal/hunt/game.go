@@ -2,6 +2,7 @@ package hunt
 
 import (
 	"fmt"
+	"io"
 	"runtime"
 	"slices"
 	"strings"
@@ -41,9 +42,10 @@ type Game struct {
 const patience = 15 * time.Second
 
 // Search plays total worlds, from seed first on, on all cores. It returns the violation with the
-// lowest seed, or a world that never ends, and counts the worlds in done.
-func (g *Game) Search(first, total uint64, done *atomic.Uint64) (found *Violation) {
+// lowest seed, or a world that never ends, and reports every two seconds how many are done.
+func (g *Game) Search(first, total uint64, progress io.Writer) (found *Violation) {
 	var mu sync.Mutex
+	var done atomic.Uint64
 	next, end := first, first+total // the worlds to play; end falls to the lowest one that fails
 	take := func() (seed uint64, ok bool) {
 		mu.Lock()
@@ -74,12 +76,18 @@ func (g *Game) Search(first, total uint64, done *atomic.Uint64) (found *Violatio
 		wg.Wait()
 		close(over)
 	}()
-	select {
-	case <-over:
-		return found
-	case seed := <-stuck:
-		return &Violation{Seed: seed, Endless: true, Rule: "a world ends",
-			Detail: fmt.Sprintf("it is still played after %v", patience)}
+	tick := time.NewTicker(2 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-over:
+			return found
+		case seed := <-stuck:
+			return &Violation{Seed: seed, Endless: true, Rule: "a world ends",
+				Detail: fmt.Sprintf("it is still played after %v", patience)}
+		case <-tick.C:
+			fmt.Fprintf(progress, "%d of %d worlds\n", done.Load(), total)
+		}
 	}
 }
 
