@@ -38,10 +38,9 @@ import (
 
 // Exit codes.
 const (
-	exitOK     = 0
-	exitFailed = 1
-	exitUsage  = 2
-
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 2
 	exitInterrupted = 130 // the shells' code for Ctrl-C
 )
 
@@ -68,8 +67,7 @@ type versionFlag bool
 
 // BeforeReset prints the version, what it was built with and for, and ends the command.
 func (versionFlag) BeforeReset(k *kong.Kong) error {
-	_, err := fmt.Fprintf(k.Stdout, "ibverbx %s %s %s/%s\n", version(), runtime.Version(), runtime.GOOS,
-		runtime.GOARCH)
+	_, err := fmt.Fprintln(k.Stdout, "ibverbx", version(), runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH)
 	if err == nil {
 		k.Exit(exitOK)
 	}

@@ -206,3 +206,11 @@ func TestRepaired(t *testing.T) {
 		}
 	}
 }
+
+// TestBufferOfLongMessages shows the buffer that is used, which holds the longest message.
+func TestBufferOfLongMessages(t *testing.T) {
+	code, out, errs := command(t, "perf --memory 1K --sizes 1K,64K -n 10 --scheme single")
+	if code != exitOK || !strings.Contains(folded(out), "64 KiB buffer, reused") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -177,7 +178,8 @@ func (t *perfTable) how(m bench.Machine) string {
 		{series && m.Clock > 0, fmt.Sprintf("a reading of the clock (%v) included", time.Duration(m.Clock))},
 		{!series, fmt.Sprintf("up to %s outstanding", count(p.TxDepth, "message"))},
 		{t.peer != nil && p.Bidirectional, "timed by the end that takes longer"},
-		{!series && !p.Op.Atomic(), fmt.Sprintf("fragments of %v, %v buffer, reused", p.Fragment, p.Memory)},
+		{!series && !p.Op.Atomic(), fmt.Sprintf("fragments of %v, %v buffer, reused", p.Fragment,
+			slices.Max(append(units.Range{p.Memory}, p.Sizes...)))}, // which holds the largest message
 		{p.Balance != ibverbx.RoundRobin, fmt.Sprintf("fragments by %v", p.Balance)},
 		{p.Failover, "failover"},
 		{p.Failback > 0, fmt.Sprintf("back after %v", p.Failback)},
