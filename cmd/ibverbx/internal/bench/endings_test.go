@@ -116,8 +116,8 @@ func TestRefusedForNow(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%s/%s", mode, op, wait), func(t *testing.T) {
 					t.Parallel() // most of the time is patience
 					p := params(func(p *Params) {
-						p.Op, p.Mode, p.Wait, p.NICs, p.QPs, p.Schemes = op, mode, wait, 1, 1, []Scheme{Single}
-						p.Sizes, p.Iterations = []units.Size{8}, 100
+						p.Op, p.Mode, p.Wait, p.NICs, p.QPs = op, mode, wait, 1, 1
+						p.Schemes, p.Sizes, p.Iterations = []Scheme{Single}, []units.Size{8}, 100
 					})
 					if a, b := refused(t, p, 5, 20*time.Second); a != nil || b != nil {
 						t.Errorf("refused for a while: end a: %v; end b: %v", a, b)
