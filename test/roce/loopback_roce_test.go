@@ -64,7 +64,7 @@ func newRDMA(size int) *rdma {
 // connect takes the queue pair to RTS. It writes to what the peer's card says.
 func (r *rdma) connect(to card) {
 	must(verbstest.ToRTS(r.qp, verbs.QPAttr{Port: 1, Access: verbs.AccessRemoteWrite, PathMTU: verbs.MTU4096,
-		DestQPNum: to.QPN, MinRNRTimer: 12, Timeout: 14, RetryCount: 7, RNRRetry: 7,
+		DestQPNum: to.QPN, MinRNRTimer: 12, Timeout: 17, RetryCount: 7, RNRRetry: 7,
 		AH: verbs.AH{Global: true, DGID: to.GID, HopLimit: 64, Port: 1}}))
 	r.wr = []verbs.SendWR{{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
 		SGL:        []verbs.SGE{{Addr: r.mr.Addr(), Length: uint32(r.size), LKey: r.mr.LKey()}},
