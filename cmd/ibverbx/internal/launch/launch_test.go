@@ -27,3 +27,23 @@ func TestKilledAfterAnotherFailed(t *testing.T) {
 		t.Errorf("%v, said %q", err, said)
 	}
 }
+
+// TestMissingBefore: a report that a process is missing counts if it comes after the end of that
+// process, because in the meantime the process may have joined.
+func TestMissingBefore(t *testing.T) {
+	cmd := exec.Command("true")
+	ownGroup(cmd)
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for range 50 { // both channels are ready, and either may be first
+		r := &running{job: &Job{N: 2, Report: func(string) {}}, cmds: []*exec.Cmd{cmd, cmd}, live: 2,
+			ended: make(chan ended, 2), absences: make(chan verdict, 1)}
+		r.absences <- verdict{Missing: []int{1, 2}}
+		r.ended <- ended{rank: 1}
+		r.ended <- ended{rank: 0}
+		if err := r.supervise(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
