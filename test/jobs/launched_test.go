@@ -4,6 +4,7 @@ package jobs_test
 
 import (
 	"bufio"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"ibverbx/internal/jobtest"
 	"ibverbx/internal/tcptest"
 	"ibverbx/internal/tool"
+	"ibverbx/job"
 )
 
 // launcher starts the processes of a job.
@@ -150,8 +152,9 @@ func TestWithoutPMIx(t *testing.T) {
 	missing, silent := "LD_LIBRARY_PATH="+broken, "PMIX_SERVER_URI41=1.0;tcp4://127.0.0.1:9"
 	for name, env := range map[string]string{"no library": missing, "no answer": silent} {
 		t.Run(name, func(t *testing.T) {
+			namespace := rand.Text() // another run of the tests may have a job at the same time
 			jobtest.EachRank(t, ":", func(rank int) []string {
-				return []string{env, "PMIX_NAMESPACE=" + filepath.Base(broken) + name,
+				return []string{env, "PMIX_NAMESPACE=" + namespace,
 					fmt.Sprint("PMIX_RANK=", rank), fmt.Sprint("OMPI_COMM_WORLD_RANK=", rank),
 					fmt.Sprint("OMPI_COMM_WORLD_SIZE=", jobtest.Size),
 					fmt.Sprint("OMPI_COMM_WORLD_LOCAL_SIZE=", jobtest.Size)}
@@ -205,11 +208,13 @@ func TestPMIxAtSome(t *testing.T) {
 }
 
 // Processes that MPICH's mpiexec starts. It kills the others as soon as it learns that one has
-// died, which leaves them no time to say anything: a shell keeps the death from it.
+// died, which leaves them no time to say anything: a shell keeps the death from it. MPICH gives its
+// jobs no name, so they have one that tells them from those of another run of the tests.
 func TestMPICH(t *testing.T) {
 	t.Parallel()
 	mpiexec := tool.Find(t, "mpiexec", "install MPICH (Debian: mpich)", "mpiexec.hydra", "mpiexec.mpich")
-	l := launcher{path: mpiexec, args: []string{"-n", strconv.Itoa(jobtest.Size)}}
+	name := job.EnvJob + "=" + rand.Text()
+	l := launcher{env: []string{name}, path: mpiexec, args: []string{"-n", strconv.Itoa(jobtest.Size)}}
 	l.run(t, ":", jobtest.Self(t))
 	if testing.Short() {
 		return
@@ -235,7 +240,7 @@ func TestMPICH(t *testing.T) {
 	// Without the shell: whom mpiexec has killed, in any order, may be who a survivor finds dead
 	// first, before it is killed too.
 	t.Run("killed", func(t *testing.T) {
-		p := jobtest.Start(t, jobtest.InGather+":2", nil, mpiexec, "-n", strconv.Itoa(jobtest.Size),
+		p := jobtest.Start(t, jobtest.InGather+":2", l.env, mpiexec, "-n", strconv.Itoa(jobtest.Size),
 			jobtest.Self(t))
 		code, out := p.Wait(t), p.Out.String()
 		if code != 9 || !strings.Contains(out, "BAD TERMINATION") ||
