@@ -13,12 +13,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"ibverbx/internal/jobtest"
 	"ibverbx/internal/tcptest"
 	"ibverbx/internal/tool"
-	"ibverbx/job"
 )
 
 // launcher starts the processes of a job.
@@ -209,12 +209,19 @@ func TestPMIxAtSome(t *testing.T) {
 
 // Processes that MPICH's mpiexec starts. It kills the others as soon as it learns that one has
 // died, which leaves them no time to say anything: a shell keeps the death from it. MPICH gives its
-// jobs no name, so they have one that tells them from those of another run of the tests.
+// jobs no name, and all have the same port, so another run of the tests has to wait.
 func TestMPICH(t *testing.T) {
 	t.Parallel()
 	mpiexec := tool.Find(t, "mpiexec", "install MPICH (Debian: mpich)", "mpiexec.hydra", "mpiexec.mpich")
-	name := job.EnvJob + "=" + rand.Text()
-	l := launcher{env: []string{name}, path: mpiexec, args: []string{"-n", strconv.Itoa(jobtest.Size)}}
+	lock, err := os.Create(filepath.Join(os.TempDir(), "ibverbx-test-mpich.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	l := launcher{path: mpiexec, args: []string{"-n", strconv.Itoa(jobtest.Size)}}
 	l.run(t, ":", jobtest.Self(t))
 	if testing.Short() {
 		return
@@ -240,7 +247,7 @@ func TestMPICH(t *testing.T) {
 	// Without the shell: whom mpiexec has killed, in any order, may be who a survivor finds dead
 	// first, before it is killed too.
 	t.Run("killed", func(t *testing.T) {
-		p := jobtest.Start(t, jobtest.InGather+":2", l.env, mpiexec, "-n", strconv.Itoa(jobtest.Size),
+		p := jobtest.Start(t, jobtest.InGather+":2", nil, mpiexec, "-n", strconv.Itoa(jobtest.Size),
 			jobtest.Self(t))
 		code, out := p.Wait(t), p.Out.String()
 		if code != 9 || !strings.Contains(out, "BAD TERMINATION") ||
