@@ -124,10 +124,10 @@ func (p *peer) receiveTask(h *Half) (*taskBody, error) {
 	}
 	if err := task.check(); err != nil {
 		// Not a usage error of this end.
-		return nil, fmt.Errorf("%w asks for what is not possible: %v", errTask, err)
+		return nil, fmt.Errorf("%w asks for what is not possible: %s", errTask, err.Error())
 	}
 	if err := h.reaches(&task.Self); err != nil {
-		return nil, fmt.Errorf("%w has other NICs: %v", errTask, err)
+		return nil, fmt.Errorf("%w has other NICs: %s", errTask, err.Error())
 	}
 	if n := task.Params.NICs; n > len(h.Devices) || n > len(task.Self.NICs) {
 		return nil, fmt.Errorf("%w asks for %d NICs: it has %d, and the listening end has %d", errTask, n,
