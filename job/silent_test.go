@@ -101,6 +101,7 @@ func TestHangUp(t *testing.T) {
 
 // Rank 0 believes a process that says that rank 0 was silent.
 func TestSilentRank0(t *testing.T) {
+	t.Parallel()
 	cfg := config(t, 3)
 	var c *rendezvous.Conn
 	defer func() { _ = c.Close() }()
@@ -160,6 +161,7 @@ func TestPatience(t *testing.T) {
 // What a process says that is none of the protocol ends the job with its name: nothing of it is
 // kept.
 func TestMisbehaviour(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		rank int // that the process says it has
 		kind string
@@ -180,6 +182,7 @@ func TestMisbehaviour(t *testing.T) {
 		"a finished call": {2, "gather", map[string]any{"seq": 0, "op": "barrier"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			cfg := config(t, 3)
 			var c *rendezvous.Conn
 			defer func() { _ = c.Close() }()
