@@ -58,11 +58,14 @@ type window struct {
 }
 
 const (
-	minWindow    = 2
-	startWindow  = 16
-	shrink       = 0.7  // the window after a round of loss, as in CUBIC (RFC 9438)
-	tolerate     = 0.02 // the share of losses that does not count as congestion
-	lossWeight   = 1. / 64
+	minWindow   = 2
+	startWindow = 16
+	shrink      = 0.7  // the window after a round of loss, as in CUBIC (RFC 9438)
+	tolerate    = 0.02 // the share of losses that does not count as congestion
+	lossWeight  = 1. / 64
+	// noLoss counts as no losses at all. A smaller share would become subnormal, which costs the
+	// processor 40 ns a packet: 8 % of the sender's time at a path MTU of 1024.
+	noLoss       = 1e-9
 	maxShrink    = 0.5 // the largest cut for delay in one round
 	growPerRound = 1   // packets
 )
@@ -82,7 +85,9 @@ func (w *window) start(mtu, limit int) {
 // arrived records that a packet has arrived; rtt is its round trip, or 0 if that is not known.
 // flying packets are still under way.
 func (w *window) arrived(now, rtt int64, flying int) {
-	w.lossRate -= w.lossRate * lossWeight
+	if w.lossRate -= w.lossRate * lossWeight; w.lossRate < noLoss {
+		w.lossRate = 0
+	}
 	if rtt > 0 {
 		w.roundMin = min(w.roundMin, rtt)
 		w.last, w.longest = rtt, max(w.longest, rtt)

@@ -50,6 +50,21 @@ func TestWindowFollows(t *testing.T) {
 	want(t, "nothing comes back", w.packets, minWindow)
 }
 
+// The share of losses ends at 0. Processors are slow with numbers as small as it would become.
+func TestWindowForgetsLosses(t *testing.T) {
+	w := newTestWindow()
+	w.missed(10, 50)
+	if w.lossRate == 0 {
+		t.Fatal("a loss does not count")
+	}
+	for range 10_000 {
+		w.arrived(ms, 100*us, 1)
+	}
+	if w.lossRate != 0 {
+		t.Errorf("10,000 packets after a loss its share is %g, want 0", w.lossRate)
+	}
+}
+
 // A loss or a mark takes from the window once a round trip.
 func TestWindowYields(t *testing.T) {
 	lose := func(w *window, s seq) { w.missed(s, 50) }
