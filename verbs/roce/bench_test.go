@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
@@ -88,6 +91,49 @@ func BenchmarkTurns(b *testing.B) {
 			must(b, err)
 		}
 	}
+}
+
+// BenchmarkLongTurns writes 1 MiB at a time between two NICs that one goroutine polls in turn:
+// CPU-ms/GiB is what both ends take of one processor.
+func BenchmarkLongTurns(b *testing.B) {
+	for _, mtu := range []verbs.MTU{verbs.MTU1024, verbs.MTU4096} {
+		b.Run(fmt.Sprint(mtu.Bytes()), func(b *testing.B) {
+			const size, depth = 1 << 20, 4
+			p := openNICs(b, Config{}, "127.0.0.1", "127.0.0.2")
+			from, to := newNode(b, p.Device(0), size), newNode(b, p.Device(1), size)
+			must(b, verbstest.Connect(from.qp, to.qp, verbstest.ConnectConfig{Port: 1,
+				Adjust: func(_ verbs.QP, attr *verbs.QPAttr) { attr.PathMTU = mtu }}))
+			wr := []verbs.SendWR{from.write(to, 1, size)}
+			b.SetBytes(size)
+			b.ResetTimer()
+			before := processorTime(b)
+			var wcs [depth]verbs.WC
+			for posted, done := 0, 0; done < b.N; {
+				for ; posted < b.N && posted-done < depth; posted++ {
+					_, err := from.qp.PostSend(wr)
+					must(b, err)
+				}
+				_, err := to.cq.Poll(wcs[:])
+				must(b, err)
+				n, err := from.cq.Poll(wcs[:])
+				must(b, err)
+				for _, wc := range wcs[:n] {
+					must(b, wc.Status.Err())
+				}
+				done += n
+			}
+			b.StopTimer()
+			used := processorTime(b) - before
+			b.ReportMetric(used.Seconds()*1e3*1024/float64(b.N), "CPU-ms/GiB")
+		})
+	}
+}
+
+// processorTime is the time of processors that this process has used.
+func processorTime(t testing.TB) time.Duration {
+	var u unix.Rusage
+	must(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkQueuePairs has many queue pairs write 64 KiB, two at a time each, to one NIC.
