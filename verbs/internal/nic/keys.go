@@ -23,7 +23,12 @@ type Keys struct {
 
 	draw  func() uint32
 	drawn map[uint32]*MR // by local key; nil if keys are counted
+	// recent holds regions that were found before: the packets of a message name the same one again
+	// and again, and a look into drawn costs more than all other checks of a packet's memory.
+	recent [recentKeys]*MR
 }
+
+const recentKeys = 16
 
 type keyEntry struct {
 	mr         *MR
@@ -80,6 +85,9 @@ func (t *Keys) addDrawn(m *MR) bool {
 }
 
 func (t *Keys) remove(m *MR) {
+	if r := &t.recent[recentPlace(m.key)]; *r == m {
+		*r = nil
+	}
 	if t.drawn != nil {
 		delete(t.drawn, m.key)
 		return
@@ -91,15 +99,26 @@ func (t *Keys) remove(m *MR) {
 
 // find returns the region with this local key, or nil.
 func (t *Keys) find(lkey uint32) *MR {
-	index := lkey >> keyIndexShift
-	if index >= uint32(len(t.entries)) {
-		return t.drawn[lkey]
-	}
-	if m := t.entries[index].mr; m != nil && m.key == lkey {
+	if m := t.recent[recentPlace(lkey)]; m != nil && m.key == lkey {
 		return m
 	}
-	return t.drawn[lkey]
+	return t.findAny(lkey)
 }
+
+func (t *Keys) findAny(lkey uint32) *MR {
+	m := t.drawn[lkey]
+	if index := lkey >> keyIndexShift; index < uint32(len(t.entries)) && m == nil {
+		m = t.entries[index].mr
+	}
+	if m == nil || m.key != lkey {
+		return nil
+	}
+	t.recent[recentPlace(lkey)] = m
+	return m
+}
+
+// recentPlace returns the place of a key in recent.
+func recentPlace(key uint32) uint32 { return key >> keyIndexShift % recentKeys }
 
 // findRemote returns the region with this remote key, or nil.
 func (t *Keys) findRemote(rkey uint32) *MR {

@@ -16,6 +16,11 @@ type Table[Q any] struct {
 
 	byNum map[uint32]*Q
 	draw  func() uint32
+
+	// found is the queue pair that was found last, with the number foundNum, or nil: packets arrive
+	// in bursts for one.
+	found    *Q
+	foundNum uint32
 }
 
 // NewTable makes an empty table. Without draw, numbers are counted, the same in every run and on
@@ -50,12 +55,18 @@ func (t *Table[Q]) Add(num uint32, q *Q) {
 }
 
 // Find returns the queue pair with a number, or nil.
-func (t *Table[Q]) Find(num uint32) *Q { return t.byNum[num] }
+func (t *Table[Q]) Find(num uint32) *Q {
+	if num != t.foundNum || t.found == nil {
+		t.found, t.foundNum = t.byNum[num], num
+	}
+	return t.found
+}
 
 // Remove removes the queue pair with a number.
 func (t *Table[Q]) Remove(num uint32) {
 	q := t.byNum[num]
 	delete(t.byNum, num)
+	t.found = nil
 	for i, other := range t.All {
 		if other == q {
 			t.All = append(t.All[:i], t.All[i+1:]...)

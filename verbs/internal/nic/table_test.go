@@ -44,3 +44,26 @@ func TestDrawnNumbers(t *testing.T) {
 		table.Add(num, new(int))
 	}
 }
+
+// Find returns the queue pairs that are there, whichever was found last.
+func TestFind(t *testing.T) {
+	table := NewTable[int](nil)
+	a, b := new(int), new(int)
+	table.Add(17, a)
+	for _, step := range []struct {
+		num  uint32
+		want *int
+	}{{17, a}, {17, a}, {18, nil}, {18, nil}, {17, a}} {
+		if got := table.Find(step.num); got != step.want {
+			t.Errorf("number %d: %p, want %p", step.num, got, step.want)
+		}
+	}
+	table.Add(18, b)
+	if table.Find(17) != a || table.Find(18) != b {
+		t.Error("a second queue pair hides one of the two")
+	}
+	table.Remove(18)
+	if table.Find(18) != nil || table.Find(17) != a {
+		t.Error("a removed queue pair is found, or the other one is not")
+	}
+}
