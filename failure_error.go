@@ -316,13 +316,14 @@ func (e *FailedError) Unwrap() error { return e.Err }
 // 129); 0x88 forums.developer.nvidia.com topic 207715 (driver mcxnex) and github.com/openucx/ucx
 // issue 1569 (mlx5); 0xf9 github.com/linux-nvme/nvme-cli issue 3268 (mlx5, syndrome 5) and
 // github.com/NVIDIA/nccl issue 1353 (status 5 with vendor error 249). The software NICs use 0xf9 in
-// the same way.
+// the same way. 0x53484d01 is that of package verbs/shm.
 var vendorText = [...]struct {
 	status verbs.Status
 	code   uint32
 	words  string
 }{
 	{verbs.StatusRetryExcErr, 0x81, "transport retry counter exceeded"},
+	{verbs.StatusRetryExcErr, 0x53484d01, "the process has died"},
 	{verbs.StatusRemAccessErr, 0x88, "protection error at the remote buffer"},
 	{verbs.StatusWRFlushErr, 0xf9, "flushed"},
 }

@@ -75,6 +75,8 @@ const (
 	LinkLayerUnspecified LinkLayer = 0
 	LinkLayerInfiniBand  LinkLayer = 1
 	LinkLayerEthernet    LinkLayer = 2
+	// LinkLayerSharedMemory is that of package verbs/shm. It is no value of the kernel's.
+	LinkLayerSharedMemory LinkLayer = 0x53
 )
 
 // String returns the name of the link layer.
@@ -84,6 +86,8 @@ func (l LinkLayer) String() string {
 		return "InfiniBand"
 	case LinkLayerEthernet:
 		return "Ethernet"
+	case LinkLayerSharedMemory:
+		return "shared memory"
 	}
 	return "unspecified"
 }

@@ -1,0 +1,88 @@
+// Package shm is a provider of NICs for the processes of one host: they share memory. It needs no
+// RDMA hardware, no kernel module, no privilege, no file, and no room in /dev/shm.
+//
+//	provider, _ := shm.Open(shm.Config{})
+//	defer provider.Close()
+//	dev := provider.Device(0)
+//	// ... as with every device of package verbs
+//
+// # The model
+//
+// A [Device] has a meeting place, a unix socket that is named after its GID, which is drawn anew in
+// each process:
+//
+//	fd73:686d:PLACE:PLACE:RANDOM:RANDOM:RANDOM:RANDOM
+//
+// PLACE is the same for all NICs of a host, so a NIC of another host is refused when a queue pair
+// goes to RTR. When a queue pair goes to RTS, its NIC dials the peer's meeting place, if it has not
+// done so for another one, and passes a piece of memory: a ring of requests and a window for their
+// payloads. From then on the two processes only read and write memory. The socket has two more
+// purposes: whoever sleeps is woken by a byte, and its end is how the death of a process is known.
+//
+// Each byte is copied twice: by the process that sends it into the window, and by the one that
+// receives it out of the window. The process that owns memory checks each request, as a NIC does.
+// It does so while its program posts or polls; when it does not, a goroutine that the socket has
+// woken does.
+//
+// # Where two processes meet
+//
+// The sockets are abstract: nothing of them is left behind, and all processes of a network
+// namespace find each other, also from containers with file systems, process numbers and IPC of
+// their own. Containers with network namespaces of their own need a directory that they share: see
+// [Config].Dir. In such a directory a process that was killed leaves a socket file, which the next
+// NIC that is opened there removes. [Device.CheckPath] dials, and says what is in the way.
+//
+// # When a process dies
+//
+// Whether it exits, crashes or is killed: the kernel closes its sockets, and within milliseconds
+// every queue pair that was connected to it is in ERR. Its oldest request ends in
+// verbs.StatusRetryExcErr with the vendor code 0x53484d01, the others and the receives are flushed,
+// and a queue pair without a request raises verbs.EventQPFatal. What the process had published
+// before its death is carried out. Memory is freed with the last process that maps it; there is
+// nothing to clean up.
+//
+// A peer that closes or resets its queue pair, or moves it to ERR, is silent from then on, as on
+// every NIC, and a process that is stopped is silent too: requests wait for timeout · (retries +
+// 1), and then end in verbs.StatusRetryExcErr. Allow some 4 seconds, as virtual queue pairs do by
+// default.
+//
+// # Security
+//
+// Processes of other users are refused, by what the kernel says of the socket, unless
+// [Config].Allow admits them. A peer can write anything into the memory that it shares with this
+// process, at any time. This process copies each request before it looks at it, and believes no
+// counter and no length. So whatever a peer does, there is no crash and no hang, no access outside
+// of the regions that it was given the keys of, and no completion of a request that this end did
+// not post. A NIC has at most 512 links that peers have dialed, and maps at most 16,384 lanes of
+// theirs. All shared memory is sealed, so that no peer can shrink it under a process that reads it.
+//
+// Not promised is that a peer does not keep this process busy. In a user namespace, all users that
+// it does not map are 65534: a process that runs as that user there does not tell them apart.
+//
+// # What you must do
+//
+// The duties of package verbs apply. Close objects before their parents, and everything before the
+// provider: an early Close returns verbs.ErrBusy and changes nothing. A peer takes a process that
+// exits with open queue pairs for one that has died.
+//
+// # What it costs
+//
+// A queue pair in RTS has 12 KiB of shared memory, and up to 256 KiB more once it has moved
+// payloads of more than 32 bytes; so has its peer's. The memory counts against the memory limit
+// (cgroup) of the process that first writes it. A link takes two file descriptors in each process.
+// A queue pair takes one from RTS until its memory is passed to the peer: if there is none, Modify
+// returns verbs.ErrNoMemory; if the peer has none left then, requests time out.
+//
+// Not there is memory that both processes map for their own data, so that a byte is copied once,
+// and copying by process_vm_writev.
+//
+// One lock guards a NIC and its objects, and a second one those who poll, so polling an empty queue
+// does not block posting. While a program polls, the report of its latest messages waits for its
+// answer or its next poll, at most 400 microseconds: until then the sender's completion is late. An
+// idle NIC uses no processor.
+//
+// # Systems
+//
+// Linux. Elsewhere, and where a sandbox forbids memfd_create or unix sockets, Open returns an error
+// that is verbs.ErrNotSupported.
+package shm

@@ -1,0 +1,247 @@
+//go:build linux
+
+package shm
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
+)
+
+var numbers = flag.Duration("numbers", 0, "measure for so long each, and print")
+
+// TestNumbers measures two processes, and beside them, in turn, what this machine gives without
+// this package: copy(), and a word that two goroutines hand back and forth. Each number is the best
+// of many short runs.
+func TestNumbers(t *testing.T) {
+	if *numbers == 0 {
+		t.Skip("give -numbers 2s")
+	}
+	best := func(runs func() float64, better func(a, b float64) float64) float64 {
+		v := runs()
+		for end := time.Now().Add(*numbers); time.Now().Before(end); {
+			v = better(v, runs())
+		}
+		return v
+	}
+	least := func(a, b float64) float64 { return min(a, b) }
+	most := func(a, b float64) float64 { return max(a, b) }
+	// Before there is a peer that takes a core.
+	fmt.Printf("a word from core to core: %.0f ns\n", best(mailbox, least))
+	h, err := newHalf(openNICs(t, Config{}).Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	c := spawn(t, "mirror", h)
+	if err := h.receive(256); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Printf("8 bytes, write with immediate, one way: %.0f ns\n",
+		best(func() float64 { return h.pingPong(t, c) }, least))
+	fmt.Printf("8 bytes, writes, batches of 64: %.1f million a second\n",
+		best(func() float64 { return h.stream(t, c, 8, 64, 20000) / 8 / 1e6 }, most))
+	for _, n := range []int{4096, 65536, 1 << 20} {
+		window := min(64, max(2, 4<<20/n))
+		fmt.Printf("%d bytes, writes: %.1f GB/s; copy(): %.1f GB/s\n", n,
+			best(func() float64 { return h.stream(t, c, n, window, max(64, 64<<20/n)) / 1e9 }, most),
+			best(func() float64 { return copyRate(h.buf, n) }, most))
+	}
+	_ = c.cmd.Process.Kill()
+	_ = c.cmd.Wait()
+	s, err := newHalf(h.dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	c = spawn(t, "sleeper", s)
+	if err := s.receive(256); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Printf("8 bytes to a process that sleeps, and its answer: %.0f ns\n",
+		2*best(func() float64 { return s.pingPong(t, c) }, least))
+	_ = c.cmd.Process.Kill()
+	_ = c.cmd.Wait()
+}
+
+func copyRate(buf []byte, n int) float64 {
+	begin := time.Now()
+	const total = 64 << 20
+	for done := 0; done < total; done += n {
+		copy(buf[:n], buf[halfBytes:][:n])
+	}
+	return total / time.Since(begin).Seconds() / 1e9
+}
+
+// mailbox returns the time of a word from one core to another, in nanoseconds.
+func mailbox() float64 {
+	const rounds = 2000
+	var there, back atomic.Uint64
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for i := uint64(1); i <= rounds; i++ {
+			for there.Load() != i {
+			}
+			back.Store(i)
+		}
+	}()
+	begin := time.Now()
+	for i := uint64(1); i <= rounds; i++ {
+		there.Store(i)
+		for back.Load() != i {
+		}
+	}
+	took := time.Since(begin)
+	<-over
+	return float64(took.Nanoseconds()) / rounds / 2
+}
+
+// pingPong returns the time of a message one way, in nanoseconds.
+func (h *half) pingPong(t *testing.T, c *child) float64 {
+	const rounds = 500
+	wr := []verbs.SendWR{{ID: 1, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled,
+		RemoteAddr: c.to.Addr, RKey: c.to.RKey,
+		SGL: []verbs.SGE{{Addr: h.mr.Addr() + halfBytes, Length: 8, LKey: h.mr.LKey()}}}}
+	recv := []verbs.RecvWR{{ID: 1 << 32}}
+	var wcs [8]verbs.WC
+	begin := time.Now()
+	for range rounds {
+		if n, err := h.qp.PostSend(wr); n != 1 {
+			t.Fatal(err)
+		}
+		for received, sent := false, false; !received || !sent; {
+			n, err := h.cq.Poll(wcs[:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, wc := range wcs[:n] {
+				if wc.Status != verbs.StatusSuccess {
+					t.Fatal(wc)
+				}
+				if wc.ID == 1 {
+					sent = true
+				} else {
+					received = true
+				}
+			}
+		}
+		if _, err := h.qp.PostRecv(recv); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return float64(time.Since(begin).Nanoseconds()) / rounds / 2
+}
+
+// mirror answers each message with eight bytes until its peer is gone, and sleeps in between if it
+// is told to. Like pingPong it allocates nothing.
+func (h *half) mirror(to address, sleeps bool) error {
+	wr := []verbs.SendWR{{ID: 1, Opcode: verbs.OpRDMAWriteWithImm, RemoteAddr: to.Addr, RKey: to.RKey,
+		SGL: []verbs.SGE{{Addr: h.mr.Addr() + halfBytes, Length: 8, LKey: h.mr.LKey()}}}}
+	recv := []verbs.RecvWR{{ID: 1 << 32}}
+	var wcs [8]verbs.WC
+	for i := 0; ; {
+		n, err := h.cq.Poll(wcs[:])
+		if n == 0 && err == nil && sleeps {
+			if err = h.cq.Arm(false); err == nil {
+				n, err = h.cq.Poll(wcs[:])
+			}
+			if n == 0 && err == nil {
+				err = h.channel.Wait(context.Background())
+			}
+		}
+		if err != nil {
+			return err
+		}
+		for _, wc := range wcs[:n] {
+			if wc.Status != verbs.StatusSuccess {
+				return nil
+			}
+			if wc.ID < 1<<32 {
+				continue
+			}
+			if i++; i%64 == 0 {
+				wr[0].Flags = verbs.SendSignaled
+			} else {
+				wr[0].Flags = 0
+			}
+			if _, err := h.qp.PostSend(wr); err != nil {
+				return err
+			}
+			if _, err := h.qp.PostRecv(recv); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// stream writes count times n bytes, and returns the bytes a second.
+func (h *half) stream(t *testing.T, c *child, n, batch, count int) float64 {
+	wrs := make([]verbs.SendWR, batch)
+	for i := range wrs {
+		wrs[i] = verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, RemoteAddr: c.to.Addr, RKey: c.to.RKey,
+			SGL: []verbs.SGE{{Addr: h.mr.Addr() + halfBytes, Length: uint32(n), LKey: h.mr.LKey()}}}
+	}
+	wrs[batch-1].Flags = verbs.SendSignaled
+	var wcs [8]verbs.WC
+	begin := time.Now()
+	outstanding := 0
+	for done := 0; done < count || outstanding != 0; {
+		if outstanding < 2 && done < count {
+			if n, err := h.qp.PostSend(wrs); n != batch {
+				t.Fatal(n, err)
+			}
+			outstanding++
+			done += batch
+		}
+		k, err := h.cq.Poll(wcs[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		outstanding -= k
+	}
+	return float64(count*n) / time.Since(begin).Seconds()
+}
+
+// One goroutine drives both NICs, so an operation is what the two ends cost together, without the
+// time that a line takes from one core to another.
+func BenchmarkBothEnds(b *testing.B) {
+	for _, c := range []struct {
+		name     string
+		n, batch int
+	}{{"8B", 8, 1}, {"8B batch 64", 8, 64}, {"4KiB", 4096, 1}, {"64KiB", 65536, 1}} {
+		b.Run(c.name, func(b *testing.B) {
+			p := openNICs(b, Config{Devices: 2})
+			env := verbstest.Env{}
+			pair := verbstest.NewPair(verbstest.NewNode(b, env, p.Device(0)),
+				verbstest.NewNode(b, env, p.Device(1)), verbstest.PairConfig{BufSize: 1 << 17})
+			wrs := make([]verbs.SendWR, c.batch)
+			for i := range wrs {
+				wrs[i] = verbs.SendWR{Opcode: verbs.OpRDMAWrite, SGL: pair.A.Buf.SGL(0, c.n),
+					RemoteAddr: pair.B.Buf.Addr(), RKey: pair.B.Buf.RKey()}
+			}
+			wrs[c.batch-1].Flags = verbs.SendSignaled
+			var wcs [4]verbs.WC
+			b.SetBytes(int64(c.n))
+			b.ReportAllocs()
+			for i := 0; i < b.N; i += c.batch {
+				if n, err := pair.A.QP.PostSend(wrs); n != c.batch {
+					b.Fatal(err)
+				}
+				for n := 0; n == 0; {
+					_, _ = pair.B.SendCQ.Poll(wcs[:])
+					var err error
+					if n, err = pair.A.SendCQ.Poll(wcs[:]); err != nil || n > 0 && wcs[0].Status != 0 {
+						b.Fatal(err, wcs[0])
+					}
+				}
+			}
+		})
+	}
+}

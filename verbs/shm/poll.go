@@ -1,0 +1,325 @@
+package shm
+
+import (
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"ibverbx/verbs/internal/nic"
+)
+
+// poller looks at the lanes of a NIC, and does what they ask for: on the goroutine of a program
+// that polls, or else on that of a link whose peer has rung.
+//
+// The NIC's page tells the peers which. Its one word is even while a program polls. It is odd while
+// the NIC sleeps, another number each time: a peer that changes something then rings once. Whoever
+// goes to sleep writes the word first and then looks at the lanes once more, and a peer publishes
+// first and then reads the word. All of it is done with sync/atomic, which keeps that order on
+// every processor. So one of the two sees the other, and no bell is lost.
+type poller struct {
+	dev  *Device
+	page []byte
+	fd   int
+
+	mu       sync.Mutex
+	lanes    []*lane // of queue pairs, the busy ones towards the front
+	stirring []*lane // reused
+	first    int     // the busy lane that was looked at last
+	turn     int     // the same of the quiet ones
+	closed   bool
+	awake    atomic.Bool // written with mu
+	polls    uint64      // polls that keep the NIC awake
+	napped   uint64      // their number when nap has looked last
+	nap      *time.Timer
+	empty    int           // polls in a row that found nothing
+	denied   atomic.Uint32 // polls that another caller kept out
+}
+
+const (
+	pageBytes = 4096
+	// busyLanes are looked at in each poll, and quietLanes of the others in turn.
+	busyLanes  = 16
+	quietLanes = 16
+	// passLanes bounds how many lanes a pass works on with the lock.
+	passLanes = 4
+	// servePasses bounds how long serve keeps its caller.
+	servePasses = 64
+	// idleAfter is how long a NIC that nobody polls any more stays awake, twice at most.
+	idleAfter = 200 * time.Microsecond
+	// After patience polls in a row that found nothing, some microseconds, the caller may be
+	// keeping the processor from the peer that it waits for, so at every offerEvery-th poll it
+	// offers the processor. An offer that nobody takes costs less than a microsecond.
+	patience   = 200
+	offerEvery = 8
+	// Other goroutines get the processor less often: Go wakes a thread each time.
+	goroutinesEvery = 16 * offerEvery
+)
+
+func (p *poller) init(d *Device) (err error) {
+	p.dev = d
+	if p.page, p.fd, err = newMemory(pageBytes, pageBytes, true); err != nil {
+		return err
+	}
+	p.store(1)
+	p.nap = time.AfterFunc(time.Hour, p.napOver)
+	p.nap.Stop()
+	return nil
+}
+
+func (p *poller) free() {
+	unmapMemory(p.page)
+	closeFD(p.fd)
+}
+
+func (p *poller) load() uint64   { return atomic.LoadUint64(&words(p.page)[0]) }
+func (p *poller) store(v uint64) { atomic.StoreUint64(&words(p.page)[0], v) }
+
+// help works for a caller whose completion queue is empty, unless another caller does. goesOn says
+// that the caller will poll again soon.
+func (p *poller) help(goesOn bool) {
+	if !p.mu.TryLock() {
+		// Whoever works may need this processor to go on.
+		if p.denied.Add(1)%offerEvery == 0 {
+			yieldThread()
+		}
+		return
+	}
+	if goesOn {
+		if !p.awake.Load() && !p.closed {
+			p.awake.Store(true)
+			p.store(p.load() + 1)
+			p.nap.Reset(idleAfter)
+		}
+		p.polls++
+	}
+	if p.work(busyLanes+quietLanes, goesOn) {
+		p.empty = 0
+	} else {
+		if p.empty++; p.dev.owes.Load() {
+			p.dev.mu.Lock()
+			p.dev.payReports(len(p.dev.owed))
+			p.dev.mu.Unlock()
+		}
+	}
+	empty := p.empty
+	p.mu.Unlock()
+	if empty != 0 {
+		pause()
+	}
+	if empty > 0 {
+		pause()
+	}
+	if empty >= patience && empty%offerEvery == 0 {
+		yieldThread()
+		if empty%goroutinesEvery == 0 {
+			runtime.Gosched()
+			p.dev.helpOthers()
+		}
+	}
+}
+
+// helpOthers works for the provider's other NICs if the process has a single processor. Go polls
+// the network only when it has nothing else to run, and every ten milliseconds, so bells for the
+// other NICs would wait that long while this goroutine polls.
+func (d *Device) helpOthers() {
+	if runtime.GOMAXPROCS(0) > 1 {
+		return
+	}
+	for _, other := range d.provider.devices {
+		if other != d && other.poll.mu.TryLock() {
+			other.poll.work(math.MaxInt, false)
+			other.poll.mu.Unlock()
+		}
+	}
+}
+
+// napOver puts the NIC to sleep if nobody has polled since it was called last.
+func (p *poller) napOver() {
+	p.mu.Lock()
+	polled := p.polls != p.napped
+	if p.napped = p.polls; polled && p.awake.Load() {
+		p.nap.Reset(idleAfter)
+	}
+	p.mu.Unlock()
+	if !polled {
+		p.serve()
+	}
+}
+
+// bell is called when a peer has rung. While a program polls, that one works.
+func (p *poller) bell() {
+	if !p.awake.Load() {
+		p.serve()
+	}
+}
+
+// serve works until there is nothing to do, and puts the NIC to sleep. If peers send all the time,
+// it leaves the rest to the goroutine of nap.
+func (p *poller) serve() {
+	more := true
+	for pass := 0; more && pass < servePasses; pass++ {
+		p.mu.Lock()
+		if more = p.work(math.MaxInt, false); !more && !p.closed {
+			p.awake.Store(false) // from now on a post reports at once
+			p.dev.mu.Lock()
+			p.dev.payReports(len(p.dev.owed))
+			p.dev.mu.Unlock()
+			p.store((p.load() + 1) | 1)
+			more = p.pick(math.MaxInt) // what has come before the peers could see it
+		}
+		p.mu.Unlock()
+	}
+	if more {
+		p.mu.Lock()
+		if !p.closed {
+			p.nap.Reset(0)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// work does what the lanes ask for, and reports whether they did. It looks at so many of them. With
+// hold some reports to the peers wait. Call it with p.mu.
+func (p *poller) work(most int, hold bool) bool {
+	if !p.pick(most) {
+		return false
+	}
+	d := p.dev
+	d.mu.Lock()
+	due := len(d.owed)
+	for i, l := range p.stirring {
+		switch q := l.qp; {
+		case q == nil: // given up
+		case l.in:
+			q.served = true
+			beginLanding()
+			q.carryOut(hold)
+			endLanding()
+		default:
+			beginLanding()
+			q.collect()
+			endLanding()
+			q.send()
+		}
+		p.stirring[i] = nil
+	}
+	d.payReports(due)
+	d.reap()
+	d.mu.Unlock()
+	return true
+}
+
+// pick collects the lanes that stir, and reports whether there are any.
+func (p *poller) pick(most int) bool {
+	p.stirring = p.stirring[:0]
+	if p.dev.down.Load() {
+		return false
+	}
+	n := len(p.lanes)
+	busy := min(n, busyLanes)
+	for i := 0; i < busy && len(p.stirring) < passLanes; i++ {
+		if p.first++; p.first >= busy {
+			p.first = 0
+		}
+		p.look(p.first)
+	}
+	for i := busy; i < min(n, most) && len(p.stirring) < passLanes; i++ {
+		if p.turn++; p.turn >= n || p.turn < busy {
+			p.turn = busy
+		}
+		p.look(p.turn)
+	}
+	return len(p.stirring) != 0
+}
+
+// look collects a lane if it stirs, and moves it towards the front.
+func (p *poller) look(i int) {
+	if l := p.lanes[i]; l.stirs() {
+		p.stirring = append(p.stirring, l)
+		p.lanes[i], p.lanes[i/2] = p.lanes[i/2], p.lanes[i]
+	}
+}
+
+// forget removes a lane.
+func (p *poller) forget(l *lane) {
+	for i, other := range p.lanes {
+		if other == l {
+			last := len(p.lanes) - 1
+			p.lanes[i], p.lanes[last] = p.lanes[last], nil
+			p.lanes = p.lanes[:last]
+			return
+		}
+	}
+}
+
+// timed is the queue pair and the event that a timer belongs to.
+type timed struct {
+	qp   *QP
+	kind timerKind
+}
+
+type timerKind uint8
+
+const (
+	timerAck timerKind = iota // the peer has answered nothing
+	timerRNR                  // it has posted no receive
+)
+
+// timers are the timers of a NIC's queue pairs, guarded by the NIC's lock.
+type timers struct {
+	dev   *Device
+	heap  nic.TimerHeap[timed]
+	alarm *time.Timer
+	next  int64 // when the alarm goes off
+}
+
+func (t *timers) init(d *Device) {
+	t.dev, t.next = d, math.MaxInt64
+	t.alarm = time.AfterFunc(time.Hour, d.tick)
+	t.alarm.Stop()
+}
+
+// arm sets a timer.
+func (t *timers) arm(x *nic.Timer[timed], when int64) {
+	t.heap.Arm(x, when)
+	t.wind()
+}
+
+// wind sets the alarm to the first timer.
+func (t *timers) wind() {
+	if first := t.heap.First(math.MaxInt64); first < t.next {
+		t.next = first
+		t.alarm.Reset(time.Duration(first - t.dev.now()))
+	}
+}
+
+// tick fires the timers that are due. It first takes what has come: if the process did not run for
+// a while, that may be the answers that the timers wait for.
+func (d *Device) tick() {
+	for range 4 {
+		d.poll.mu.Lock()
+		more := d.poll.work(math.MaxInt, false)
+		d.poll.mu.Unlock()
+		if !more {
+			break
+		}
+	}
+	d.lockAll()
+	defer d.unlockAll()
+	d.timers.next = math.MaxInt64
+	if d.core.Closed != "" {
+		return
+	}
+	now := d.now()
+	for x := d.timers.heap.Due(now); x != nil; x = d.timers.heap.Due(now) {
+		switch x.Of.kind {
+		case timerAck:
+			x.Of.qp.tick()
+		case timerRNR:
+			x.Of.qp.starved()
+		}
+	}
+	d.timers.wind()
+}
