@@ -16,12 +16,13 @@ import (
 	"ibverbx"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
+	"ibverbx/verbs/shm"
 	"ibverbx/verbs/soft"
 )
 
 var (
 	providerFlag = flag.String("provider", usualProviders(),
-		"the NICs to test on, in turn: soft, roce, rdmacore; or one kind at each "+
+		"the NICs to test on, in turn: soft, roce, shm, rdmacore; or one kind at each "+
 			"end: roce-rdmacore, rdmacore-roce")
 	gidIndexFlag = flag.Int("gid-index", -1, "entry of the NICs' GID tables; -1 lets each connection choose")
 	waitFlag     = flag.Duration("wait", 20*time.Second, "how long to wait for a completion")
@@ -32,7 +33,7 @@ var (
 // usualProviders need nothing but the operating system.
 func usualProviders() string {
 	if runtime.GOOS == "linux" {
-		return "soft,roce"
+		return "soft,roce,shm"
 	}
 	return "soft"
 }
@@ -114,5 +115,23 @@ var _ = offer("roce", provider{
 	hasty:  ibverbx.ConnConfig{Timeout: 15, RetryCount: 6, RNRRetry: 2}, // 7 times 134 ms
 	setLink: func(_ testing.TB, dev verbs.Device, up bool) {
 		dev.(*roce.Device).SetLink(up)
+	},
+})
+
+// NICs of shared memory, which one process maps twice. A peer answers when it gets a processor, as
+// over sockets.
+var _ = offer("shm", provider{
+	open: func(devices int) (verbs.Provider, error) {
+		p, err := shm.Open(shm.Config{Devices: devices})
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
+	},
+	strict: true,
+	slow:   8,
+	hasty:  ibverbx.ConnConfig{Timeout: 15, RetryCount: 6, RNRRetry: 2}, // 7 times 134 ms
+	setLink: func(_ testing.TB, dev verbs.Device, up bool) {
+		dev.(*shm.Device).SetLink(up)
 	},
 })
