@@ -34,7 +34,7 @@ func NewFlags() *Flags {
 		return nil
 	})
 	flag.BoolVar(&f.mutate, "mutate", false, "plant bugs and check that they are found: some minutes")
-	flag.BoolVar(&f.kit, "kit", false, "test the simulation itself: worlds replay, failures are shrunk")
+	flag.BoolVar(&f.kit, "kit", false, "test the simulation itself: it replays and shrinks, bugs compile")
 	flag.IntVar(&f.every, "every", 1, "with -mutate: plant one bug of so many only,")
 	flag.IntVar(&f.from, "from", 0, "beginning with this one, from 0 on")
 	return f
