@@ -441,6 +441,7 @@ func TestAgreeWithStrangers(t *testing.T) {
 // NICs without named addresses are those that the host can have; those of a connection are at its
 // address. Over what is no TCP connection nothing can be made.
 func TestDevices(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	h := open(t, nics.Config{Provider: nics.RoCE})
 	if h.String() != "a roce NIC at the address over which a peer is met" {
 		t.Error(h)
@@ -504,6 +505,7 @@ func must[T any](v T, err error) T {
 
 // A context that ends ends the waiting for a peer.
 func TestAgreeEnds(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	a, _ := met(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

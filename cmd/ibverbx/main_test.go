@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -23,6 +24,7 @@ func TestMain(m *testing.M) {
 	if how := os.Getenv(asMember); how != "" {
 		os.Exit(beMember(how))
 	}
+	_ = flag.Set("test.parallel", "8") // those that run side by side mostly wait
 	fabric := addTestProviders()
 	code := m.Run()
 	err := fabric.Close() // nothing may be open on it

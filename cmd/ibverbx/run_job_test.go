@@ -95,6 +95,18 @@ func bePE(ctx context.Context, j *job.Job) error {
 	})
 }
 
+// startMembers starts such processes, which do as how says.
+func startMembers(t *testing.T, how string, args ...string) *shell {
+	t.Helper()
+	s := newShell(t, args...)
+	s.cmd.Args = append(s.cmd.Args, s.cmd.Path)
+	s.cmd.Env = append(s.cmd.Env, asMember+"="+how)
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // untilLate makes a call whose deadline passes, again if it has passed before the call began.
 func untilLate(ctx context.Context, call func(context.Context) error, late func(error) bool) error {
 	for wait := 50 * time.Millisecond; ; wait *= 2 {
@@ -110,6 +122,7 @@ func untilLate(ctx context.Context, call func(context.Context) error, late func(
 // TestRunNamesWhomTheJobNames shows that the process is named which the job names, where another
 // one fails because of it.
 func TestRunNamesWhomTheJobNames(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	for how, say := range map[string]string{
 		isStopped: "the process has died: it has not answered for 1s; the first to end is rank 0 (pid ",
 		isLate:    "it has not entered barrier 1; rank 0 (",
@@ -117,12 +130,8 @@ func TestRunNamesWhomTheJobNames(t *testing.T) {
 		leaves:    "the process has left the job ",
 	} {
 		t.Run(how, func(t *testing.T) {
-			t.Setenv(asMember, how)
-			self, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
-			s := startShell(t, "-n", "2", "--grace", "100ms", self)
+			t.Parallel()
+			s := startMembers(t, how, "-n", "2", "--grace", "100ms")
 			code, _ := s.wait(t)
 			_, named, _ := strings.Cut(s.errs.String(), "ibverbx: rank 1 (pid ")
 			if code != 3 || !strings.Contains(named, "): "+say) ||
@@ -136,18 +145,17 @@ func TestRunNamesWhomTheJobNames(t *testing.T) {
 // TestRunOfOneThatStaysAway shows that a job ends in which a process has ended well, so that the
 // others would wait for it in vain.
 func TestRunOfOneThatStaysAway(t *testing.T) {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Parallel() // most of the time it waits
 	for _, rank := range []string{"0", "1"} {
-		t.Setenv(asMember, staysAway+rank)
-		s := startShell(t, "-n", "3", "--grace", "100ms", self)
-		code, _ := s.wait(t)
-		_, named, _ := strings.Cut(s.errs.String(), "ibverbx: rank "+rank+" (pid ")
-		if code != exitFailed || !strings.HasSuffix(named, "): ended without an error and without joining "+
-			"the job, in which others wait for it; the others are ended\n") {
-			t.Errorf("exit %d, stderr %q", code, s.errs.String())
-		}
+		t.Run(rank, func(t *testing.T) {
+			t.Parallel()
+			s := startMembers(t, staysAway+rank, "-n", "3", "--grace", "100ms")
+			code, _ := s.wait(t)
+			_, named, _ := strings.Cut(s.errs.String(), "ibverbx: rank "+rank+" (pid ")
+			if code != exitFailed || !strings.HasSuffix(named, "): ended without an error and without "+
+				"joining the job, in which others wait for it; the others are ended\n") {
+				t.Errorf("exit %d, stderr %q", code, s.errs.String())
+			}
+		})
 	}
 }

@@ -83,6 +83,7 @@ func TestRun(t *testing.T) {
 // TestRunFailure shows that a process that fails ends the others, also what these have started and
 // what takes no SIGTERM, and gives the exit code.
 func TestRunFailure(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	for name, test := range map[string]struct {
 		script string
 		code   int
@@ -96,6 +97,7 @@ func TestRunFailure(t *testing.T) {
 		"all at the end": {`exit 4`, 4, "exit status 4"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			began := time.Now()
 			s := startShell(t, "-n", "3", "--grace", "300ms", "sh", "-c", test.script)
 			code, lines := s.wait(t)
@@ -113,6 +115,7 @@ func TestRunFailure(t *testing.T) {
 
 // TestRunSignals shows that signals reach the processes, once each, and that the job ends by them.
 func TestRunSignals(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	for name, test := range map[string]struct {
 		signals []syscall.Signal
 		script  string
@@ -129,6 +132,7 @@ func TestRunSignals(t *testing.T) {
 			`trap "" INT; echo ready; while :; do sleep 0.02; done`, 137, "[0] ready"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			ready := make(chan struct{})
 			s := newShell(t, "-n", "2", "--grace", "1s", "sh", "-c", test.script)
 			s.cmd.Stdout = &readiness{s: s, n: 2, ready: ready}

@@ -123,7 +123,7 @@ func TestRefusedForNow(t *testing.T) {
 						t.Errorf("refused for a while: end a: %v; end b: %v", a, b)
 					}
 					// A busy machine may take longer for another step than for this one.
-					for patience := time.Second; ; patience *= 2 {
+					for patience := time.Second / 4; ; patience *= 2 {
 						a, b := refused(t, p, -1, patience)
 						if errors.Is(a, ErrStalled) || errors.Is(b, ErrStalled) {
 							return

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"strings"
 	"testing"
@@ -16,7 +17,10 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8") // they mostly wait
+	goleak.VerifyTestMain(m)
+}
 
 func openSoft(nics int) (verbs.Provider, error) { return soft.New(soft.Config{Devices: 2 * nics}) }
 

@@ -146,6 +146,7 @@ func TestSlowPeer(t *testing.T) {
 
 // TestPeerLeavesDuringTraffic notices it while it waits for messages.
 func TestPeerLeavesDuringTraffic(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	k := keys{qp: 7, gid: someKeys.gid}
 	copy(k.gid[12:], []byte{127, 0, 0, 1})
 	err := against(t, Config{Kind: SendBW, Timeout: 20 * time.Second},

@@ -130,6 +130,7 @@ func checkResult(t *testing.T, cfg *Config, end *outcome) {
 
 // TestMismatch: what the exchange shows of a difference between the two ends is said in words.
 func TestMismatch(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	for _, tt := range []struct {
 		name           string
 		client, server Config
