@@ -16,7 +16,7 @@ var flags = hunt.NewFlags()
 func TestSimulation(t *testing.T) { flags.Test(t, &Game, 2000) }
 
 // TestFailover plays worlds whose rails die.
-func TestFailover(t *testing.T) { flags.Test(t, &FailoverGame, 5000) }
+func TestFailover(t *testing.T) { flags.Test(t, &FailoverGame, 3000) }
 
 // bugs are mistakes that were made, or could have been, in this library and others of its kind.
 var bugs = hunt.Bugs{Package: ".", File: "testdata/ibverbx.bugs"}

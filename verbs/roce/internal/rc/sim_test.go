@@ -90,7 +90,7 @@ func playAll(t *testing.T, usual uint64, play func(*testing.T, uint64) (Stats, *
 // TestSimulation: whatever happens on the way, every request is carried out once, in order, and
 // completes with what has become of it.
 func TestSimulation(t *testing.T) {
-	sum := playAll(t, 2000, playWorld)
+	sum := playAll(t, 1200, playWorld)
 	t.Logf("%+v", sum)
 	if *seeds == 0 && (sum.Resent == 0 || sum.Duplicates == 0 || sum.Ahead == 0 || sum.RNRNAKs == 0 ||
 		sum.Timeouts == 0 || sum.Probes == 0 || sum.Unexpected == 0 || sum.Marked == 0 || sum.CNPs == 0) {
