@@ -337,6 +337,7 @@ func TestManyGoroutinesPut(t *testing.T) {
 // Fence waits for nothing, even without room for an operation: the next call waits; when that
 // fails, the fence stays in force.
 func TestFenceDoesNotWait(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	l := newTestbed(t, shape{2, 2, 1}, shmem.Config{})
 	s := allocate[uint64](l, 2)
 	slow := l.fabric.Inject(soft.Fault{Kind: soft.Delay, Count: -1, Delay: time.Second, Match: isWrite})

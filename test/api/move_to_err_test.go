@@ -149,6 +149,7 @@ func TestEndingsPastARefusedMoveToErr(t *testing.T) {
 // A single queue pair that always refuses the move to ERR does not say what it still held. Reset
 // and Close return the refusal after a second.
 func TestMoveToErrThatIsRefusedPermanently(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	refused := errors.New("no such transition today")
 	for name, end := range map[string]func(e *vqptest.End) error{
 		"reset": func(e *vqptest.End) error { return e.Reset() },

@@ -89,6 +89,7 @@ func TestBadRequestIsRefusedBeforeTheNICIsAsked(t *testing.T) {
 
 // A message of 2 GiB is the longest that a request or a receive may name.
 func TestLongestMessage(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	for _, m := range vqptest.Modes {
 		l := m.Link(t, vqptest.LinkConfig{Fabric: soft.Config{Stepped: true}})
 		keys := map[verbs.DeviceID]uint32{}

@@ -230,6 +230,7 @@ func quickly(t *testing.T, prepare func() (do func() error)) {
 
 // A NIC that does not answer is awaited for a second, the same one for all queue pairs of a CQ.
 func TestSilentNICIsAwaitedOnce(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	const queuePairs = 8
 	l := vqptest.NewLink(t, vqptest.LinkConfig{CQDepth: 4096, Fabric: soft.Config{Stepped: true}})
 	l.A.ExpectRecv(t, 1)
