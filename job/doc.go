@@ -5,7 +5,7 @@
 //	j, err := job.Join(ctx, job.Config{}) // finds the rank in the environment
 //	defer j.Close()
 //	host, err := nics.Open(nics.Config{})
-//	devices, err := host.Reaching(j) // the NICs that reach the others
+//	devices, err := host.ReachingAll(ctx, j) // the NICs that reach the others
 //	dom, err := ibverbx.NewDomain(devices...)
 //	pe, err := shmem.Join(ctx, dom, shmem.Config{Rank: j.Rank(), Size: j.Size(), Exchange: j.AllGather})
 //

@@ -159,3 +159,14 @@ func ipOf(a net.Addr) (netip.Addr, error) {
 	}
 	return at.Addr().Unmap(), nil
 }
+
+// sameHost reports whether the two ends of a connection have the same address, or both one of
+// loopback: then they are processes of one host, or of one container.
+func sameHost(r Route) bool {
+	here, err := ipOf(r.LocalAddr())
+	if err != nil {
+		return false
+	}
+	there, err := ipOf(r.RemoteAddr())
+	return err == nil && (here == there || here.IsLoopback() && there.IsLoopback())
+}

@@ -7,6 +7,7 @@ import (
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
+	"ibverbx/verbs/shm"
 	"ibverbx/verbs/soft"
 )
 
@@ -15,15 +16,16 @@ const (
 	Soft = "soft"     // software NICs of this process: verbs/soft
 	Real = "rdmacore" // the host's NICs: verbs/rdmacore
 	RoCE = "roce"     // NICs made of UDP sockets: verbs/roce
+	Shm  = "shm"      // shared memory between the processes of this host: verbs/shm
 )
 
 // Config selects NICs. The zero value works.
 type Config struct {
-	// Provider names where the NICs come from: Real, RoCE, Soft, or one of Sources. Empty means
-	// Real if this host has RDMA NICs, and otherwise RoCE; it means RoCE at once if Devices names
-	// an address.
+	// Provider names where the NICs come from: Real, RoCE, Shm, Soft, or one of Sources. Empty
+	// means Real if this host has RDMA NICs, and otherwise RoCE; it means RoCE at once if Devices
+	// names an address.
 	Provider string
-	// Devices chooses among the NICs. For real and software NICs it is a filter that
+	// Devices chooses among the NICs. Except for roce it is a filter that
 	// [verbs.ParseDeviceFilter] reads: "mlx5_0,mlx5_1:2", "^mlx5_2". For roce it lists interfaces
 	// and addresses of this host: "eth0,192.0.2.7". Empty means all usable NICs; for roce, the
 	// address over which you meet the peer.
@@ -32,6 +34,8 @@ type Config struct {
 	Library string
 	// RoCE configures NICs made of UDP sockets. Its Addresses are another way to name them.
 	RoCE roce.Config
+	// Shm configures NICs of shared memory.
+	Shm shm.Config
 	// Soft configures software NICs.
 	Soft soft.Config
 	// Logger logs which NICs were opened, and why, at DEBUG. At INFO it logs one line when sockets
@@ -79,7 +83,7 @@ func (c Config) Validate() error {
 	case c.Provider == "" && addressed:
 		return &ConfigError{"Devices", c.Devices + ": Library is of real NICs, and addresses are not: " +
 			"leave one of them empty"}
-	case (c.Provider == Real || c.Provider == Soft) && addressed:
+	case (c.Provider == Real || c.Provider == Shm || c.Provider == Soft) && addressed:
 		return &ConfigError{"Devices", c.Devices + ": addresses are NICs of provider " + RoCE}
 	case c.Provider == "" && namesAddresses(c.Devices):
 	default:
@@ -95,7 +99,8 @@ func (c *Config) source(name string) (Source, error) {
 	if name == "" {
 		name = Real
 	}
-	all := []Source{{Soft, openSoft}, {Real, openReal}, {RoCE, openRoCE}}
+	all := []Source{{Soft, openSoft}, {Real, openReal}, {RoCE, openRoCE},
+		{Shm, openShm}}
 	var names []string
 	for _, s := range append(c.Sources[:len(c.Sources):len(c.Sources)], all...) {
 		if s.Name == name {

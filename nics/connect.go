@@ -11,29 +11,37 @@ import (
 	"ibverbx/verbs"
 )
 
-// kindNICs is the kind of the message with an offer.
+// kindNICs is the kind of a message with an offer.
 const kindNICs = "nics"
 
 // Agree returns the NICs that reach the peer of a conversation, as many as both ends have: a
 // virtual queue pair needs the same number of queue pairs at both ends. The peer does the same. An
-// error ends the conversation and tells the peer the reason.
+// error ends the conversation and tells the peer the reason. NICs of shared memory are taken as
+// [Host.ReachingAll] says.
 func (h *Host) Agree(ctx context.Context, c *rendezvous.Conn) ([]verbs.Device, error) {
 	if c == nil {
 		return nil, fmt.Errorf("nics: agree: %w: the conversation is nil", verbs.ErrInvalid)
 	}
-	mine, err := h.reaching(c)
-	var theirs nicoffer.Offer
-	if err == nil {
-		theirs, err = h.swap(ctx, c, mine)
-	}
+	mine, theirs, err := h.agree(ctx, c)
 	if err != nil {
 		c.Fail(err)
 		return nil, fmt.Errorf("nics: agree with %v: %w", c.RemoteAddr(), err)
 	}
-	n := min(len(mine), len(theirs.NICs))
-	h.cfg.Logger.Debug("ibverbx: NICs agreed on", "peer", c.RemoteAddr(), "number", n, "here", h.Name(),
-		"there", theirs.Provider)
-	return mine[:n], nil
+	h.cfg.Logger.Debug("ibverbx: NICs agreed on", "peer", c.RemoteAddr(), "number", len(mine), "here",
+		h.Name(), "there", theirs.Provider, "nics", nicoffer.Of("", mine).NICs)
+	return mine, nil
+}
+
+// agree exchanges offers, and returns this end's NICs and the peer's offer.
+func (h *Host) agree(ctx context.Context, c *rendezvous.Conn) (mine []verbs.Device, theirs nicoffer.Offer,
+	err error) {
+	if mine, err = h.reachingAll(ctx, c); err != nil {
+		return nil, theirs, err
+	}
+	if theirs, err = h.swap(ctx, c, mine); err != nil {
+		return nil, theirs, err
+	}
+	return mine[:min(len(mine), len(theirs.NICs))], theirs, nil
 }
 
 // swap sends the peer an offer of this end's NICs, and receives the peer's.

@@ -9,14 +9,20 @@
 //
 // With the zero [Config] a host takes its real NICs (package verbs/rdmacore). A NIC is usable if it
 // can be opened and has an active port. If there is no RDMA device, no libibverbs, or no active
-// port, the host takes package verbs/roce and logs "no RDMA NIC here: using UDP sockets", in a job
-// only at rank 0. [Host.Name], [Host.Instead] and [Host.LeftOut] return the choice and the reason,
-// which are also logged at DEBUG. NICs that exist but cannot be opened, for instance
-// for lack of a permission, are an error: a program that silently runs at a hundredth of its speed
-// helps nobody.
+// port, the host takes package verbs/roce and logs "no RDMA NIC here: using UDP sockets (provider
+// roce)", in a job only at rank 0. [Host.Name], [Host.Instead], [Host.Note] and [Host.LeftOut]
+// return the choice and the reason, which are also logged at DEBUG. NICs that exist but cannot be
+// opened, for instance for lack of a permission, are an error: a program that silently runs at a
+// hundredth of its speed helps nobody.
 //
-// Config.Provider names a provider. Software NICs (verbs/soft) live inside one process, so you get
-// them only by name, with both ends on one [Host].
+// Where sockets would take the place of RDMA NICs, processes of one host share memory instead
+// (package verbs/shm, several times as fast): [Host.Agree], [Host.Connect] and [Host.ReachingAll]
+// offer it, and take it if all processes offer it and reach each other. It is logged in the same
+// way, and so is the reason if processes of one host do not share memory. Containers need a common
+// network namespace, or a directory, Config.Shm.Dir.
+//
+// Config.Provider names a provider, and forces it. Software NICs (verbs/soft) live inside one
+// process, so you get them only by name, with both ends on one [Host].
 //
 // The NICs of roce are addresses of the host. If you name none, [Host.Reaching], [Host.Agree] and
 // [Host.Connect] make a NIC at the local address of the conversation with the peer, because that

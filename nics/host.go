@@ -1,6 +1,7 @@
 package nics
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 	"ibverbx/internal/nicoffer"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
+	"ibverbx/verbs/shm"
 )
 
 // Host holds the NICs of this process. It is a [verbs.Provider]. Its methods may be called from any
@@ -24,11 +26,15 @@ type Host struct {
 	usable  []verbs.Device // the NICs of named with a port that is up, unless the configuration names NICs
 	instead error
 	leftOut error
-	once    sync.Once // of logSockets
+	sockets sync.Once // of logSockets
+	sharing sync.Once // of the note that memory is shared
 
-	mu  sync.Mutex
-	at  map[netip.Addr]verbs.Provider // NICs of roce by address; at the zero address those of the whole host
-	end bool
+	mu sync.Mutex
+	// at holds the NICs of roce by address; at the zero address those of the whole host.
+	at     map[netip.Addr]verbs.Provider
+	shared *shm.Provider // made when a peer on this host is met
+	does   string        // in place of using real NICs, with the peers that were met last
+	end    bool
 }
 
 // Open opens the NICs that cfg selects. Its error says what is missing and how to get it.
@@ -180,33 +186,56 @@ func (h *Host) log() {
 	}
 }
 
-// logSockets logs once that sockets have taken the place of real NICs. It does so when they are
-// first used: by then the route may show that this process belongs to a job, in which only rank 0
-// logs it.
-func (h *Host) logSockets(r Route) {
+// usesSockets is what a host without RDMA NICs does.
+const usesSockets = "using UDP sockets (provider roce)"
+
+// logSockets logs once that sockets have taken the place of real NICs, and why memory is not
+// shared. It does so when they are first used: by then the route may show that this process belongs
+// to a job, in which only rank 0 logs it.
+func (h *Host) logSockets(r Route, unshared string) {
+	h.logInstead(r, &h.sockets, usesSockets+unshared)
+}
+
+// logInstead notes what this process does in place of using real NICs, and logs it once.
+func (h *Host) logInstead(r Route, once *sync.Once, does string) {
 	if h.instead == nil {
 		return
 	}
-	h.once.Do(func() {
+	h.mu.Lock()
+	h.does = does
+	h.mu.Unlock()
+	once.Do(func() {
 		if j, ok := r.(interface{ Rank() int }); ok && j.Rank() != 0 {
 			return
 		}
-		why := "no RDMA NIC here has a port that is up"
-		if errors.Is(h.instead, verbs.ErrNotSupported) {
-			why = "no RDMA NIC here"
-		}
-		h.cfg.Logger.Info("ibverbx: " + why + ": using UDP sockets")
+		h.cfg.Logger.Info("ibverbx: " + h.Note())
 	})
 }
 
-// Name returns the name of the provider: Real, RoCE, Soft, or that of a Source.
+// Note returns which NICs have taken the place of real ones, and why: for the peers that were met
+// last, in one sentence. It is empty if real NICs were taken, or if you named a provider or an
+// address.
+func (h *Host) Note() string {
+	if h.instead == nil {
+		return ""
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	why := "no RDMA NIC here has a port that is up"
+	if errors.Is(h.instead, verbs.ErrNotSupported) {
+		why = "no RDMA NIC here"
+	}
+	return why + ": " + cmp.Or(h.does, usesSockets)
+}
+
+// Name returns the name of the provider: Real, RoCE, Shm, Soft, or that of a Source.
 func (h *Host) Name() string { return h.cfg.Provider }
 
 // Provider returns the underlying provider, for its own methods, such as the faults of a
 // *soft.Fabric. It is nil if NICs of roce are made as peers are met.
 func (h *Host) Provider() verbs.Provider {
-	if s, ok := h.named.(softChosen); ok {
-		return s.Fabric
+	if some, ok := h.named.(chosen); ok {
+		return some.Provider
 	}
 	return h.named
 }
@@ -230,7 +259,11 @@ func (h *Host) Unopened() error {
 // String names the NICs.
 func (h *Host) String() string {
 	if h.named == nil {
-		return "a roce NIC at the address over which a peer is met"
+		const sockets = "a roce NIC at the address over which a peer is met"
+		if h.instead != nil {
+			return sockets + ", or shared memory with a process of this host"
+		}
+		return sockets
 	}
 	var names []string
 	for _, d := range h.usable {
@@ -244,7 +277,7 @@ func (h *Host) String() string {
 // occur twice, which [ibverbx.NewDomain] refuses: to have all of them in a domain, call Devices
 // before you meet a peer.
 func (h *Host) Devices() ([]verbs.Device, error) {
-	h.logSockets(nil)
+	h.logSockets(nil, "")
 	if h.named == nil {
 		return prefixed(h.allSockets())
 	}
@@ -254,12 +287,12 @@ func (h *Host) Devices() ([]verbs.Device, error) {
 // Reaching lists the NICs that reach the other end of a connection: all usable ones, or, for roce
 // without named addresses, the one at this end's address of the connection.
 func (h *Host) Reaching(r Route) ([]verbs.Device, error) {
+	h.logSockets(r, "")
 	return prefixed(h.reaching(r))
 }
 
-// reaching is Reaching without the package's name in its errors.
+// reaching is Reaching without a word.
 func (h *Host) reaching(r Route) ([]verbs.Device, error) {
-	h.logSockets(r)
 	if h.named != nil {
 		return append([]verbs.Device(nil), h.usable...), nil
 	}
@@ -376,6 +409,13 @@ func (h *Host) Close() error {
 		err = h.named.Close()
 	} else {
 		err = h.closeSockets()
+	}
+	if h.shared != nil {
+		closed := h.shared.Close()
+		if closed == nil {
+			h.shared = nil
+		}
+		err = errors.Join(err, closed)
 	}
 	h.end = err == nil
 	return err

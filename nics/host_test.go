@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -158,7 +159,7 @@ func TestWhichProvider(t *testing.T) {
 		"permission denied": {denied, nil, nil, "", "", denied,
 			"nics: open device: mlx5_0: permission denied"},
 		"another name": {nil, both, func(c *nics.Config) { c.Provider = "efa" }, "", "", verbs.ErrInvalid,
-			`nics: config: invalid argument: Provider: "efa": have soft, rdmacore, roce`},
+			`nics: config: invalid argument: Provider: "efa": have soft, rdmacore, roce, shm`},
 		"no such address": {nil, both, func(c *nics.Config) { c.Provider, c.Devices = nics.RoCE, "nic7" }, "",
 			"",
 			verbs.ErrInvalid, `"nic7" is neither an address nor an interface of this host (have `},
@@ -211,7 +212,7 @@ func (r ranked) Rank() int { return r.rank }
 func TestLineAboutSockets(t *testing.T) {
 	allDown := func(all []verbs.Device) []verbs.Device { return []verbs.Device{down{all[0]}} }
 	a, b := met(t)
-	const noNIC = "ibverbx: no RDMA NIC here: using UDP sockets"
+	const noNIC = "ibverbx: no RDMA NIC here: using UDP sockets (provider roce)"
 	for name, c := range map[string]struct {
 		why     error
 		devices func([]verbs.Device) []verbs.Device
@@ -221,7 +222,7 @@ func TestLineAboutSockets(t *testing.T) {
 		"two processes": {fmt.Errorf("%w: errno 2", rdmacore.ErrNoDevice), nil, a, noNIC},
 		"no library":    {rdmacore.ErrNoLibrary, nil, b, noNIC},
 		"no link": {nil, allDown, a,
-			"ibverbx: no RDMA NIC here has a port that is up: using UDP sockets"},
+			"ibverbx: no RDMA NIC here has a port that is up: using UDP sockets (provider roce)"},
 		"rank 0":    {rdmacore.ErrNoDevice, nil, ranked{a, 0}, noNIC},
 		"rank 1":    {rdmacore.ErrNoDevice, nil, ranked{b, 1}, ""},
 		"no route":  {rdmacore.ErrNoDevice, nil, nil, noNIC},
@@ -322,6 +323,62 @@ func TestConnectOverSockets(t *testing.T) {
 	}
 }
 
+// Two processes of one host that leave the choice open share memory if both can, and otherwise use
+// sockets. One that names its provider keeps it.
+func TestConnectOverSharedMemory(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs Linux")
+	}
+	const socketsNote = "roce0, ibverbx: no RDMA NIC here: using UDP sockets (provider roce)"
+	for name, c := range map[string]struct {
+		change func(*nics.Config)
+		want   string // the NIC and what is logged
+	}{
+		"both": {func(*nics.Config) {},
+			"shm0, ibverbx: no RDMA NIC here: sharing memory with processes of this host (provider shm)"},
+		"another directory": {func(c *nics.Config) { c.Shm.Dir = t.TempDir() },
+			socketsNote + "; no shared memory: check path: shm0: unreachable"},
+		"no such directory": {func(c *nics.Config) { c.Shm.Dir = "/none" },
+			socketsNote + "; no shared memory: shm: open: invalid argument"},
+		"a provider": {func(c *nics.Config) { c.Provider = nics.RoCE },
+			socketsNote + "; no shared memory: a process has NICs of roce"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg, _ := hostWith(t, rdmacore.ErrNoDevice, nil)
+			other := cfg
+			c.change(&other)
+			var said bytes.Buffer
+			cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
+			a, err := nics.Open(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Close()
+			b := open(t, other)
+			for range 2 {
+				qpA, qpB, errA, errB := connect(t, a, b)
+				if err := errors.Join(errA, errB); err != nil {
+					t.Fatal(err)
+				}
+				_, line, _ := strings.Cut(said.String(), "msg=")
+				got := qpA.Domain().Devices()[0].Name() + ", " + strings.Trim(line, "\"\n")
+				here := qpB.Domain().Devices()[0].Name()
+				if !strings.HasPrefix(got, c.want) || here[:3] != got[:3] ||
+					!strings.HasSuffix(got, a.Note()) {
+					t.Errorf("got %s, and %s at the other end, want %s", got, here, c.want)
+				}
+				move(t, qpA, qpB)
+				if err := errors.Join(qpA.Close(), qpB.Close()); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := a.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // move sends a message from a to b.
 func move(t *testing.T, a, b *ibverbx.VirtualQP) {
 	t.Helper()
@@ -406,6 +463,7 @@ func TestAgreeWithStrangers(t *testing.T) {
 		a, b := met(t)
 		var other sync.WaitGroup
 		other.Go(func() {
+			_, _ = b.AllGather(t.Context(), []byte("{}"))
 			_ = b.Send(t.Context(), "nics", body)
 			<-b.Done()
 			var said *rendezvous.PeerError
@@ -433,7 +491,7 @@ func TestAgreeWithStrangers(t *testing.T) {
 		t.Errorf("nobody: error %v", err)
 	}
 	if _, err := h.Agree(t.Context(), a); !errors.Is(err, rendezvous.ErrProtocol) ||
-		!strings.Contains(err.Error(), `message "barrier" came in place of "nics"`) {
+		!strings.Contains(err.Error(), `"barrier" came in place of "value"`) {
 		t.Errorf("error %v", err)
 	}
 }

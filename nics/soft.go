@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/shm"
 	"ibverbx/verbs/soft"
 )
 
@@ -12,33 +13,48 @@ import (
 func openSoft(c Config) (verbs.Provider, error) {
 	fabric, err := soft.New(c.Soft)
 	if err != nil {
-		return nil, err // not p: a nil pointer in an interface is not nil
+		return nil, err // not fabric: a nil pointer in an interface is not nil
 	}
-	if c.Devices == "" {
-		return fabric, nil
-	}
-	all, err := fabric.Devices()
-	if err == nil {
-		all, err = Choose(all, c.Devices)
-	}
-	if err != nil {
-		return nil, errors.Join(err, fabric.Close())
-	}
-	return softChosen{fabric, all}, nil
+	return choose(fabric, c.Devices)
 }
 
-// softChosen is a fabric of which only some NICs are offered.
-type softChosen struct {
-	*soft.Fabric
-	chosen []verbs.Device
+// openShm opens NICs of shared memory, and chooses among them.
+func openShm(c Config) (verbs.Provider, error) {
+	p, err := shm.Open(c.Shm)
+	if err != nil {
+		return nil, err
+	}
+	return choose(p, c.Devices)
+}
+
+// choose offers those NICs of a provider that the filter names, or all without a filter. It closes
+// the provider if it fails.
+func choose(p verbs.Provider, filter string) (verbs.Provider, error) {
+	if filter == "" {
+		return p, nil
+	}
+	all, err := p.Devices()
+	if err == nil {
+		all, err = Choose(all, filter)
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return chosen{p, all}, nil
+}
+
+// chosen is a provider of which only some NICs are offered.
+type chosen struct {
+	verbs.Provider
+	devices []verbs.Device
 }
 
 // Devices returns the chosen NICs.
-func (s softChosen) Devices() ([]verbs.Device, error) {
-	if _, err := s.Fabric.Devices(); err != nil {
+func (c chosen) Devices() ([]verbs.Device, error) {
+	if _, err := c.Provider.Devices(); err != nil {
 		return nil, err
 	}
-	return append([]verbs.Device(nil), s.chosen...), nil
+	return append([]verbs.Device(nil), c.devices...), nil
 }
 
 // Choose returns the devices that filter, a Config.Devices, names, in its order. Use it in the Open

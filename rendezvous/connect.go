@@ -100,6 +100,13 @@ func Exchange[T any](ctx context.Context, c *Conn, mine T) (theirs T, err error)
 	return theirs, nil
 }
 
+// AllGather passes mine to the peer, and returns mine and what the peer has passed, which does the
+// same. An error, an [*OpError], ends the conversation.
+func (c *Conn) AllGather(ctx context.Context, mine []byte) ([][]byte, error) {
+	theirs, err := Exchange(ctx, c, mine)
+	return [][]byte{mine, theirs}, err
+}
+
 // Barrier returns when both ends have called it. An error, an [*OpError], ends the conversation.
 func (c *Conn) Barrier(ctx context.Context) error {
 	return c.step(ctx, "barrier", func() error { return c.meet(ctx, kindBarrier) })

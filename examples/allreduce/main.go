@@ -59,7 +59,7 @@ func reduce(ctx context.Context, j *job.Job, length int) error {
 	if err != nil {
 		return err
 	}
-	devices, err := host.Reaching(j)
+	devices, err := host.ReachingAll(ctx, j)
 	if err != nil {
 		return err
 	}

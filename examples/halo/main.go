@@ -56,7 +56,7 @@ func run(ctx context.Context, j *job.Job) error {
 	if err != nil {
 		return err
 	}
-	devices, err := host.Reaching(j)
+	devices, err := host.ReachingAll(ctx, j)
 	if err != nil {
 		return err
 	}
