@@ -80,7 +80,7 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, end *endNICs) error 
 	if err != nil {
 		return err
 	}
-	half, err := end.half(conn)
+	half, err := end.half(c.ctx, conn)
 	if err != nil {
 		return err
 	}

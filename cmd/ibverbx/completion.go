@@ -14,7 +14,7 @@ import (
 
 // predictors are the words that flags take, by the name in the flag's tag.
 func predictors() map[string]complete.Predictor {
-	names := []string{softNICs, realNICs, roceNICs}
+	names := []string{softNICs, realNICs, roceNICs, shmNICs}
 	for _, p := range providers {
 		names = append(names, p.Name)
 	}

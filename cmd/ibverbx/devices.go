@@ -81,7 +81,7 @@ func (f *devicesCmd) Run(c *console, k *kong.Context) error {
 		if host, err = openNICs(cfg); err == nil {
 			err = host.Close()
 			if host.Instead() != nil {
-				doc.Provider, doc.Note = roceNICs, noteOf(host)
+				doc.Provider, doc.Note = roceNICs, host.Note()
 				c.complain("ibverbx: %s\n", doc.Note)
 				cfg.Provider = roceNICs
 				list, err = listDevices(cfg)

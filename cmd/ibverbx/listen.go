@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// greeting is how long a connection may take to begin the conversation.
+	// greeting is how long a connection may take to begin the conversation and to say its NICs.
 	greeting = 5 * time.Second
 	// maxLines is how many connections without a client are described one by one.
 	maxLines = 10
@@ -90,7 +90,9 @@ func (f *perfCmd) serve(c *console, end *endNICs) error {
 
 // serveOne measures with a client.
 func (f *perfCmd) serveOne(c *console, end *endNICs, conn *rendezvous.Conn) error {
-	half, err := end.half(conn)
+	soon, cancel := context.WithTimeoutCause(c.ctx, greeting, rendezvous.ErrTimeout)
+	half, err := end.half(soon, conn)
+	cancel()
 	if err != nil {
 		return err
 	}

@@ -43,6 +43,9 @@ func greeted(t *testing.T, address string) *rendezvous.Conn {
 func offered(t *testing.T, address string) *rendezvous.Conn {
 	t.Helper()
 	conn := greeted(t, address)
+	if _, err := conn.AllGather(t.Context(), []byte(`{"why":"other NICs"}`)); err != nil {
+		t.Fatal(err)
+	}
 	if err := conn.Receive(t.Context(), "offer", nil); err != nil {
 		t.Fatal(err)
 	}

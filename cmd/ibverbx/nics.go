@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
+	"ibverbx/verbs/shm"
 )
 
 // The providers by name.
@@ -26,6 +28,7 @@ const (
 	softNICs = nics.Soft
 	realNICs = nics.Real
 	roceNICs = nics.RoCE
+	shmNICs  = nics.Shm
 )
 
 // providers are sources of devices beside those of package nics. Tests add some.
@@ -101,7 +104,7 @@ func (f *nicFlags) asked() string {
 // check reports whether the flags make sense for a provider.
 func (f *nicFlags) check(provider string) error {
 	switch {
-	case f.Library != "" && (provider == softNICs || provider == roceNICs):
+	case f.Library != "" && (provider == softNICs || provider == roceNICs || provider == shmNICs):
 		return usage("--library is where real NICs are found: use --provider %s", realNICs)
 	case f.Rate != 0 && provider != roceNICs:
 		return usage("--rate-limit is of NICs made of UDP sockets: add --provider roce; software NICs have " +
@@ -141,7 +144,7 @@ func flagError(err error) error {
 func (f *nicFlags) openHere(c *console, provider string, count int, conn ibverbx.ConnConfig,
 	said *outcome) (verbs.Provider, error) {
 	cfg := f.config(provider)
-	cfg.Soft.Devices = count
+	cfg.Soft.Devices, cfg.Shm.Devices = count, count
 	if provider == roceNICs && f.Device == "" {
 		cfg.RoCE.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
 	}
@@ -159,19 +162,16 @@ func (f *nicFlags) openHere(c *console, provider string, count int, conn ibverbx
 // endNICs are the NICs of one of two processes.
 type endNICs struct {
 	*nics.Host
-	config ibverbx.ConnConfig
+	config  ibverbx.ConnConfig
+	console *console
+	said    *outcome
 }
 
-// openEnd opens the NICs of one of two processes. If no provider was named and these are not real
-// NICs, it says which they are.
+// openEnd opens the NICs of one of two processes.
 func (f *nicFlags) openEnd(c *console, conn ibverbx.ConnConfig, said *outcome) (*endNICs, error) {
 	host, err := openNICs(f.config(f.Provider))
 	if err != nil {
 		return nil, err
-	}
-	if host.Instead() != nil {
-		said.note = noteOf(host)
-		c.complain("ibverbx: %s\n", said.note)
 	}
 	said.warn(c, host.LeftOut())
 	switch {
@@ -183,7 +183,7 @@ func (f *nicFlags) openEnd(c *console, conn ibverbx.ConnConfig, said *outcome) (
 	if err != nil {
 		return nil, errors.Join(err, host.Close())
 	}
-	return &endNICs{host, conn}, nil
+	return &endNICs{host, conn, c, said}, nil
 }
 
 // warn reports once that some NICs are left out.
@@ -216,30 +216,27 @@ func checkPorts(conn ibverbx.ConnConfig, host *nics.Host) error {
 	return nil
 }
 
-// These are the notes of a provider that was not named.
-const (
-	roceNote     = "no RDMA NIC here: " + usesRoCE
-	roceDownNote = "no RDMA NIC of this host has a port that is up: " + usesRoCE
-	usesRoCE     = "using --provider roce, RoCEv2 over UDP sockets"
-)
-
-// noteOf explains why NICs of roce took the place of real ones.
-func noteOf(host *nics.Host) string {
-	if errors.Is(host.Instead(), verbs.ErrNotSupported) {
-		return roceNote
+// explain says once which NICs are used if no provider was named and they are not real ones.
+func (n *endNICs) explain() {
+	if note := n.Note(); note != n.said.note {
+		n.said.note = note
+		n.console.complain("ibverbx: %s\n", note)
 	}
-	return roceDownNote
 }
 
 // half returns this end's part in a conversation. An error ends the conversation.
-func (n *endNICs) half(conn *rendezvous.Conn) (*bench.Half, error) {
-	devices, err := n.Reaching(conn)
+func (n *endNICs) half(ctx context.Context, conn *rendezvous.Conn) (*bench.Half, error) {
+	devices, err := n.ReachingAll(ctx, conn)
 	if err != nil {
 		conn.Fail(err)
 		return nil, err
 	}
-	return &bench.Half{Conn: conn, Provider: n.Name(), Devices: devices, Config: n.config,
-		Version: version()}, nil
+	n.explain()
+	h := &bench.Half{Conn: conn, Provider: n.Name(), Devices: devices, Config: n.config, Version: version()}
+	if _, ok := devices[0].(*shm.Device); ok {
+		h.Provider = shmNICs
+	}
+	return h, nil
 }
 
 // explainSilence adds the likely reasons to the error of a NIC made of a UDP socket that never got

@@ -170,6 +170,7 @@ func (f *perftestCmd) nic(c *console, nc net.Conn, end *endNICs) (verbs.Device, 
 	if err != nil {
 		return nil, err
 	}
+	end.explain()
 	if len(devices) > 1 {
 		c.complain("ibverbx: using %s, the first of %s; --device names another one\n", devices[0].Name(),
 			count(len(devices), "NIC"))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -98,23 +99,42 @@ func replaceProvider(t *testing.T, name string, open func(nics.Config) (verbs.Pr
 	providers = append([]nics.Source{{Name: name, Open: open}}, before...)
 }
 
-// TestRoCEByItself measures between two processes of hosts without an RDMA NIC: both say that they
-// use roce in its place.
-func TestRoCEByItself(t *testing.T) {
+// The notes of hosts without a usable RDMA NIC.
+const (
+	roceNote    = "no RDMA NIC here: using UDP sockets (provider roce)"
+	shmNote     = "no RDMA NIC here: sharing memory with processes of this host (provider shm)"
+	shmDownNote = "no RDMA NIC here has a port that is up: sharing memory with processes of this host " +
+		"(provider shm)"
+)
+
+// TestProviderByItself measures between two processes of a host without an RDMA NIC: both say that
+// they share memory, or use roce if one of them asks for it.
+func TestProviderByItself(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs shared memory, which is of Linux")
+	}
 	setRealNICs(t, rdmacore.ErrNoDevice)
-	server, address := listening(t, "perf --json --listen 127.0.0.1:0")
-	code, out, errs := command(t, "perf --connect "+address+quick)
-	codeB, outB, errsB := server.wait(t)
-	if code != exitOK || codeB != exitOK || !strings.Contains(errs, roceNote) ||
-		!strings.Contains(errsB, roceNote) || !strings.Contains(out, "messages verified") {
-		t.Fatalf("exit %d, stderr %s\n%s\nlistening: exit %d, %s\n%s", code, errs, out, codeB, errsB, outB)
-	}
-	var doc bench.Report
-	if err := json.Unmarshal([]byte(outB), &doc); err != nil {
-		t.Fatal(err)
-	}
-	if doc.Note != roceNote || doc.Params.Provider != roceNICs || doc.Peer.Provider != roceNICs {
-		t.Errorf("note %q, provider %q, peer's %q", doc.Note, doc.Params.Provider, doc.Peer.Provider)
+	for _, tt := range []struct{ connect, provider, note string }{
+		{"", shmNICs, shmNote},
+		{" --layer tagged --op send --mode lat", shmNICs, shmNote},
+		{" --provider roce", roceNICs, roceNote + "; no shared memory: a process has NICs of roce"},
+	} {
+		server, address := listening(t, "perf --json --listen 127.0.0.1:0")
+		code, out, errs := command(t, "perf --connect "+address+quick+tt.connect)
+		codeB, outB, errsB := server.wait(t)
+		asks := strings.Contains(tt.connect, "--provider")
+		if code != exitOK || codeB != exitOK || !strings.Contains(errsB, tt.note) ||
+			asks == strings.Contains(errs, tt.note) || !strings.Contains(out, "messages verified") {
+			t.Fatalf("exit %d, stderr %s\n%s\nlistening: exit %d, %s\n%s", code, errs, out, codeB, errsB,
+				outB)
+		}
+		var doc bench.Report
+		if err := json.Unmarshal([]byte(outB), &doc); err != nil {
+			t.Fatal(err)
+		}
+		if doc.Note != tt.note || doc.Params.Provider != tt.provider || doc.Peer.Provider != tt.provider {
+			t.Errorf("note %q, provider %q, peer's %q", doc.Note, doc.Params.Provider, doc.Peer.Provider)
+		}
 	}
 }
 
@@ -141,8 +161,8 @@ func TestRoCEWithoutALink(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0")
 	code, out, errs := command(t, "perf --connect "+address+quick)
 	codeB, _, errsB := server.wait(t)
-	if code != exitOK || codeB != exitOK || !strings.Contains(errs, roceDownNote) ||
-		!strings.Contains(errsB, roceDownNote) || !strings.Contains(out, "messages verified") {
+	if code != exitOK || codeB != exitOK || !strings.Contains(errs, shmDownNote) ||
+		!strings.Contains(errsB, shmDownNote) || !strings.Contains(out, "messages verified") {
 		t.Errorf("exit %d, stderr %s\n%s\nlistening: exit %d, %s", code, errs, out, codeB, errsB)
 	}
 	if code, out, errs := command(t, "devices"); code != exitOK || !strings.Contains(out, "soft0") ||
