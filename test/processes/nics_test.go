@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"testing"
 	"time"
 
@@ -11,15 +12,24 @@ import (
 	"ibverbx/verbs"
 	"ibverbx/verbs/rdmacore"
 	"ibverbx/verbs/roce"
+	"ibverbx/verbs/shm"
 	"ibverbx/verbs/soft"
 )
 
 var (
-	providerFlag = flag.String("provider", "soft,roce", "the NICs to test on: soft, roce, rdmacore")
+	providerFlag = flag.String("provider", usualProviders(), "the NICs to test on: soft, roce, shm, rdmacore")
 	devicesFlag  = flag.String("devices", "", "which of the real NICs, for example rxe0,rxe1; empty for all")
 	gidIndexFlag = flag.Int("gid-index", -1, "entry of the NICs' GID tables; -1 lets each connection choose")
 	limitFlag    = flag.Duration("limit", time.Minute, "how long a team may take")
 )
+
+// usualProviders need nothing but the operating system.
+func usualProviders() string {
+	if runtime.GOOS == "linux" {
+		return "soft,roce,shm"
+	}
+	return "soft,roce"
+}
 
 // nicsOf returns the NICs of a member. Those of rdmacore are shared, and those of roce at the same
 // addresses, each member's on ports of its own: neighbours begin at different ones.
@@ -44,6 +54,9 @@ func (p *task) open() (verbs.Provider, []verbs.Device, error) {
 			cfg.Addresses = append(cfg.Addresses, netip.AddrFrom4([4]byte{127, 0, 0, byte(1 + i)}))
 		}
 		return opened(roce.Open(cfg))
+	}
+	if p.Provider == "shm" {
+		return opened(shm.Open(shm.Config{Devices: p.NICs}))
 	}
 	return opened(rdmacore.Open(rdmacore.Config{Devices: p.Devices}))
 }
@@ -86,9 +99,9 @@ func (p *task) conn() ibverbx.ConnConfig {
 	case p.Provider == "soft" && p.Hasty:
 		c.Timeout, c.RetryCount = 8, 2 // a millisecond, three times
 	case p.Provider == "soft":
-	case p.Provider == "roce" && p.Hasty:
+	case (p.Provider == "roce" || p.Provider == "shm") && p.Hasty:
 		c.Timeout, c.RetryCount = 16, 7 // 268 ms, eight times
-	case p.Provider == "roce":
+	case p.Provider == "roce" || p.Provider == "shm":
 		c.Timeout, c.RetryCount = 18, 7 // 1.07 s, eight times
 	case p.Hasty:
 		c.Timeout, c.RetryCount = 16, 4 // 268 ms, five times
