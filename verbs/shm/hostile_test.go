@@ -417,24 +417,24 @@ func TestUnsealedMemory(t *testing.T) {
 // Many strangers that say nothing, or hang up, keep nobody else out for longer than they stay.
 func TestSilentStrangers(t *testing.T) {
 	p := openNICs(t, Config{Devices: 2})
-	for range 2000 {
-		c, err := dial("", p.Device(1).gid)
-		if errors.Is(err, errBusy) {
+	knock := func() *conn {
+		for {
+			c, err := dial("", p.Device(1).gid)
+			if err == nil {
+				return c
+			}
+			if !errors.Is(err, errBusy) { // it has not let in those before
+				t.Fatal(err)
+			}
 			time.Sleep(time.Millisecond)
-			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.close()
+	}
+	for range 2000 {
+		knock().close()
 	}
 	var silent []*conn
 	for range 20 {
-		c, err := dial("", p.Device(1).gid)
-		if err != nil {
-			t.Fatal(err)
-		}
-		silent = append(silent, c)
+		silent = append(silent, knock())
 	}
 	env := verbstest.Env{Strict: true}
 	pair := verbstest.NewPair(verbstest.NewNode(t, env, p.Device(0)), verbstest.NewNode(t, env, p.Device(1)),
