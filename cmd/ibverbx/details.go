@@ -39,10 +39,10 @@ func (t *perfTable) details(r *bench.Result) {
 			label = ""
 		}
 	}
-	if t.verbose {
-		t.repaired(&r.Repairs)
+	if !t.verbose {
+		return
 	}
-	if t.p.Layered() || !t.verbose {
+	if t.repaired(&r.Repairs); t.p.Layered() {
 		return
 	}
 	t.rails("a", &r.Stats.A.Stats)
@@ -113,17 +113,15 @@ func (t *perfTable) rails(end string, s *ibverbx.Stats) {
 		total += s.Rails[i].Bytes
 	}
 	t.columns(tabwriter.AlignRight, func(w *printer) {
-		w.printf("    end %s\trail\tdevice\tqp\tbytes\tshare\tfragments\tnotifications\terrors\trefused\t\n",
-			end)
+		w.printf("end %s: rail\tdevice\tqp\tbytes\tshare\tfragments\tnotified\terrors\trefused\t\n", end)
 		for i := range s.Rails {
 			r := &s.Rails[i]
 			name := nameOf(i, r)
 			if r.Down {
 				name += ", down"
 			}
-			w.printf("\t%s\t%s\t%d\t%s\t%.1f%%\t%d\t%d\t%d\t%d\t\n", name, r.Device, r.QPNum,
-				bytesOf(r.Bytes), 100*float64(r.Bytes)/float64(total), r.Fragments, r.Notifications, r.Errors,
-				r.Refused)
+			w.printf("%s\t%s\t%d\t%s\t%.0f%%\t%d\t%d\t%d\t%d\t\n", name, r.Device, r.QPNum, bytesOf(r.Bytes),
+				100*float64(r.Bytes)/float64(total), r.Fragments, r.Notifications, r.Errors, r.Refused)
 		}
 	})
 	if s.Markers > 0 || s.BankedTotal > 0 || s.StaleEvents > 0 {

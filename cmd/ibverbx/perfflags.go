@@ -42,7 +42,9 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	switch {
 	case f.Plot != "" && given(k, "interval") && p.Interval == 0:
 		return nil, usage("--plot with --interval 0, which asks for no time line: drop one of them")
-	case !given(k, "interval") && (f.Plot != ""):
+	case p.Interval != 0 && f.Plot == "" && !f.JSON:
+		return nil, usage("--interval %v: the time line goes into --plot or --json, give one", p.Interval)
+	case !given(k, "interval") && f.Plot != "":
 		p.Interval = bench.AutoInterval
 	}
 	switch {
