@@ -8,6 +8,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/internal/guard"
+	"ibverbx/internal/vqptest"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
@@ -290,4 +291,22 @@ func BenchmarkPendingRoundTrip(b *testing.B) {
 			l.a.w.Progress()
 		}
 	}
+}
+
+// Small steps of each operation are inlined, as in the packages below.
+func TestHotPathInlines(t *testing.T) {
+	vqptest.MustInline(t, "ibverbx/transport.(*Endpoint).post",
+		"ibverbx/transport.(*Endpoint).usable",
+		"ibverbx/transport.(*Endpoint).ordinary",
+		"ibverbx/transport.(*peerState).sendID",
+		"ibverbx/transport.(*peerState).hasBuffer",
+		"ibverbx/transport.(*peerState).countPut",
+		"ibverbx/transport.(*peerState).fillHeader",
+		"ibverbx/transport.(*sending).full",
+		"ibverbx/transport.(*sending).idle",
+		"ibverbx/transport.(*pendingQueue).any",
+		"ibverbx/transport.(*fence).posted",
+		"ibverbx/transport.(*chores).due",
+		"ibverbx/transport.wridEndpoint",
+	)
 }
