@@ -4,11 +4,17 @@ package shm
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"net"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
@@ -16,9 +22,9 @@ import (
 
 var numbers = flag.Duration("numbers", 0, "measure for so long each, and print")
 
-// TestNumbers measures two processes, and beside them, in turn, what this machine gives without
-// this package: copy(), and a word that two goroutines hand back and forth. Each number is the best
-// of many short runs.
+// TestNumbers measures two processes, and beside them what this machine gives without this package:
+// copy(), a word that two goroutines hand back and forth, and a unix socket between two. Each
+// number is the best of many short runs.
 func TestNumbers(t *testing.T) {
 	if *numbers == 0 {
 		t.Skip("give -numbers 2s")
@@ -34,6 +40,11 @@ func TestNumbers(t *testing.T) {
 	most := func(a, b float64) float64 { return max(a, b) }
 	// Before there is a peer that takes a core.
 	fmt.Printf("a word from core to core: %.0f ns\n", best(mailbox, least))
+	ends := unixSocket(t)
+	fmt.Printf("8 bytes over a unix socket, one way: %.0f ns\n",
+		best(func() float64 { return ends.pingPong(t) }, least))
+	fmt.Printf("1048576 bytes over a unix socket: %.1f GB/s\n",
+		best(func() float64 { return ends.stream(t, 1<<20, 64) / 1e9 }, most))
 	h, err := newHalf(openNICs(t, Config{}).Device(0))
 	if err != nil {
 		t.Fatal(err)
@@ -68,6 +79,80 @@ func TestNumbers(t *testing.T) {
 		2*best(func() float64 { return s.pingPong(t, c) }, least))
 	_ = c.cmd.Process.Kill()
 	_ = c.cmd.Wait()
+}
+
+// sockets are the two ends of a unix socket in this process.
+type sockets [2]net.Conn
+
+func unixSocket(t *testing.T) (ends sockets) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		ends[i], err = net.FileConn(f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = ends[i].Close() })
+	}
+	return ends
+}
+
+// pingPong returns the time of eight bytes one way, in nanoseconds.
+func (s sockets) pingPong(t *testing.T) float64 {
+	const rounds = 200
+	over := make(chan error)
+	go func() {
+		b := make([]byte, 8)
+		for range rounds {
+			if _, err := io.ReadFull(s[1], b); err != nil {
+				over <- err
+				return
+			}
+			_, _ = s[1].Write(b)
+		}
+		over <- nil
+	}()
+	b := make([]byte, 8)
+	begin := time.Now()
+	for range rounds {
+		_, _ = s[0].Write(b)
+		if _, err := io.ReadFull(s[0], b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	took := time.Since(begin)
+	if err := <-over; err != nil {
+		t.Fatal(err)
+	}
+	return float64(took.Nanoseconds()) / rounds / 2
+}
+
+// stream sends count times n bytes, and returns the bytes a second.
+func (s sockets) stream(t *testing.T, n, count int) float64 {
+	over := make(chan error)
+	go func() {
+		b := make([]byte, n)
+		for range count {
+			if _, err := io.ReadFull(s[1], b); err != nil {
+				over <- err
+				return
+			}
+		}
+		over <- nil
+	}()
+	b := make([]byte, n)
+	begin := time.Now()
+	for range count {
+		_, _ = s[0].Write(b)
+	}
+	if err := <-over; err != nil {
+		t.Fatal(err)
+	}
+	return float64(count*n) / time.Since(begin).Seconds()
 }
 
 func copyRate(buf []byte, n int) float64 {
