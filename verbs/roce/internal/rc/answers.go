@@ -109,13 +109,14 @@ func (q *QP) acknowledge(end seq) {
 	if end <= r.una {
 		return
 	}
-	for s := max(r.acked, r.una); s < end; s++ {
-		if p := r.readOf(s); p != nil {
-			s = p.end - 1
-			continue
+	next := max(r.acked, r.una)
+	for i := range r.reads[:r.nreads] {
+		if p := &r.reads[i]; next < p.end && p.first < end {
+			q.markAllDone(next, p.first)
+			next = p.end
 		}
-		q.markDone(s)
 	}
+	q.markAllDone(next, end)
 	r.acked = max(r.acked, end)
 	for i := range r.reads[:r.nreads] {
 		if p := &r.reads[i]; p.first < end {

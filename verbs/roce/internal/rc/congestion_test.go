@@ -154,7 +154,7 @@ func TestLossInSlowdown(t *testing.T) {
 	var w window
 	w.start(1024, 1<<20)
 	for now := int64(1000); now <= 100_000; now += 1000 {
-		w.arrived(now, 100*us+now, 10) // a queue that grows, and is shorter than the target
+		w.arrived(now, 100*us+now, 10, 1) // a queue that grows, and is shorter than the target
 	}
 	w.packets = 100
 	w.beginSlowdown(200_000)

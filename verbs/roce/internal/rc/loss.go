@@ -19,10 +19,43 @@ func (q *QP) markDone(s seq) {
 	case lost:
 		r.lost--
 	case flying:
-		q.arrived(s, t)
+		q.arrived(s, t, 1)
 	}
 	t.state = done
 	r.timers.progress(q.now)
+}
+
+// markAllDone marks the numbers from first to end-1 as done. Those that left together have one
+// round trip: they take one step, a third of the instructions.
+func (q *QP) markAllDone(first, end seq) {
+	for s := first; s < end; {
+		n := q.together(s, end)
+		if n < 2 {
+			q.markDone(s)
+			s++
+			continue
+		}
+		for range n {
+			q.req.at(s).state = done
+			s++
+		}
+		q.arrived(s-1, q.req.at(s-1), n)
+		q.req.timers.progress(q.now)
+	}
+}
+
+// together returns how many numbers from first on, before end, are under way to an end of ours
+// since the same time, and were sent only once.
+func (q *QP) together(first, end seq) (n int) {
+	r := &q.req
+	sentAt := r.at(first).sentAt
+	for s := first; s < end && q.ours; s++ {
+		if t := r.at(s); t.state != flying || t.resent || t.sentAt != sentAt {
+			break
+		}
+		n++
+	}
+	return n
 }
 
 // markKept marks a number whose packet the responder keeps behind a gap.
@@ -31,24 +64,25 @@ func (q *QP) markKept(s seq) {
 	if t.state != flying {
 		return
 	}
-	q.arrived(s, t)
+	q.arrived(s, t, 1)
 	t.state = kept
 }
 
-// arrived takes a packet out of those under way.
-func (q *QP) arrived(s seq, t *track) {
+// arrived takes n packets that left together out of those under way; t is the track of the last
+// one.
+func (q *QP) arrived(last seq, t *track, n int) {
 	r := &q.req
-	r.flying--
-	rtt := q.reached(s)
+	r.flying -= n
+	rtt := q.reached(last)
 	if t.resent {
 		rtt = 0 // it may answer either of the two packets
 	} else {
-		r.timers.sample(rtt)
+		r.timers.sample(rtt, n)
 	}
 	if q.ours {
-		r.window.arrived(q.now, rtt, r.flying)
+		r.window.arrived(q.now, rtt, r.flying, n)
 	} else {
-		r.foreign.arrived(s, r.next)
+		r.foreign.arrived(last, r.next)
 	}
 }
 
@@ -216,15 +250,17 @@ func (t *timers) isReady(now int64) bool {
 	return true
 }
 
-// sample updates the round trip with that of a packet.
-func (t *timers) sample(rtt int64) {
+// sample updates the round trip with that of n packets.
+func (t *timers) sample(rtt int64, n int) {
 	t.probes = 0 // not for the answer to a probe, which may answer its first copy (RFC 6298, 5)
 	if t.srtt == 0 {
 		t.srtt, t.rttvar = rtt, rtt/2
-		return
+		n--
 	}
-	t.rttvar += (max(t.srtt-rtt, rtt-t.srtt) - t.rttvar) / 4
-	t.srtt += (rtt - t.srtt) / 8
+	for range n {
+		t.rttvar += (max(t.srtt-rtt, rtt-t.srtt) - t.rttvar) / 4
+		t.srtt += (rtt - t.srtt) / 8
+	}
 }
 
 // roundTrip returns an upper bound on the time of almost every answer.

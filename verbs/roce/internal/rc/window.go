@@ -82,9 +82,23 @@ func (w *window) start(mtu, limit int) {
 	w.marks.start()
 }
 
-// arrived records that a packet has arrived; rtt is its round trip, or 0 if that is not known.
-// flying packets are still under way.
-func (w *window) arrived(now, rtt int64, flying int) {
+// arrived records that n packets have arrived that left together; rtt is their round trip, or 0 if
+// that is not known. flying packets are still under way.
+func (w *window) arrived(now, rtt int64, flying, n int) {
+	for range n {
+		w.arrivedOne(now, rtt, flying)
+		if w.isSettled(rtt) {
+			return
+		}
+	}
+}
+
+// isSettled reports whether one more packet with a round trip would change nothing.
+func (w *window) isSettled(rtt int64) bool {
+	return w.lossRate == 0 && w.roundMin <= rtt && w.slowdown.began == 0 && !w.slowStart
+}
+
+func (w *window) arrivedOne(now, rtt int64, flying int) {
 	if w.lossRate -= w.lossRate * lossWeight; w.lossRate < noLoss {
 		w.lossRate = 0
 	}

@@ -2,6 +2,7 @@ package rc
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"ibverbx/verbs"
@@ -58,7 +59,7 @@ func TestWindowForgetsLosses(t *testing.T) {
 		t.Fatal("a loss does not count")
 	}
 	for range 10_000 {
-		w.arrived(ms, 100*us, 1)
+		w.arrived(ms, 100*us, 1, 1)
 	}
 	if w.lossRate != 0 {
 		t.Errorf("10,000 packets after a loss its share is %g, want 0", w.lossRate)
@@ -238,4 +239,38 @@ func TestYieldToMarks(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Packets that arrive together do to a window what they do one by one.
+func TestWindowArrivedTogether(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range 200 {
+		var together window
+		together.start(1024, 1<<20)
+		together.rival.competes = i%2 == 1
+		single := together
+		now, next := int64(0), seq(1000)
+		for i := range 500 {
+			now += rng.Int64N(200 * us)
+			rtt := 50*us + rng.Int64N(100*us)
+			if i/100%2 == 1 {
+				rtt += 5 * ms // somebody else's queue
+			}
+			n, flying := 1+rng.IntN(60), rng.IntN(100)
+			if rng.IntN(50) == 0 {
+				together.missed(next, next+10)
+				single.missed(next, next+10)
+				next += 5
+			}
+			together.arrived(now, rtt, flying, n)
+			for left := n - 1; left >= 0; left-- {
+				single.arrived(now, rtt, flying+left, 1)
+			}
+			together.passed(now, next)
+			single.passed(now, next)
+			if together != single {
+				t.Fatalf("%d packets in step %d: %+v, want %+v", n, i, together, single)
+			}
+		}
+	}
 }
