@@ -91,7 +91,9 @@ func (q *QP) transmitUpTo(most int) {
 				s.waiting = append(s.waiting, q)
 				break
 			}
+			beginLanding()
 			more = q.engine.Transmit(now, &s.batch)
+			endLanding()
 			s.send(q)
 		}
 		q.path.share.note(q)
@@ -142,9 +144,7 @@ func (s *sender) send(q *QP) {
 	}
 	packets := s.packets[:len(from)]
 	for i := range from {
-		p := &from[i]
-		packets[i] = udp.Packet{Header: p.Header[:p.Len], Payload: p.Payload,
-			Trailer: s.batch.Trailer(i)}
+		packets[i] = udp.Packet(from[i])
 	}
 	segment := q.sendsBursts()
 	s.seal(q, packets, segment)

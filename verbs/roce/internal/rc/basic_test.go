@@ -95,31 +95,46 @@ func TestEveryOpcode(t *testing.T) {
 	})
 }
 
-// The trailer of a packet ends where the header of the next one begins, and overlaps nothing that
-// the batch holds, whatever the pads are.
-func TestTrailersJoinHeaders(t *testing.T) {
+// The pieces of a batch lie side by side in memory, except payloads too long to copy, and none
+// overlaps another, whatever the lengths are.
+func TestBatchLiesSideBySide(t *testing.T) {
 	var b Batch
+	payloads := make([][]byte, BatchPackets)
+	var headers [BatchPackets]wire.Header
 	for i := range BatchPackets {
-		h := wire.Header{Opcode: wire.WriteMiddle, PSN: uint32(i), DestQP: 7}
-		b.add(&h, make([]byte, 8+i%5))
+		headers[i] = wire.Header{Opcode: wire.WriteMiddle, PSN: uint32(i), DestQP: 7}
+		if i%3 == 0 {
+			headers[i].Opcode = wire.FetchAdd // has the longest header
+		}
+		payloads[i] = bytes.Repeat([]byte{byte(i)}, []int{copied, 0, 5, copied + 1, copied - 1}[i%5])
+		b.add(&headers[i], payloads[i])
 	}
-	want := b.packets
-	for i := range BatchPackets {
-		trailer := b.Trailer(i)
-		if n := int(want[i].Pad) + wire.ICRCSize; len(trailer) != n {
-			t.Errorf("packet %d: a trailer of %d bytes for a pad of %d", i, len(trailer), want[i].Pad)
+	for _, p := range b.Packets() {
+		for j := range p.Trailer {
+			p.Trailer[j] = 0xff
 		}
-		// The header lies behind that array: bytes need no alignment.
-		if next := &b.packets[i+1]; &trailer[len(trailer)-1] != &next.before[len(next.before)-1] {
-			t.Errorf("packet %d: the trailer does not end where the next header begins", i)
-		}
-		for j := range trailer {
-			trailer[j] = 0xff
+	}
+	at := 0
+	joins := func(i int, what string, piece []byte) {
+		if at += len(piece); len(piece) != 0 && &b.frames[at-1] != &piece[len(piece)-1] {
+			t.Errorf("packet %d: the %s does not join what is before it", i, what)
 		}
 	}
 	for i, p := range b.Packets() {
-		if p.Header != want[i].Header || p.Len != want[i].Len || p.Pad != want[i].Pad {
-			t.Errorf("packet %d was changed by a trailer", i)
+		var header [wire.MaxHeader]byte
+		n := headers[i].Put(header[:])
+		if !bytes.Equal(p.Header, header[:n]) || !bytes.Equal(p.Payload, payloads[i]) {
+			t.Errorf("packet %d was changed by others", i)
 		}
+		if pad := -len(payloads[i]) & 3; len(p.Trailer) != pad+wire.ICRCSize {
+			t.Errorf("packet %d: a trailer of %d bytes for a pad of %d", i, len(p.Trailer), pad)
+		}
+		joins(i, "header", p.Header)
+		if len(payloads[i]) <= copied {
+			joins(i, "payload", p.Payload)
+		} else if &p.Payload[0] != &payloads[i][0] {
+			t.Errorf("packet %d: a payload of %d bytes was copied", i, len(p.Payload))
+		}
+		joins(i, "trailer", p.Trailer)
 	}
 }

@@ -1,41 +1,45 @@
 package rc
 
 import (
+	"ibverbx/verbs/internal/nic"
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// Packet is a packet to send.
+// Packet is a packet to send, in three pieces. The trailer is the room for pad and ICRC, which are
+// not filled in.
 type Packet struct {
-	before  [8]byte // room for pad and ICRC of the packet before this one: see Trailer
-	Header  [wire.MaxHeader]byte
-	Len     uint8 // length of the header
-	Pad     uint8 // bytes of zeros behind the payload
-	Payload []byte
+	Header, Payload, Trailer []byte
 }
 
-// BatchPackets is the capacity of a batch.
-const BatchPackets = 60
+const (
+	// BatchPackets is the capacity of a batch.
+	BatchPackets = 60
 
-// Batch holds packets of one QP that leave together. Their payloads lie in registered memory, or in
-// the batch if a packet's payload is in several pieces.
+	// copied is the longest payload that is copied behind its header: the kernel then gathers a
+	// whole burst as one piece.
+	copied = 1024
+)
+
+// Batch holds packets of one QP that leave together. Longer payloads lie in registered memory, or
+// in the batch if a packet's payload is in several pieces.
+//
+// All else lies side by side in frames, so that in a burst a trailer and the header behind it are
+// one piece.
 type Batch struct {
-	packets [BatchPackets + 1]Packet // the last one only has the trailer of the one before it
+	packets [BatchPackets]Packet
 	n       int
+	frames  [BatchPackets * (wire.MaxHeader + copied + maxTrailer)]byte
+	used    int // bytes of frames
 	staging []byte
 }
+
+const maxTrailer = 3 + wire.ICRCSize
 
 // Packets returns the packets of the batch.
 func (b *Batch) Packets() []Packet { return b.packets[:b.n] }
 
 // Reset empties the batch.
-func (b *Batch) Reset() { b.n, b.staging = 0, b.staging[:0] }
-
-// Trailer returns the memory for the pad and the ICRC of packet i, not filled in yet. It ends where
-// the header of the next packet begins: in a burst the kernel gathers both as one piece.
-func (b *Batch) Trailer(i int) []byte {
-	room := &b.packets[i+1].before
-	return room[len(room)-wire.ICRCSize-int(b.packets[i].Pad):]
-}
+func (b *Batch) Reset() { b.n, b.used, b.staging = 0, 0, b.staging[:0] }
 
 func (b *Batch) full() bool { return b.n == BatchPackets }
 
@@ -53,9 +57,18 @@ const maxMTU = 4096
 
 // add adds a packet. There must be room.
 func (b *Batch) add(h *wire.Header, payload []byte) {
+	h.Pad = wire.PadOf(len(payload))
 	p := &b.packets[b.n]
 	b.n++
-	h.Pad = uint8(-len(payload) & 3)
-	p.Len = uint8(h.Put(p.Header[:]))
-	p.Pad, p.Payload = h.Pad, payload
+	start := b.used
+	end := start + h.Put(b.frames[start:])
+	p.Header = b.frames[start:end:end]
+	if n := len(payload); n <= copied {
+		to := b.frames[end : end+n : end+n]
+		nic.Move(to, payload)
+		payload, end = to, end+n
+	}
+	p.Payload = payload
+	b.used = end + int(h.Pad) + wire.ICRCSize
+	p.Trailer = b.frames[end:b.used:b.used]
 }

@@ -47,9 +47,9 @@ func (l *loop) exchange() (packets int) {
 // parse decodes the headers of a packet whose payload stays where it is.
 func parse(p *Packet, h *wire.Header) bool {
 	var b [wire.MaxHeader + wire.ICRCSize]byte
-	copy(b[:], p.Header[:p.Len])
+	n := copy(b[:], p.Header)
 	b[1] &^= 3 << 4 // the pad is behind the payload
-	_, err := wire.Parse(b[:int(p.Len)+wire.ICRCSize], h)
+	_, err := wire.Parse(b[:n+wire.ICRCSize], h)
 	return err == nil
 }
 

@@ -279,5 +279,5 @@ func (f *stream) carry(n *bottleneck, back bool, from *Packet) {
 	if p.payload = from.Payload; len(p.payload) < 4096 {
 		p.payload = append([]byte{}, p.payload...)
 	}
-	n.carry(p, int(from.Len)+len(from.Payload)+int(from.Pad)+wire.ICRCSize)
+	n.carry(p, len(from.Header)+len(from.Payload)+len(from.Trailer))
 }

@@ -412,7 +412,7 @@ func (q *QP) payload(b *Batch, slot uint64, s *nic.SendSlot, offset, n uint64) (
 		return nil, true
 	}
 	if s.Flags&verbs.SendInline != 0 {
-		return append(b.stage(int(n))[:0], q.SQ.Inlined(slot)[offset:offset+n]...), true
+		return q.SQ.Inlined(slot)[offset : offset+n], true
 	}
 	var to []byte // the filled part of the copy
 	staged := len(b.staging)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"ibverbx/verbs"
@@ -255,9 +256,8 @@ func (e *end) transmit(now int64) (packets [][]byte) {
 	for more := true; more; {
 		more = e.q.Transmit(now, &e.batch)
 		for _, p := range e.batch.Packets() {
-			b := append([]byte{}, p.Header[:p.Len]...)
-			b = append(b, p.Payload...)
-			packets = append(packets, append(b, make([]byte, int(p.Pad)+wire.ICRCSize)...))
+			clear(p.Trailer)
+			packets = append(packets, slices.Concat(p.Header, p.Payload, p.Trailer))
 		}
 		e.batch.Reset()
 	}
