@@ -326,6 +326,7 @@ var vendorText = [...]struct {
 	{verbs.StatusRetryExcErr, 0x53484d01, "the process has died"},
 	{verbs.StatusRemAccessErr, 0x88, "protection error at the remote buffer"},
 	{verbs.StatusWRFlushErr, 0xf9, "flushed"},
+	{verbs.StatusWRFlushErr, 0x53484d01, "the process has died"},
 }
 
 // vendorWords returns what the vendor's code means; empty if unknown.

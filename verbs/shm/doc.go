@@ -36,10 +36,10 @@
 //
 // Whether it exits, crashes or is killed: the kernel closes its sockets, and within milliseconds
 // every queue pair that was connected to it is in ERR. Its oldest request ends in
-// verbs.StatusRetryExcErr with the vendor code 0x53484d01, the others and the receives are flushed,
-// and a queue pair without a request raises verbs.EventQPFatal. What the process had published
-// before its death is carried out. Memory is freed with the last process that maps it; there is
-// nothing to clean up.
+// verbs.StatusRetryExcErr, the others and the receives are flushed, all with the vendor code
+// 0x53484d01, and a queue pair without a request raises verbs.EventQPFatal. What the process had
+// published before its death is carried out. Memory is freed with the last process that maps it;
+// there is nothing to clean up.
 //
 // A peer that closes or resets its queue pair, or moves it to ERR, is silent from then on, as on
 // every NIC, and a process that is stopped is silent too: requests wait for timeout · (retries +

@@ -463,8 +463,8 @@ func TestIdle(t *testing.T) {
 // isCutOff reports whether a request has failed because the peer is not reached. If that was known
 // before it was posted, the queue pair was in ERR already.
 func isCutOff(wc verbs.WC) bool {
-	return wc.Status == verbs.StatusRetryExcErr && wc.VendorErr == vendorDied ||
-		wc.Status == verbs.StatusWRFlushErr
+	return (wc.Status == verbs.StatusRetryExcErr || wc.Status == verbs.StatusWRFlushErr) &&
+		wc.VendorErr == vendorDied
 }
 
 // CheckPath says why a NIC is not reached.

@@ -19,6 +19,7 @@ type QP struct {
 	// served is set once a slot of the peer was carried out on this connection, which then takes no
 	// other lane.
 	served             bool
+	orphaned           bool // the peer's process has died
 	ackTimer, rnrTimer nic.Timer[timed]
 }
 
@@ -184,6 +185,7 @@ func (q *QP) reset() {
 	q.detach()
 	q.core.Reset()
 	q.out, q.in, q.served = requester{flights: q.out.flights}, responder{}, false
+	q.orphaned = false
 }
 
 // toError moves the queue pair to ERR, and flushes everything outstanding: first the sends, then
@@ -199,16 +201,23 @@ func (q *QP) toError() {
 
 // flush ends all requests of a queue pair in ERR.
 func (q *QP) flush() {
+	why := uint32(nic.VendorFlushed)
+	if q.orphaned {
+		why = vendorDied
+	}
 	for seq, ok := q.core.SQ.TakeUnended(); ok; seq, ok = q.core.SQ.TakeUnended() {
-		q.completeError(nic.Send, seq, verbs.StatusWRFlushErr, nic.VendorFlushed)
+		q.completeError(nic.Send, seq, verbs.StatusWRFlushErr, why)
 	}
 	for seq, ok := q.core.RQ.Take(); ok; seq, ok = q.core.RQ.Take() {
-		q.completeError(nic.Recv, seq, verbs.StatusWRFlushErr, nic.VendorFlushed)
+		q.completeError(nic.Recv, seq, verbs.StatusWRFlushErr, why)
 	}
 }
 
 // die ends the connection to a process that has died.
-func (q *QP) die() { q.endWith(verbs.StatusRetryExcErr, vendorDied) }
+func (q *QP) die() {
+	q.orphaned = true
+	q.endWith(verbs.StatusRetryExcErr, vendorDied)
+}
 
 // newCompletion adds a completion for the caller to fill in; nil if it is lost.
 func (q *QP) newCompletion(dir nic.Direction, solicited bool) *nic.Completion {

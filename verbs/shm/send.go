@@ -47,8 +47,8 @@ type flight struct {
 	last bool // it ends the message
 }
 
-// vendorDied is the vendor code of a verbs.StatusRetryExcErr that ends a request because the peer's
-// process has died, or was never there.
+// vendorDied is the vendor code where the peer's process has died, or was never there: of the
+// verbs.StatusRetryExcErr that ends the oldest request, and of what is flushed behind it.
 const vendorDied = 0x53484d01
 
 // send publishes what may leave of the send queue.
