@@ -15,6 +15,7 @@ import (
 // A PE is killed while some others are in a barrier, one waits for a signal, and one puts to it.
 // Every call returns an error that names the dead PE. Puts between live PEs still work.
 func TestShmemPEKilled(t *testing.T) {
+	t.Parallel() // as its shapes do
 	eachShape(t, team{program: "shmem killed", members: 4, victim: true})
 }
 

@@ -13,6 +13,7 @@ import (
 // third, which waits for that. Both requests fail, and so do those that had not begun. Receives
 // without a match stay, and take what the live members send each other.
 func TestTaggedMemberKilled(t *testing.T) {
+	t.Parallel() // as its shapes do
 	eachShape(t, team{program: "tagged killed", members: 3, victim: true})
 }
 

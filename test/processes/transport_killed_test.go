@@ -14,6 +14,7 @@ import (
 // endpoints of the other two to it fail once, with everything outstanding. The connection between
 // those two still delivers every message, in order.
 func TestTransportMemberKilled(t *testing.T) {
+	t.Parallel() // as its shapes do
 	eachShape(t, team{program: "killed", members: 3, rounds: 50, victim: true})
 }
 

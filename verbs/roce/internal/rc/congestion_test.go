@@ -83,8 +83,8 @@ func TestBesideCubic(t *testing.T) {
 		{"10 Gb/s and 2 ms", 10, 2 * ms, 1000 * ms},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if t.Parallel(); testing.Short() && c.gbits > 1 {
-				t.Skip("half a million packets")
+			if t.Parallel(); !*printTable && c.gbits > 1 {
+				t.Skip("half a million packets: -args -table")
 			}
 			n := newBottleneck(t, c.gbits*gigabi, int(c.gbits*gigabi*float64(c.queue)/1e9), 50*us)
 			n.add(shape{ours: true, window: 4 << 20})
@@ -132,8 +132,8 @@ func TestForeignWindow(t *testing.T) {
 		{10, 0, 0.98, 300 * ms}, {10, 0.0001, 0.92, 300 * ms}, {10, 0.001, 0.89, 1000 * ms},
 	} {
 		t.Run(fmt.Sprintf("%v Gb/s, %v %% lost", c.gbits, 100*c.loss), func(t *testing.T) {
-			if t.Parallel(); testing.Short() && c.gbits > 1 {
-				t.Skip("half a million packets")
+			if t.Parallel(); !*printTable && c.gbits > 1 {
+				t.Skip("half a million packets: -args -table")
 			}
 			n := newBottleneck(t, c.gbits*gigabi, int(c.gbits*gigabi*2/1000), 50*us)
 			n.add(shape{})

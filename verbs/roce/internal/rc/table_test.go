@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-var printTable = flag.Bool("table", false, "TestTable measures how flows share networks, and prints it")
+var printTable = flag.Bool("table", false, "TestTable measures how flows share networks, and prints it;\n"+
+	"others play 10 Gb/s as well")
 
 const s1 = 1000 * ms
 
