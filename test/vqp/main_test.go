@@ -12,7 +12,7 @@ import (
 // No goroutine may be left after the tests. Those that run in parallel wait for timeouts and take
 // little of a processor.
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "16") // unless the command line says otherwise
+	_ = flag.Set("test.parallel", "8") // unless the command line says otherwise
 	flag.Parse()
 	goleak.VerifyTestMain(inTurn{m})
 }

@@ -110,6 +110,9 @@ func underWay(a, b *end) func() bool {
 // hasty runs a test with ends that have short timeouts. Mostly it waits for them, so the shapes run
 // in parallel, except on real links, which are those of all tests.
 func hasty(t *testing.T, suitable func(*shape) bool, test func(t *testing.T, s *shape, a, b *end)) {
+	if *devicesFlag == "" {
+		t.Parallel()
+	}
 	for i := range shapes {
 		if s := &shapes[i]; suitable(s) {
 			t.Run(s.name, func(t *testing.T) {
