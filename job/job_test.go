@@ -413,6 +413,7 @@ func TestStrangers(t *testing.T) {
 
 // What a call must not be given is refused, and has no effect.
 func TestArguments(t *testing.T) {
+	t.Parallel()
 	if _, err := job.Join(nil, job.Config{Size: 1}); !errors.Is(err, verbs.ErrInvalid) { //nolint:staticcheck
 		t.Errorf("no context: %v", err)
 	}

@@ -100,6 +100,9 @@ func (s *suite) peerGone(t *testing.T) {
 		for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWrite, verbs.OpRDMARead,
 			verbs.OpAtomicFetchAdd} {
 			s.run(t, name+"_"+op.String(), func(t *testing.T) {
+				if s.env.Idle == nil {
+					t.Parallel() // mostly it waits
+				}
 				p := s.pair(t, PairConfig{Adjust: func(_ verbs.QP, attr *verbs.QPAttr) {
 					attr.Timeout, attr.RetryCount = 12, 6
 					if s.env.Timeout > usualTimeout {
