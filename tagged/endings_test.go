@@ -133,6 +133,7 @@ func TestEndpointsBeyondTheWorker(t *testing.T) {
 // TestRefusedSend: what a NIC refuses permanently ends the endpoint and its sends. Over a single
 // queue pair the call itself returns the error, and there is no request.
 func TestRefusedSend(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	for _, qps := range []int{1, 2} {
 		cfg := impatient()
 		cfg.Transport.QP.QPsPerDevice = qps

@@ -10,7 +10,7 @@ import (
 
 // The flags are those of the simulations, so that planted bugs are hunted here too.
 var (
-	worlds = flag.Uint64("seeds", 4_000, "how many worlds to play")
+	worlds = flag.Uint64("seeds", 2_000, "how many worlds to play")
 	single = flag.Uint64("seed", 0, "play the world of this seed alone")
 	hunted = flag.Bool("hunt", false, "print the first world that is broken in the form of the simulations")
 )

@@ -10,7 +10,7 @@ import (
 var flags = hunt.NewFlags()
 
 // TestTransport plays worlds of endpoints.
-func TestTransport(t *testing.T) { flags.Test(t, &Transport, 1500) }
+func TestTransport(t *testing.T) { flags.Test(t, &Transport, 1000) }
 
 // drawn matches addresses and the numbers that the library draws by itself. They decide nothing.
 var drawn = regexp.MustCompile(`0x[0-9a-f]{6,}|wr [0-9]+|virtual qp [0-9]+|PSN:[0-9]+`)
@@ -21,7 +21,7 @@ func TestTransportReplays(t *testing.T) {
 }
 
 // TestTagged plays worlds of messages with tags.
-func TestTagged(t *testing.T) { flags.Test(t, &Tagged, 1500) }
+func TestTagged(t *testing.T) { flags.Test(t, &Tagged, 1000) }
 
 func TestTaggedReplays(t *testing.T) {
 	flags.Kit(t)
@@ -29,7 +29,7 @@ func TestTaggedReplays(t *testing.T) {
 }
 
 // TestShmem plays worlds of PEs.
-func TestShmem(t *testing.T) { flags.Test(t, &Shmem, 300) }
+func TestShmem(t *testing.T) { flags.Test(t, &Shmem, 200) }
 
 func TestShmemReplays(t *testing.T) {
 	flags.Kit(t)

@@ -38,7 +38,7 @@
 //
 // # Running it
 //
-//	go test ./test/sim                                  2,000 worlds, and 5,000 whose rails die
+//	go test ./test/sim                                  1,000 worlds, and 1,500 whose rails die
 //	make sim SEEDS=1000000                              more, with progress
 //	go test ./test/sim -v -run TestSim -args -seed 47   one world, event by event
 //	go test ./test/sim -run Mutations -args -mutate     plants bugs: some minutes

@@ -13,10 +13,10 @@ var flags = hunt.NewFlags()
 
 // TestSimulation plays worlds from seeds. A failing one is shrunk, and printed with the command
 // that plays it again.
-func TestSimulation(t *testing.T) { flags.Test(t, &Game, 1500) }
+func TestSimulation(t *testing.T) { flags.Test(t, &Game, 1000) }
 
 // TestFailover plays worlds whose rails die.
-func TestFailover(t *testing.T) { flags.Test(t, &FailoverGame, 2000) }
+func TestFailover(t *testing.T) { flags.Test(t, &FailoverGame, 1500) }
 
 // bugs are mistakes that were made, or could have been, in this library and others of its kind.
 var bugs = hunt.Bugs{Package: ".", File: "testdata/ibverbx.bugs"}
