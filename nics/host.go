@@ -291,7 +291,7 @@ func (h *Host) Reaching(r Route) ([]verbs.Device, error) {
 	return prefixed(h.reaching(r))
 }
 
-// reaching is Reaching without a word.
+// reaching is Reaching without a log line, and without the package's name in its errors.
 func (h *Host) reaching(r Route) ([]verbs.Device, error) {
 	if h.named != nil {
 		return append([]verbs.Device(nil), h.usable...), nil

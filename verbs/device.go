@@ -75,7 +75,7 @@ const (
 	LinkLayerUnspecified LinkLayer = 0
 	LinkLayerInfiniBand  LinkLayer = 1
 	LinkLayerEthernet    LinkLayer = 2
-	// LinkLayerSharedMemory is that of package verbs/shm. It is no value of the kernel's.
+	// LinkLayerSharedMemory is that of package verbs/shm. The kernel has no such value.
 	LinkLayerSharedMemory LinkLayer = 0x53
 )
 

@@ -107,8 +107,8 @@ func underWay(a, b *end) func() bool {
 	return func() bool { return a.sends.reported-from >= 40 && b.sends.reported-back >= 40 }
 }
 
-// hasty runs a test with ends that have short timeouts. Mostly it waits for them, so the shapes run
-// in parallel, except on real links, which are those of all tests.
+// hasty runs a test with ends that have short timeouts. Mostly it waits for them, so such tests and
+// their shapes run in parallel, except on real links, which are those of all tests.
 func hasty(t *testing.T, suitable func(*shape) bool, test func(t *testing.T, s *shape, a, b *end)) {
 	if *devicesFlag == "" {
 		t.Parallel()

@@ -41,8 +41,8 @@ const (
 
 // The requester's words of a lane, by index.
 const (
-	// wordHungry is 1 while the requester waits for a receive: who posts one wakes it.
-	wordHungry = 0
+	// wordAwaitsReceive is 1 while the requester waits for a receive: who posts one wakes it.
+	wordAwaitsReceive = 0
 	// wordLeft is 1 once the requester uses the lane no more.
 	wordLeft = 1
 )
@@ -112,8 +112,8 @@ func (l *lane) slot(number uint64) []uint64 {
 // hasNext reports whether the next slot of a lane in which this end is the responder is filled.
 func (l *lane) hasNext() bool { return atomic.LoadUint64(&l.slot(l.cursor)[0]) == l.cursor+1 }
 
-// stirs reports whether the peer has changed what this end has not looked at.
-func (l *lane) stirs() bool {
+// hasNews reports whether the peer has changed what this end has not looked at.
+func (l *lane) hasNews() bool {
 	if l.in {
 		return l.hasNext()
 	}

@@ -23,18 +23,18 @@ type poller struct {
 	page []byte
 	fd   int
 
-	mu       sync.Mutex
-	lanes    []*lane // of queue pairs, the busy ones towards the front
-	stirring []*lane // reused
-	first    int     // the busy lane that was looked at last
-	turn     int     // the same of the quiet ones
-	closed   bool
-	awake    atomic.Bool // written with mu
-	polls    uint64      // polls that keep the NIC awake
-	napped   uint64      // their number when nap has looked last
-	nap      *time.Timer
-	empty    int           // polls in a row that found nothing
-	denied   atomic.Uint32 // polls that another caller kept out
+	mu     sync.Mutex
+	lanes  []*lane // of queue pairs, the busy ones towards the front
+	picked []*lane // reused
+	first  int     // the busy lane that was looked at last
+	turn   int     // the same of the quiet ones
+	closed bool
+	awake  atomic.Bool // written with mu
+	polls  uint64      // polls that keep the NIC awake
+	napped uint64      // their number when nap has looked last
+	nap    *time.Timer
+	empty  int           // polls in a row that found nothing
+	denied atomic.Uint32 // polls that another caller kept out
 }
 
 const (
@@ -105,9 +105,6 @@ func (p *poller) help(goesOn bool) {
 	}
 	empty := p.empty
 	p.mu.Unlock()
-	if empty != 0 {
-		pause()
-	}
 	if empty > 0 {
 		pause()
 	}
@@ -189,7 +186,7 @@ func (p *poller) work(most int, hold bool) bool {
 	d := p.dev
 	d.mu.Lock()
 	due := len(d.owed)
-	for i, l := range p.stirring {
+	for i, l := range p.picked {
 		switch q := l.qp; {
 		case q == nil: // given up
 		case l.in:
@@ -203,7 +200,7 @@ func (p *poller) work(most int, hold bool) bool {
 			endLanding()
 			q.send()
 		}
-		p.stirring[i] = nil
+		p.picked[i] = nil
 	}
 	d.payReports(due)
 	d.reap()
@@ -211,33 +208,33 @@ func (p *poller) work(most int, hold bool) bool {
 	return true
 }
 
-// pick collects the lanes that stir, and reports whether there are any.
+// pick collects the lanes with news, and reports whether there are any.
 func (p *poller) pick(most int) bool {
-	p.stirring = p.stirring[:0]
+	p.picked = p.picked[:0]
 	if p.dev.down.Load() {
 		return false
 	}
 	n := len(p.lanes)
 	busy := min(n, busyLanes)
-	for i := 0; i < busy && len(p.stirring) < passLanes; i++ {
+	for i := 0; i < busy && len(p.picked) < passLanes; i++ {
 		if p.first++; p.first >= busy {
 			p.first = 0
 		}
 		p.look(p.first)
 	}
-	for i := busy; i < min(n, most) && len(p.stirring) < passLanes; i++ {
+	for i := busy; i < min(n, most) && len(p.picked) < passLanes; i++ {
 		if p.turn++; p.turn >= n || p.turn < busy {
 			p.turn = busy
 		}
 		p.look(p.turn)
 	}
-	return len(p.stirring) != 0
+	return len(p.picked) != 0
 }
 
-// look collects a lane if it stirs, and moves it towards the front.
+// look collects a lane if it has news, and moves it towards the front.
 func (p *poller) look(i int) {
-	if l := p.lanes[i]; l.stirs() {
-		p.stirring = append(p.stirring, l)
+	if l := p.lanes[i]; l.hasNews() {
+		p.picked = append(p.picked, l)
 		p.lanes[i], p.lanes[i/2] = p.lanes[i/2], p.lanes[i]
 	}
 }
@@ -318,7 +315,7 @@ func (d *Device) tick() {
 		case timerAck:
 			x.Of.qp.tick()
 		case timerRNR:
-			x.Of.qp.starved()
+			x.Of.qp.receiveOverdue()
 		}
 	}
 	d.timers.wind()

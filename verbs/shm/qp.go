@@ -19,7 +19,6 @@ type QP struct {
 	// served is set once a slot of the peer was carried out on this connection, which then takes no
 	// other lane.
 	served             bool
-	orphaned           bool // the peer's process has died
 	ackTimer, rnrTimer nic.Timer[timed]
 }
 
@@ -185,7 +184,6 @@ func (q *QP) reset() {
 	q.detach()
 	q.core.Reset()
 	q.out, q.in, q.served = requester{flights: q.out.flights}, responder{}, false
-	q.orphaned = false
 }
 
 // toError moves the queue pair to ERR, and flushes everything outstanding: first the sends, then
@@ -202,7 +200,7 @@ func (q *QP) toError() {
 // flush ends all requests of a queue pair in ERR.
 func (q *QP) flush() {
 	why := uint32(nic.VendorFlushed)
-	if q.orphaned {
+	if q.out.orphaned {
 		why = vendorDied
 	}
 	for seq, ok := q.core.SQ.TakeUnended(); ok; seq, ok = q.core.SQ.TakeUnended() {
@@ -215,7 +213,7 @@ func (q *QP) flush() {
 
 // die ends the connection to a process that has died.
 func (q *QP) die() {
-	q.orphaned = true
+	q.out.orphaned = true
 	q.endWith(verbs.StatusRetryExcErr, vendorDied)
 }
 

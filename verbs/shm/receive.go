@@ -95,7 +95,7 @@ func (q *QP) report(l *lane) {
 		l.done = l.cursor
 		l.store(wordDone, l.cursor)
 		l.link.ring()
-	} else if l.load(wordHungry) != 0 {
+	} else if l.load(wordAwaitsReceive) != 0 {
 		l.link.ring()
 	}
 }

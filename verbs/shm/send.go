@@ -30,8 +30,10 @@ type requester struct {
 	// failed is set once a request has failed at this end. It is the last that was executed; it
 	// ends when all before it have.
 	failed bool
-	// hungry is set while the head request waits for a receive of the peer.
-	hungry bool
+	// awaitsReceive is set while the head request waits for a receive of the peer.
+	awaitsReceive bool
+	// orphaned is set once the peer's process has died.
+	orphaned bool
 	// seen is lane.cursor at the last tick of the timer, and quiet the number of ticks in a row
 	// that have found nothing new.
 	seen  uint64
@@ -75,7 +77,7 @@ func (q *QP) send() {
 	if o.published != before {
 		o.lane.link.ring()
 	}
-	if o.published != o.lane.cursor || q.core.SQ.Executed != q.core.SQ.Posted && !o.hungry {
+	if o.published != o.lane.cursor || q.core.SQ.Executed != q.core.SQ.Posted && !o.awaitsReceive {
 		q.watch()
 	}
 	if o.failed {
@@ -165,8 +167,8 @@ func (q *QP) mayBegin(s *nic.SendSlot, answered bool) bool {
 		return false
 	}
 	if !takesReceive(s.Opcode) || l.receives > o.taken || l.load(wordReceives) > o.taken {
-		if o.hungry {
-			q.eat()
+		if o.awaitsReceive {
+			q.endReceiveWait()
 		}
 		return true
 	}
@@ -178,17 +180,17 @@ func (q *QP) mayBegin(s *nic.SendSlot, answered bool) bool {
 	if o.published != l.cursor {
 		return false // the peer may be silent; it is not ready only once it has answered all before
 	}
-	if !o.hungry {
-		o.hungry = true
-		l.store(wordHungry, 1)
+	if !o.awaitsReceive {
+		o.awaitsReceive = true
+		l.store(wordAwaitsReceive, 1)
 		if l.load(wordReceives) > o.taken { // it was posted before the peer could see the word
-			q.eat()
+			q.endReceiveWait()
 			return true
 		}
 		switch tries := q.core.Attr.RNRRetry; tries {
 		case verbs.RNRRetryForever:
 		case 0:
-			q.eat()
+			q.endReceiveWait()
 			q.failHead(verbs.StatusRNRRetryExcErr)
 		default:
 			pause := verbs.RNRTimer(uint8(l.load(wordState) >> 8 & 31))
@@ -198,10 +200,10 @@ func (q *QP) mayBegin(s *nic.SendSlot, answered bool) bool {
 	return false
 }
 
-// eat ends the wait for a receive.
-func (q *QP) eat() {
-	q.out.hungry = false
-	q.out.lane.store(wordHungry, 0)
+// endReceiveWait ends the wait for a receive.
+func (q *QP) endReceiveWait() {
+	q.out.awaitsReceive = false
+	q.out.lane.store(wordAwaitsReceive, 0)
 	q.dev.timers.heap.Disarm(&q.rnrTimer)
 }
 
@@ -289,8 +291,8 @@ func (q *QP) collect() {
 	l.receives = l.load(wordReceives)
 	done := l.load(wordDone)
 	l.state = state
-	if laneState(state&stateMask) == laneClosed && o.hungry {
-		q.eat() // there will be no receive; the peer is silent
+	if laneState(state&stateMask) == laneClosed && o.awaitsReceive {
+		q.endReceiveWait() // there will be no receive; the peer is silent
 	}
 	if done-l.cursor > o.published-l.cursor {
 		q.endWith(verbs.StatusBadRespErr, 0) // it counts what was never published, or backwards
@@ -375,7 +377,7 @@ func (q *QP) tick() {
 	if o.lane == nil {
 		return
 	}
-	waits := q.core.State == verbs.StateRTS && q.core.SQ.Executed != q.core.SQ.Posted && !o.hungry
+	waits := q.core.State == verbs.StateRTS && q.core.SQ.Executed != q.core.SQ.Posted && !o.awaitsReceive
 	switch isOpen := laneState(o.lane.state&stateMask) == laneOpen; {
 	case o.published == o.lane.cursor && !waits:
 		return // nothing is to be answered
@@ -391,10 +393,10 @@ func (q *QP) tick() {
 	q.armTick()
 }
 
-// starved handles the end of the wait for a receive.
-func (q *QP) starved() {
-	if q.out.hungry {
-		q.eat()
+// receiveOverdue handles the end of the wait for a receive.
+func (q *QP) receiveOverdue() {
+	if q.out.awaitsReceive {
+		q.endReceiveWait()
 		q.failHead(verbs.StatusRNRRetryExcErr)
 		q.settle()
 	}

@@ -121,8 +121,7 @@ func (p *Provider) refuse() (open []string) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		if o := d.open; o != (nic.Objects{}) {
-			open = append(open, fmt.Sprintf("%s: %d protection domains, %d memory regions, %d completion "+
-				"queues, %d queue pairs", d.core.Name, o.PDs, o.MRs, o.CQs, o.QPs))
+			open = append(open, fmt.Sprintf("%s: %v", d.core.Name, o))
 		}
 	}
 	if len(open) == 0 {

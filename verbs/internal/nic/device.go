@@ -11,6 +11,12 @@ import (
 // Objects counts open objects.
 type Objects struct{ PDs, MRs, CQs, QPs int }
 
+// String counts them in words.
+func (o Objects) String() string {
+	return fmt.Sprintf("%d protection domains, %d memory regions, %d completion queues, %d queue pairs",
+		o.PDs, o.MRs, o.CQs, o.QPs)
+}
+
 // Device is what the objects of a NIC share. The provider fills the fields before it makes the
 // first object. Lock guards the fields that change, and everything in the objects.
 type Device struct {
