@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 	"ibverbx/verbs/verbstest"
 )
 
@@ -68,5 +69,44 @@ func TestReceiveIsThere(t *testing.T) {
 			t.Fatal(i, wc)
 		}
 		pair.B.WaitRecv(1)
+	}
+}
+
+// A queue pair that only has receives says in what is flushed that its peer has died. Once it is
+// reset, that is forgotten.
+func TestDeathIsFlushed(t *testing.T) {
+	h, err := newHalf(openNICs(t, Config{}).Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := spawn(t, "idle", h)
+	h.do(t, h.request(int(verbs.OpRDMAWrite), 8, c.to))
+	flushed := func(vendor uint32) {
+		t.Helper()
+		if wc := h.wait(t, 1)[0]; wc.Status != verbs.StatusWRFlushErr || wc.VendorErr != vendor {
+			t.Errorf("%v, want vendor code %#x", wc, vendor)
+		}
+	}
+	move := func(to verbs.QPState, mask verbs.QPAttrMask) {
+		t.Helper()
+		if err := h.qp.Modify(&verbs.QPAttr{State: to, Port: 1}, verbs.QPAttrState|mask); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.receive(1); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.cmd.Process.Kill()
+	_ = c.cmd.Wait()
+	flushed(vendorDied)
+	move(verbs.StateReset, 0)
+	move(verbs.StateInit, verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess)
+	if err := h.receive(1); err != nil {
+		t.Fatal(err)
+	}
+	move(verbs.StateErr, 0)
+	flushed(nic.VendorFlushed)
+	if err := h.close(); err != nil {
+		t.Error(err)
 	}
 }
