@@ -19,13 +19,14 @@ const inNamespace = "IBVERBX_TEST_NAMESPACE"
 // enterNamespace runs the test in a process with a network of its own: a network namespace of a
 // user namespace, which takes no privilege. In that process it returns true. In the one that began
 // it has reported the outcome, and returns done; err says why a system lets nobody have that.
-func enterNamespace(t *testing.T) (inside, done bool, err error) {
+// args are flags of the test.
+func enterNamespace(t *testing.T, args ...string) (inside, done bool, err error) {
 	t.Helper()
 	if os.Getenv(inNamespace) != "" {
 		must(t, prepareLoopback())
 		return true, false, nil
 	}
-	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd := exec.Command(os.Args[0], append([]string{"-test.run=^" + t.Name() + "$", "-test.v"}, args...)...)
 	cmd.Env = append(os.Environ(), inNamespace+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
@@ -36,6 +37,8 @@ func enterNamespace(t *testing.T) (inside, done bool, err error) {
 	}
 	if err != nil || strings.Contains(string(out), "--- SKIP: "+t.Name()+" ") {
 		t.Errorf("%v\n%s", err, out)
+	} else {
+		t.Logf("%s", out)
 	}
 	return false, true, nil
 }
