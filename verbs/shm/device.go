@@ -63,7 +63,10 @@ func newDevice(p *Provider, id verbs.DeviceID, cfg Config) (*Device, error) {
 	if err = d.poll.init(d); err != nil {
 		return nil, err
 	}
-	if d.meeting, err = listen(cfg.Dir, d.gid); err != nil {
+	if err = checkPassing(d.poll.fd); err == nil {
+		d.meeting, err = listen(cfg.Dir, d.gid)
+	}
+	if err != nil {
 		d.poll.free()
 		return nil, err
 	}

@@ -50,8 +50,9 @@ const (
 
 var (
 	errEnd    = errors.New("the process has died, or has closed its NICs")
-	errNobody = errors.New("the process that had this NIC is gone")
-	errBusy   = errors.New("the peer is busy")
+	errNobody = errors.New("the process that had this NIC is gone, or it meets elsewhere: in another " +
+		"network namespace or another Config.Dir")
+	errBusy = errors.New("the peer is busy")
 )
 
 // noteKind is the kind of a message on a link.

@@ -78,7 +78,7 @@ func openError(dir string, err error) error {
 		kind = verbs.ErrNotSupported
 	}
 	return &verbs.OpError{Op: "shm: open", Err: fmt.Errorf("%w: %w", kind, err),
-		Detail: "the system gives this process no shared memory, or no socket"}
+		Detail: "the system gives this process no shared memory, or no socket to pass it on"}
 }
 
 // Name is "shm".

@@ -183,6 +183,29 @@ func socket() (int, error) {
 	return fd, os.NewSyscallError("socket", err)
 }
 
+// checkPassing returns an error if the system does not let this process pass memory over a socket.
+func checkPassing(mem int) error {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socketpair", err)
+	}
+	defer closeFD(fds[0])
+	to, err := newConn(fds[1])
+	if err != nil {
+		closeFD(fds[1])
+		return err
+	}
+	defer to.close()
+	if err := unix.Sendmsg(fds[0], to.ring[:], unix.UnixRights(mem), nil, 0); err != nil {
+		return os.NewSyscallError("sendmsg", err)
+	}
+	_, fd, err := to.recv()
+	if closeFD(fd); err == nil && fd < 0 {
+		err = os.NewSyscallError("recvmsg", unix.EPERM) // the message has come without the memory
+	}
+	return err
+}
+
 // listen opens the meeting place of a device.
 func listen(dir string, gid verbs.GID) (*conn, error) {
 	if dir != "" {

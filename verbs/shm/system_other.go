@@ -25,6 +25,7 @@ func newMemory(int, int, bool) ([]byte, int, error)     { return nil, -1, notSup
 func mapMemory(int, int, bool) ([]byte, error)          { return nil, notSupported() }
 func unmapMemory([]byte)                                {}
 func closeFD(int)                                       {}
+func checkPassing(int) error                            { return notSupported() }
 func listen(string, verbs.GID) (*conn, error)           { return nil, notSupported() }
 func leave(string, verbs.GID)                           {}
 func dial(string, verbs.GID) (*conn, error)             { return nil, notSupported() }
