@@ -22,8 +22,8 @@ const (
 // Config selects NICs. The zero value works.
 type Config struct {
 	// Provider names where the NICs come from: Real, RoCE, Shm, Soft, or one of Sources. Empty
-	// means Real if this host has RDMA NICs, and otherwise RoCE; it means RoCE at once if Devices
-	// names an address.
+	// means Shm with processes of this host, and with others Real if this host has RDMA NICs, and
+	// otherwise RoCE; it means RoCE at once if Devices names an address.
 	Provider string
 	// Devices chooses among the NICs. Except for roce it is a filter that
 	// [verbs.ParseDeviceFilter] reads: "mlx5_0,mlx5_1:2", "^mlx5_2". For roce it lists interfaces
@@ -39,7 +39,8 @@ type Config struct {
 	// Soft configures software NICs.
 	Soft soft.Config
 	// Logger logs which NICs were opened, and why, at DEBUG. At INFO it logs one line when sockets
-	// first take the place of RDMA NICs, in a job only at rank 0. Nil means slog.Default.
+	// or shared memory first take the place of RDMA NICs, or memory is not shared with a process of
+	// this host, in a job only at rank 0. Nil means slog.Default.
 	Logger *slog.Logger
 	// Sources are further providers. A source with the name of a built-in provider replaces it.
 	Sources []Source

@@ -14,28 +14,35 @@ import (
 // kindNICs is the kind of a message with an offer.
 const kindNICs = "nics"
 
+var errNoConversation = fmt.Errorf("nics: agree: %w: the conversation is nil", verbs.ErrInvalid)
+
 // Agree returns the NICs that reach the peer of a conversation, as many as both ends have: a
 // virtual queue pair needs the same number of queue pairs at both ends. The peer does the same. An
-// error ends the conversation and tells the peer the reason. NICs of shared memory are taken as
+// error ends the conversation and tells the peer the reason. Shared memory is taken as
 // [Host.ReachingAll] says.
 func (h *Host) Agree(ctx context.Context, c *rendezvous.Conn) ([]verbs.Device, error) {
 	if c == nil {
-		return nil, fmt.Errorf("nics: agree: %w: the conversation is nil", verbs.ErrInvalid)
+		return nil, errNoConversation
 	}
-	mine, theirs, err := h.agree(ctx, c)
+	return h.agree(ctx, c, "")
+}
+
+// agree is Agree; refused is as for reachingAll.
+func (h *Host) agree(ctx context.Context, c *rendezvous.Conn, refused string) ([]verbs.Device, error) {
+	mine, theirs, err := h.choose(ctx, c, refused)
 	if err != nil {
 		c.Fail(err)
 		return nil, fmt.Errorf("nics: agree with %v: %w", c.RemoteAddr(), err)
 	}
 	h.cfg.Logger.Debug("ibverbx: NICs agreed on", "peer", c.RemoteAddr(), "number", len(mine), "here",
-		h.Name(), "there", theirs.Provider, "nics", nicoffer.Of("", mine).NICs)
+		nicoffer.ProviderOf(h.Name(), mine), "there", theirs.Provider, "nics", nicoffer.Of("", mine).NICs)
 	return mine, nil
 }
 
-// agree exchanges offers, and returns this end's NICs and the peer's offer.
-func (h *Host) agree(ctx context.Context, c *rendezvous.Conn) (mine []verbs.Device, theirs nicoffer.Offer,
-	err error) {
-	if mine, err = h.reachingAll(ctx, c); err != nil {
+// choose exchanges offers, and returns this end's NICs and the peer's offer.
+func (h *Host) choose(ctx context.Context, c *rendezvous.Conn, refused string) (mine []verbs.Device,
+	theirs nicoffer.Offer, err error) {
+	if mine, err = h.reachingAll(ctx, c, refused); err != nil {
 		return nil, theirs, err
 	}
 	if theirs, err = h.swap(ctx, c, mine); err != nil {
@@ -47,7 +54,7 @@ func (h *Host) agree(ctx context.Context, c *rendezvous.Conn) (mine []verbs.Devi
 // swap sends the peer an offer of this end's NICs, and receives the peer's.
 func (h *Host) swap(ctx context.Context, c *rendezvous.Conn, devices []verbs.Device) (theirs nicoffer.Offer,
 	err error) {
-	mine := nicoffer.Of(h.Name(), devices)
+	mine := nicoffer.Of(nicoffer.ProviderOf(h.Name(), devices), devices)
 	if err := c.Send(ctx, kindNICs, mine); err != nil {
 		return theirs, err
 	}
@@ -72,7 +79,14 @@ func (h *Host) swap(ctx context.Context, c *rendezvous.Conn, devices []verbs.Dev
 // returns, and connect what you make there with [rendezvous.Connect].
 func (h *Host) Connect(ctx context.Context, c *rendezvous.Conn, cfg ibverbx.Config) (*ibverbx.VirtualQP,
 	error) {
-	devices, err := h.Agree(ctx, c)
+	if c == nil {
+		return nil, errNoConversation
+	}
+	refused := ""
+	if cfg.Conn.Port > 1 || cfg.Conn.GIDIndex > 0 {
+		refused = "a process asks for a port or a GID of its NICs"
+	}
+	devices, err := h.agree(ctx, c, refused)
 	if err != nil {
 		return nil, err
 	}

@@ -1,5 +1,6 @@
-// Package nics opens the NICs of this host and selects those that reach a peer: real NICs if one is
-// usable, and otherwise RoCEv2 over UDP sockets.
+// Package nics opens the NICs of this host and selects those that reach a peer: shared memory if
+// the peer is on this host, and otherwise real NICs if one is usable, and RoCEv2 over UDP sockets
+// if none is.
 //
 //	host, err := nics.Open(nics.Config{})
 //	c, err := rendezvous.Dial(ctx, "host1:7471", rendezvous.Config{})
@@ -15,11 +16,16 @@
 // opened, for instance for lack of a permission, are an error: a program that silently runs at a
 // hundredth of its speed helps nobody.
 //
-// Where sockets would take the place of RDMA NICs, processes of one host share memory instead
-// (package verbs/shm, several times as fast): [Host.Agree], [Host.Connect] and [Host.ReachingAll]
-// offer it, and take it if all processes offer it and reach each other. It is logged in the same
-// way, and so is the reason if processes of one host do not share memory. Containers need a common
-// network namespace, or a directory, Config.Shm.Dir.
+// Processes of one host share memory instead (package verbs/shm): [Host.Agree], [Host.Connect] and
+// [Host.ReachingAll] offer it first, and take it if all processes offer it and reach each other.
+// Otherwise all take their NICs. It is logged in the same way, and so is the reason if processes of
+// one host do not share memory. Containers need a common network namespace, or a directory,
+// Config.Shm.Dir. A sandbox may refuse what sharing needs; then the next NICs are taken too.
+//
+// If you ask for NICs, no memory is shared: with Config.Provider, Devices, Library or
+// RoCE.Addresses, or with a port or a GID in the configuration of [Host.Connect]. Name the provider
+// Real if you register memory of a GPU: shared memory is copied by processors, which may not reach
+// it.
 //
 // Config.Provider names a provider, and forces it. Software NICs (verbs/soft) live inside one
 // process, so you get them only by name, with both ends on one [Host].

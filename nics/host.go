@@ -26,14 +26,15 @@ type Host struct {
 	usable  []verbs.Device // the NICs of named with a port that is up, unless the configuration names NICs
 	instead error
 	leftOut error
-	sockets sync.Once // of logSockets
-	sharing sync.Once // of the note that memory is shared
+	asked   bool      // the configuration asks for NICs, so memory is not shared
+	own     sync.Once // of the line that this host's NICs are used
+	sharing sync.Once // of the line that memory is shared
 
 	mu sync.Mutex
 	// at holds the NICs of roce by address; at the zero address those of the whole host.
 	at     map[netip.Addr]verbs.Provider
 	shared *shm.Provider // made when a peer on this host is met
-	does   string        // in place of using real NICs, with the peers that were met last
+	does   string        // what Note says of the peers that were met last
 	end    bool
 }
 
@@ -45,7 +46,7 @@ func Open(cfg Config) (*Host, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	chosen := cfg.Provider == ""
+	chosen, asked := cfg.Provider == "", cfg.asksForNICs()
 	switch {
 	case chosen && hasAddress(cfg.Devices):
 		cfg.Provider = RoCE // no other provider has NICs with such names
@@ -72,8 +73,14 @@ func Open(cfg Config) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nics: %w", err)
 	}
+	h.asked = asked
 	h.log()
 	return h, nil
+}
+
+// asksForNICs reports whether the configuration names a provider, NICs, or the library of NICs.
+func (c *Config) asksForNICs() bool {
+	return c.Provider != "" || c.Devices != "" || c.Library != "" || len(c.RoCE.Addresses) != 0
 }
 
 // openHost opens the NICs of a provider.
@@ -186,24 +193,45 @@ func (h *Host) log() {
 	}
 }
 
-// usesSockets is what a host without RDMA NICs does.
-const usesSockets = "using UDP sockets (provider roce)"
+// What a host does that has the choice.
+const (
+	usesSockets   = "using UDP sockets (provider roce)"
+	usesNICs      = "using real NICs (provider rdmacore)"
+	sharesMemory  = "sharing memory with processes of this host (provider shm)"
+	allOnThisHost = "all processes are on this host: sharing memory (provider shm)"
+)
 
-// logSockets logs once that sockets have taken the place of real NICs, and why memory is not
-// shared. It does so when they are first used: by then the route may show that this process belongs
-// to a job, in which only rank 0 logs it.
-func (h *Host) logSockets(r Route, unshared string) {
-	h.logInstead(r, &h.sockets, usesSockets+unshared)
-}
-
-// logInstead notes what this process does in place of using real NICs, and logs it once.
-func (h *Host) logInstead(r Route, once *sync.Once, does string) {
+// logOwn notes that this host's own NICs are used, and why memory is not shared; unshared is empty
+// if that needs no word. It logs it once, if sockets have taken the place of real NICs or memory
+// could have been shared. It does so when they are first used: by then the route may show that this
+// process belongs to a job.
+func (h *Host) logOwn(r Route, unshared string) {
+	does := usesSockets
 	if h.instead == nil {
+		does = usesNICs
+	}
+	switch {
+	case unshared != "" && !h.asked:
+		does += "; no shared memory: " + unshared
+	case h.instead == nil:
+		h.setDoes("")
 		return
 	}
-	h.mu.Lock()
-	h.does = does
-	h.mu.Unlock()
+	h.logChoice(r, &h.own, does)
+}
+
+// logShared notes that memory is shared, and logs it once.
+func (h *Host) logShared(r Route) {
+	if h.instead != nil {
+		h.logChoice(r, &h.sharing, sharesMemory)
+	} else {
+		h.logChoice(r, &h.sharing, allOnThisHost)
+	}
+}
+
+// logChoice notes what this host does, and logs it once; in a job only rank 0 logs it.
+func (h *Host) logChoice(r Route, once *sync.Once, does string) {
+	h.setDoes(does)
 	once.Do(func() {
 		if j, ok := r.(interface{ Rank() int }); ok && j.Rank() != 0 {
 			return
@@ -212,20 +240,25 @@ func (h *Host) logInstead(r Route, once *sync.Once, does string) {
 	})
 }
 
-// Note returns which NICs have taken the place of real ones, and why: for the peers that were met
-// last, in one sentence. It is empty if real NICs were taken, or if you named a provider or an
-// address.
-func (h *Host) Note() string {
-	if h.instead == nil {
-		return ""
-	}
+func (h *Host) setDoes(does string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	why := "no RDMA NIC here has a port that is up"
-	if errors.Is(h.instead, verbs.ErrNotSupported) {
-		why = "no RDMA NIC here"
+	h.does = does
+}
+
+// Note returns in one sentence which NICs have taken the place of real ones with the peers that
+// were met last, and why, or why no memory is shared with a process of this host. It is empty if
+// real NICs were taken for another reason, or if you named a provider or NICs.
+func (h *Host) Note() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.instead == nil:
+		return h.does
+	case errors.Is(h.instead, verbs.ErrNotSupported):
+		return "no RDMA NIC here: " + cmp.Or(h.does, usesSockets)
 	}
-	return why + ": " + cmp.Or(h.does, usesSockets)
+	return "no RDMA NIC here has a port that is up: " + cmp.Or(h.does, usesSockets)
 }
 
 // Name returns the name of the provider: Real, RoCE, Shm, Soft, or that of a Source.
@@ -277,7 +310,7 @@ func (h *Host) String() string {
 // occur twice, which [ibverbx.NewDomain] refuses: to have all of them in a domain, call Devices
 // before you meet a peer.
 func (h *Host) Devices() ([]verbs.Device, error) {
-	h.logSockets(nil, "")
+	h.logOwn(nil, "")
 	if h.named == nil {
 		return prefixed(h.allSockets())
 	}
@@ -287,7 +320,7 @@ func (h *Host) Devices() ([]verbs.Device, error) {
 // Reaching lists the NICs that reach the other end of a connection: all usable ones, or, for roce
 // without named addresses, the one at this end's address of the connection.
 func (h *Host) Reaching(r Route) ([]verbs.Device, error) {
-	h.logSockets(r, "")
+	h.logOwn(r, "")
 	return prefixed(h.reaching(r))
 }
 

@@ -9,14 +9,11 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-
-	"go.uber.org/goleak"
 
 	"ibverbx"
 	"ibverbx/internal/nicoffer"
@@ -27,8 +24,6 @@ import (
 	"ibverbx/verbs/roce"
 	"ibverbx/verbs/soft"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // real are the real NICs that a host has: software ones under their name.
 type real struct {
@@ -320,62 +315,6 @@ func TestConnectOverSockets(t *testing.T) {
 		if err := errors.Join(qpA.Close(), qpB.Close()); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// Two processes of one host that leave the choice open share memory if both can, and otherwise use
-// sockets. One that names its provider keeps it.
-func TestConnectOverSharedMemory(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("needs Linux")
-	}
-	const socketsNote = "roce0, ibverbx: no RDMA NIC here: using UDP sockets (provider roce)"
-	for name, c := range map[string]struct {
-		change func(*nics.Config)
-		want   string // the NIC and what is logged
-	}{
-		"both": {func(*nics.Config) {},
-			"shm0, ibverbx: no RDMA NIC here: sharing memory with processes of this host (provider shm)"},
-		"another directory": {func(c *nics.Config) { c.Shm.Dir = t.TempDir() },
-			socketsNote + "; no shared memory: check path: shm0: unreachable"},
-		"no such directory": {func(c *nics.Config) { c.Shm.Dir = "/none" },
-			socketsNote + "; no shared memory: shm: open: invalid argument"},
-		"a provider": {func(c *nics.Config) { c.Provider = nics.RoCE },
-			socketsNote + "; no shared memory: a process has NICs of roce"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			cfg, _ := hostWith(t, rdmacore.ErrNoDevice, nil)
-			other := cfg
-			c.change(&other)
-			var said bytes.Buffer
-			cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
-			a, err := nics.Open(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer a.Close()
-			b := open(t, other)
-			for range 2 {
-				qpA, qpB, errA, errB := connect(t, a, b)
-				if err := errors.Join(errA, errB); err != nil {
-					t.Fatal(err)
-				}
-				_, line, _ := strings.Cut(said.String(), "msg=")
-				got := qpA.Domain().Devices()[0].Name() + ", " + strings.Trim(line, "\"\n")
-				here := qpB.Domain().Devices()[0].Name()
-				if !strings.HasPrefix(got, c.want) || here[:3] != got[:3] ||
-					!strings.HasSuffix(got, a.Note()) {
-					t.Errorf("got %s, and %s at the other end, want %s", got, here, c.want)
-				}
-				move(t, qpA, qpB)
-				if err := errors.Join(qpA.Close(), qpB.Close()); err != nil {
-					t.Error(err)
-				}
-			}
-			if err := a.Close(); err != nil {
-				t.Error(err)
-			}
-		})
 	}
 }
 

@@ -1,9 +1,13 @@
 package nics
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"os"
 
 	"ibverbx/internal/peertext"
 	"ibverbx/rendezvous"
@@ -20,14 +24,17 @@ type Group interface {
 }
 
 // ReachingAll is [Host.Reaching] for the NICs that reach all processes of a group; all of them call
-// it. Where it would be sockets at all of them, it is a NIC of shared memory instead, if each of
-// them reaches that of each other. Such a NIC reaches this host only.
+// it. Each offers shared memory first, unless its configuration asks for NICs, and then its NICs.
+// The former is taken if all offer it and each reaches each other one. All hear the same answers,
+// so all take the same. A NIC of shared memory reaches this host only.
 func (h *Host) ReachingAll(ctx context.Context, g Group) ([]verbs.Device, error) {
-	return prefixed(h.reachingAll(ctx, g))
+	return prefixed(h.reachingAll(ctx, g, ""))
 }
 
-func (h *Host) reachingAll(ctx context.Context, g Group) (devices []verbs.Device, err error) {
-	own, mine := h.sharedWith(g)
+// reachingAll is ReachingAll without the package's name in its errors. If refused is not empty,
+// this end has that reason against shared memory.
+func (h *Host) reachingAll(ctx context.Context, g Group, refused string) (devices []verbs.Device, err error) {
+	own, mine := h.offer(g, refused)
 	if own == nil { // so an error comes before the others wait
 		if devices, err = h.reaching(g); err != nil {
 			return nil, err
@@ -38,70 +45,113 @@ func (h *Host) reachingAll(ctx context.Context, g Group) (devices []verbs.Device
 	case err != nil:
 		return nil, err
 	case why == "":
-		h.logInstead(g, &h.sharing, "sharing memory with processes of this host (provider shm)")
+		h.logShared(g)
 		return []verbs.Device{own}, nil
 	case why == otherHost:
-		h.logSockets(g, "")
+		h.logOwn(g, "")
 	default:
-		h.logSockets(g, "; no shared memory: "+why)
+		h.logOwn(g, why)
 	}
+	h.cfg.Logger.Debug("ibverbx: no shared memory", "because", why)
 	if own != nil {
 		devices, err = h.reaching(g)
 	}
 	return devices, err
 }
 
-// sharing is what a process tells the others of its group: first the NIC of shared memory that it
-// offers, and then whether it reaches those of the others.
-type sharing struct {
-	NIC *verbs.GID `json:"nic,omitempty"`
-	Why string     `json:"why,omitempty"` // why it offers none, or reaches not all
+// offer is what a process tells the others of its group about shared memory, which it prefers to
+// its NICs: first the NIC that it offers, and then whether it reaches those of the others.
+type offer struct {
+	NIC  *verbs.GID `json:"nic,omitempty"`
+	Why  string     `json:"why,omitempty"`  // why it offers none, or reaches not all
+	Host string     `json:"host,omitempty"` // the same in all containers of a host; empty if unknown
 }
 
 // share returns why not all processes of a group take NICs of shared memory; empty if all do.
-func share(ctx context.Context, g Group, own *shm.Device, mine sharing) (why string, err error) {
+func share(ctx context.Context, g Group, own *shm.Device, mine offer) (why string, err error) {
 	all, err := gather(ctx, g, mine)
 	if why = refusalOf(all); err != nil || why != "" {
+		if why == otherHost && onOneHost(all) {
+			why = otherNetwork
+		}
 		return why, err
 	}
-	all, err = gather(ctx, g, sharing{Why: unreached(own, all)})
+	all, err = gather(ctx, g, offer{Why: unreached(own, all)})
 	return refusalOf(all), err
 }
 
 // otherHost is the usual reason why memory is not shared. It is not worth a word.
 const otherHost = "a process is on another host"
 
-// sharedWith returns the NIC of shared memory for processes of this host. It is nil if NICs were
-// asked for, if there are real ones, or if this host has none.
-func (h *Host) sharedWith(r Route) (*shm.Device, sharing) {
-	switch {
-	case h.instead == nil || h.named != nil:
-		return nil, sharing{Why: "a process has NICs of " + h.Name()}
-	case h.cfg.Shm.Dir == "" && !sameHost(r):
-		return nil, sharing{Why: otherHost}
+// otherNetwork takes its place for containers of one host.
+const otherNetwork = "processes of this host have networks of their own: name a directory that they " +
+	"share, Config.Shm.Dir"
+
+// onOneHost reports whether all processes have said that they are on the same host.
+func onOneHost(all []offer) bool {
+	for _, o := range all {
+		if o.Host == "" || o.Host != all[0].Host {
+			return false
+		}
 	}
+	return true
+}
+
+// hostID returns what is the same in all containers of a host; empty if the host does not say.
+func hostID() string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(boot)
+	return hex.EncodeToString(sum[:8])
+}
+
+// offer returns this process's offer to the other end of a connection, and the NIC of shared memory
+// that is part of it; nil if there is a reason against it.
+func (h *Host) offer(r Route, refused string) (*shm.Device, offer) {
+	mine := offer{Host: hostID()}
+	var own *shm.Device
+	switch {
+	case refused != "":
+		mine.Why = refused
+	case h.asked:
+		mine.Why = "a process asks for NICs of " + h.Name()
+	case h.cfg.Shm.Dir == "" && !sameHost(r):
+		mine.Why = otherHost
+	default:
+		var err error
+		if own, mine.NIC, err = h.memory(); err != nil {
+			mine.Why = err.Error()
+		}
+	}
+	return own, mine
+}
+
+// memory returns the NIC of shared memory, which it makes if there is none, and the NIC's GID.
+func (h *Host) memory() (*shm.Device, *verbs.GID, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.shared == nil && !h.end {
+	if h.end {
+		return nil, nil, verbs.ErrClosed
+	}
+	if h.shared == nil {
 		p, err := shm.Open(h.cfg.Shm)
 		if err != nil {
-			return nil, sharing{Why: err.Error()}
+			return nil, nil, err
 		}
 		h.shared = p
-	}
-	if h.end {
-		return nil, sharing{Why: verbs.ErrClosed.Error()}
 	}
 	own := h.shared.Device(0)
 	entry, err := own.QueryGID(1, 0)
 	if err != nil {
-		return nil, sharing{Why: err.Error()}
+		return nil, nil, err
 	}
-	return own, sharing{NIC: &entry.GID}
+	return own, &entry.GID, nil
 }
 
 // gather passes one value to all processes of a group, and returns those of all.
-func gather(ctx context.Context, g Group, mine sharing) ([]sharing, error) {
+func gather(ctx context.Context, g Group, mine offer) ([]offer, error) {
 	text, err := json.Marshal(mine)
 	if err != nil {
 		return nil, err
@@ -110,7 +160,7 @@ func gather(ctx context.Context, g Group, mine sharing) ([]sharing, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := make([]sharing, len(texts))
+	all := make([]offer, len(texts))
 	for i := range texts {
 		if err := json.Unmarshal(texts[i], &all[i]); err != nil {
 			return nil, fmt.Errorf("%w: an offer of shared memory: %w", rendezvous.ErrProtocol, err)
@@ -123,10 +173,10 @@ func gather(ctx context.Context, g Group, mine sharing) ([]sharing, error) {
 const maxWhy = 300
 
 // refusalOf returns the first reason that a process has given; empty if none has.
-func refusalOf(all []sharing) string {
-	for _, s := range all {
-		if s.Why != "" {
-			return peertext.Line(s.Why, maxWhy)
+func refusalOf(all []offer) string {
+	for _, o := range all {
+		if o.Why != "" {
+			return cmp.Or(peertext.Line(o.Why, maxWhy), "a process gives no reason")
 		}
 	}
 	return ""
@@ -134,12 +184,12 @@ func refusalOf(all []sharing) string {
 
 // unreached returns why a NIC does not reach one of those that are offered; empty if it reaches
 // all.
-func unreached(own *shm.Device, all []sharing) string {
-	for _, s := range all {
-		if own == nil || s.NIC == nil {
+func unreached(own *shm.Device, all []offer) string {
+	for _, o := range all {
+		if own == nil || o.NIC == nil {
 			return "a process offers none"
 		}
-		if err := own.CheckPath(1, *s.NIC); err != nil {
+		if err := own.CheckPath(1, *o.NIC); err != nil {
 			return err.Error()
 		}
 	}

@@ -57,7 +57,7 @@ func (f *perfCmd) runApart(c *console, p *bench.Params) error {
 			return err
 		}
 	}
-	end, err := f.openEnd(c, p.Conn, &f.outcome)
+	end, err := f.openEnd(c, p.Conn, p.NICs, &f.outcome)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,6 @@ import (
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
-	"ibverbx/verbs/shm"
 )
 
 // The providers by name.
@@ -89,16 +88,14 @@ func (f *connFlags) conn(k *kong.Context) ibverbx.ConnConfig {
 // asked returns the provider that the flags ask for: roce for an address. The default is that of
 // real NICs.
 func (f *nicFlags) asked() string {
-	switch {
-	case f.Provider != "":
-		return f.Provider
-	case f.Library == "" && slices.ContainsFunc(strings.Split(f.Device, ","), func(word string) bool {
-		_, err := netip.ParseAddr(word)
-		return err == nil
-	}):
+	if f.Provider == "" && f.Library == "" &&
+		slices.ContainsFunc(strings.Split(f.Device, ","), func(word string) bool {
+			_, err := netip.ParseAddr(word)
+			return err == nil
+		}) {
 		return roceNICs
 	}
-	return realNICs
+	return cmp.Or(f.Provider, realNICs)
 }
 
 // check reports whether the flags make sense for a provider.
@@ -167,9 +164,13 @@ type endNICs struct {
 	said    *outcome
 }
 
-// openEnd opens the NICs of one of two processes.
-func (f *nicFlags) openEnd(c *console, conn ibverbx.ConnConfig, said *outcome) (*endNICs, error) {
-	host, err := openNICs(f.config(f.Provider))
+// openEnd opens the NICs of one of two processes; several, a port or a GID can only be real ones'.
+func (f *nicFlags) openEnd(c *console, conn ibverbx.ConnConfig, count int, said *outcome) (*endNICs, error) {
+	cfg := f.config(f.Provider)
+	if f.Provider+f.Device == "" && (count > 1 || conn.Port > 1 || conn.GIDIndex > 0) {
+		cfg.Provider = realNICs
+	}
+	host, err := openNICs(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -218,10 +219,11 @@ func checkPorts(conn ibverbx.ConnConfig, host *nics.Host) error {
 
 // explain says once which NICs are used if no provider was named and they are not real ones.
 func (n *endNICs) explain() {
-	if note := n.Note(); note != n.said.note {
-		n.said.note = note
+	note := n.Note()
+	if note != "" && note != n.said.note {
 		n.console.complain("ibverbx: %s\n", note)
 	}
+	n.said.note = note
 }
 
 // half returns this end's part in a conversation. An error ends the conversation.
@@ -232,11 +234,8 @@ func (n *endNICs) half(ctx context.Context, conn *rendezvous.Conn) (*bench.Half,
 		return nil, err
 	}
 	n.explain()
-	h := &bench.Half{Conn: conn, Provider: n.Name(), Devices: devices, Config: n.config, Version: version()}
-	if _, ok := devices[0].(*shm.Device); ok {
-		h.Provider = shmNICs
-	}
-	return h, nil
+	return &bench.Half{Conn: conn, Provider: nicoffer.ProviderOf(n.Name(), devices), Devices: devices,
+		Config: n.config, Version: version()}, nil
 }
 
 // explainSilence adds the likely reasons to the error of a NIC made of a UDP socket that never got

@@ -72,7 +72,7 @@ func (f *perftestCmd) run(c *console, k *kong.Context) (*perftest.Report, error)
 	if err != nil {
 		return nil, err
 	}
-	end, err := f.openEnd(c, cfg.Conn, &f.said)
+	end, err := f.openEnd(c, cfg.Conn, 1, &f.said)
 	if err != nil {
 		return nil, err
 	}

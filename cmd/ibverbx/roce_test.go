@@ -117,7 +117,7 @@ func TestProviderByItself(t *testing.T) {
 	for _, tt := range []struct{ connect, provider, note string }{
 		{"", shmNICs, shmNote},
 		{" --layer tagged --op send --mode lat", shmNICs, shmNote},
-		{" --provider roce", roceNICs, roceNote + "; no shared memory: a process has NICs of roce"},
+		{" --provider roce", roceNICs, roceNote + "; no shared memory: a process asks for NICs of roce"},
 	} {
 		server, address := listening(t, "perf --json --listen 127.0.0.1:0")
 		code, out, errs := command(t, "perf --connect "+address+quick+tt.connect)
@@ -134,6 +134,39 @@ func TestProviderByItself(t *testing.T) {
 		}
 		if doc.Note != tt.note || doc.Params.Provider != tt.provider || doc.Peer.Provider != tt.provider {
 			t.Errorf("note %q, provider %q, peer's %q", doc.Note, doc.Params.Provider, doc.Peer.Provider)
+		}
+	}
+}
+
+// TestSharedMemoryBesideNICs measures between two processes of a host with RDMA NICs: both say that
+// they share memory, unless the flags ask for NICs.
+func TestSharedMemoryBesideNICs(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs shared memory, which is of Linux")
+	}
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fabric.Close()
+	replaceProvider(t, realNICs, func(nics.Config) (verbs.Provider, error) {
+		return half{fabric, realNICs, []verbs.Device{fabric.Device(0), fabric.Device(1)}}, nil
+	})
+	const shares = "all processes are on this host: sharing memory (provider shm)"
+	for flags, c := range map[string]struct{ here, there, nics string }{
+		"":                     {shares, shares, "shm0"},
+		" --nics 2":            {"", "asks for NICs of rdmacore", "soft0"},
+		" -x 1 --nics 1":       {"", "asks for NICs of rdmacore", "soft0"},
+		" --provider rdmacore": {"", "asks for NICs of rdmacore", "soft0"},
+		" -d soft1":            {"", "asks for NICs of rdmacore", "soft1"},
+	} {
+		server, address := listening(t, "perf --listen 127.0.0.1:0")
+		code, out, errs := command(t, "perf --connect "+address+quick+flags)
+		codeB, _, errsB := server.wait(t)
+		if code != exitOK || codeB != exitOK || !strings.Contains(errs, c.here) ||
+			!strings.Contains(errsB, c.there) || !strings.Contains(out, c.nics) {
+			t.Errorf("%s: exit %d, stderr %s\n%s\nlistening: exit %d, %s", flags, code, errs, out, codeB,
+				errsB)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
+	"ibverbx/verbs/shm"
 	"ibverbx/verbs/soft"
 )
 
@@ -28,6 +29,14 @@ func Of(provider string, devices []verbs.Device) Offer {
 		o.NICs = append(o.NICs, NameOf(d))
 	}
 	return o
+}
+
+// ProviderOf returns the provider of NICs that reach a peer: own, or that of shared memory.
+func ProviderOf(own string, devices []verbs.Device) string {
+	if _, ok := devices[0].(*shm.Device); ok {
+		return "shm"
+	}
+	return own
 }
 
 // Check bounds a peer's offer, and makes it printable. For an impossible offer it returns
