@@ -164,7 +164,8 @@
 // # Many queue pairs
 //
 // The queue pairs of a NIC that write to the same NIC share the receive buffer of its socket. When
-// they have more to send than half of it holds, they take turns. If several NICs send much to one,
+// they have more to send than half of it holds, they take turns, and fewer of them at a time while
+// a short queue on the way drops more than 2 % of their packets. If several NICs send much to one,
 // its answers grant each a part, in the credits that InfiniBand has for receives; what they send at
 // once before the first answers may still overrun the buffer, and is sent again. A part is at least
 // 8 KiB, so a buffer suffices for as many NICs as it has 16 KiB: 256 with 4 MiB, 13 with the usual

@@ -68,7 +68,12 @@ type networkNIC struct {
 	narrow int            // bytes that those towards one peer share at most, and half of a buffer has
 	room   int            // bytes that the inbox holds; 0 is no bound
 	filled int            // bytes in the inbox
-	// dropped counts what found the inbox full.
+	// What comes to the NIC passes a link of rate bytes a second, if that is not 0, behind a queue
+	// of so many bytes, and has passed it at free.
+	rate  float64
+	queue int
+	free  int64
+	// dropped counts what found the inbox, or the link's queue, full.
 	dropped int
 	awake   bool  // the receiving goroutine will run
 	ringAt  int64 // when the alarm goes off; rc.Never if it is not set
@@ -235,6 +240,21 @@ func (x *networkNIC) arrive(g udp.Datagram) {
 		return
 	}
 	x.inbox, x.filled = append(x.inbox, g), x.filled+len(g.Data)
+}
+
+// pass has a packet of some bytes pass the link to the NIC. It returns when it has, or false if the
+// queue was full.
+func (x *networkNIC) pass(now int64, size int) (at int64, ok bool) {
+	if x.rate == 0 {
+		return now, true
+	}
+	backlog := float64(max(x.free-now, 0)) * x.rate / 1e9
+	if int(backlog)+size > x.queue {
+		x.dropped++
+		return 0, false
+	}
+	x.free = max(x.free, now) + int64(float64(size)/x.rate*1e9)
+	return x.free, true
 }
 
 // wake has the receiving goroutine run soon.
@@ -429,15 +449,19 @@ func (p *networkPath) carry(i int, packet []byte) {
 	if rng.IntN(2) == 0 { // the burst comes whole
 		g.Index, g.Bundle = uint8(i), uint8(i+1)
 	}
-	if p.ect && rng.IntN(64) == 0 {
+	if p.ect && to.rate == 0 && rng.IntN(64) == 0 {
 		g.ECN = udp.CE
+	}
+	sent, ok := to.pass(max(n.now, x.held), len(packet))
+	if !ok {
+		return
 	}
 	copies := 1
 	if rng.Float64() < plan.Repeat {
 		copies = 1 + rng.IntN(3)
 	}
 	for range copies {
-		at := max(n.now, x.held) + int64(plan.Latency)
+		at := sent + int64(plan.Latency)
 		if rng.Float64() < plan.Delay {
 			at += rng.Int64N(20 * int64(plan.Latency))
 		}

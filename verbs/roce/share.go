@@ -22,6 +22,7 @@ type share struct {
 	// limit is how many bytes may be under way: half of this NIC's own buffer, to which the peer's
 	// is assumed to be equal, or what the peer has granted, if that is less.
 	limit     int
+	budget    budget
 	granted   bool  // the limit is the peer's
 	grantedAt int64 // when the peer has confirmed that
 	used      int
@@ -32,6 +33,58 @@ type share struct {
 	postponed bool
 	// from counts what comes from the peer.
 	from arrivals
+}
+
+// budget is what losses leave of a share's limit. The window of a queue pair never shrinks below
+// two packets, and the windows of many then hold more than a short queue on the way: only fewer
+// turns at a time help.
+type budget struct {
+	bytes           int // 0 while losses have taken nothing
+	arrived, missed int // packets of the present round
+	stale           int // packets that were under way at the last cut, and do not count
+}
+
+const (
+	// A round has so many packets: of fewer, one that is lost or not would decide.
+	budgetRound = 512
+	// tolerated is how many of them may be lost: 2 %, as in windows.
+	tolerated = budgetRound / 50
+	// budgetGrows is how many packets a round adds that loses no more.
+	budgetGrows = 2
+	// leastBudget is two turns. A queue that holds less would be too short for one window.
+	leastBudget = 2 * turn * 4096
+)
+
+// of returns what is left of a limit.
+func (b *budget) of(limit int) int {
+	if b.bytes == 0 {
+		return limit
+	}
+	return min(limit, b.bytes)
+}
+
+// add records that packets of some cost have arrived, and that some were lost; used bytes of the
+// limit are under way.
+func (b *budget) add(limit, used, cost, arrived, missed int) {
+	if b.stale > 0 {
+		b.stale -= arrived + missed
+		return
+	}
+	b.arrived, b.missed = b.arrived+arrived, b.missed+missed
+	left := b.of(limit)
+	switch {
+	case b.missed > tolerated:
+		// What nobody has used does not count.
+		b.bytes = max(max(min(left, used), left/2)*7/10, min(left, leastBudget))
+		b.stale = used / cost
+	case b.arrived+b.missed < budgetRound:
+		return
+	case b.bytes != 0:
+		if b.bytes += budgetGrows * cost; b.bytes >= limit {
+			b.bytes = 0
+		}
+	}
+	b.arrived, b.missed = 0, 0
 }
 
 const (
@@ -94,7 +147,7 @@ func (s *share) leave(q *QP) {
 func (s *share) room(q *QP) int {
 	switch {
 	case !s.isAlone(q):
-		return (s.limit - s.used) / q.cost
+		return (s.budget.of(s.limit) - s.used) / q.cost
 	case s.granted:
 		return (2*s.limit - s.used) / q.cost
 	}
@@ -108,7 +161,7 @@ func (s *share) turnOf(q *QP) int {
 	if q.left > 0 {
 		most = q.left
 	}
-	return max(min(most, s.limit/q.cost/2), 1)
+	return max(min(most, s.budget.of(s.limit)/q.cost/2), 1)
 }
 
 // isAlone reports whether no other queue pair has anything under way, or waits.
@@ -121,6 +174,9 @@ func (s *share) isAlone(q *QP) bool {
 func (s *share) note(q *QP) {
 	if s.granted && q.dev.now()-s.grantedAt > grantLasts {
 		s.limit, s.granted = q.dev.crowd.own, false
+	}
+	if arrived, missed := q.engine.Outcome(); arrived+missed != 0 {
+		s.budget.add(s.limit, s.used, q.cost, arrived, missed)
 	}
 	now := q.engine.UnderWay() * q.cost
 	s.used += now - q.underWay

@@ -1,6 +1,7 @@
 package roce
 
 import (
+	"flag"
 	"fmt"
 	"math"
 	"slices"
@@ -89,31 +90,44 @@ func (c *writers) step(t testing.TB) {
 	}
 }
 
+var (
+	queuePairsFlag = flag.Int("queue-pairs", 100, "queue pairs of TestManyQueuePairs that share a slow link")
+	queueFlag      = flag.Int("queue", 100, "packets in the queue of that link")
+)
+
 // Many queue pairs write to one NIC, whose socket has the usual receive buffer, from one NIC or
 // from many: all of them progress alike, and almost nothing is lost for want of room once all have
 // begun. So they do if the NIC takes time to receive, and windows shrink because packets wait in
-// its buffer.
+// its buffer, and if a link on the way is slow and its queue holds less than their windows.
 func TestManyQueuePairs(t *testing.T) {
 	const room = 4 << 20
 	for _, of := range []struct {
 		senders, each, room int
 		latency, pace       time.Duration
+		queue               int // packets, before a link of 1 Gb/s; 0 for no such link
 		first, writes       int // before and while it is looked at, of each
 	}{
-		{1, 1000, room, 5 * time.Microsecond, 0, 0, 8},
-		{1, 500, room, 5 * time.Microsecond, 3 * time.Microsecond, 8, 16},
-		{40, 1, room * 40 / 100, 100 * time.Microsecond, 0, 40, 60}, // as 100 with all of it
-		{20, 10, room, 100 * time.Microsecond, 0, 5, 20},
+		{1, 1000, room, 5 * time.Microsecond, 0, 0, 0, 8},
+		{1, 500, room, 5 * time.Microsecond, 3 * time.Microsecond, 0, 8, 16},
+		{40, 1, room * 40 / 100, 100 * time.Microsecond, 0, 0, 40, 60}, // as 100 with all of it
+		{20, 10, room, 100 * time.Microsecond, 0, 0, 5, 20},
+		{1, *queuePairsFlag, room, 50 * time.Microsecond, 0, *queueFlag, 1000 / *queuePairsFlag, 8},
 	} {
-		t.Run(fmt.Sprintf("%d of %d", of.each, of.senders), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%d of %d, queue %d", of.each, of.senders, of.queue), func(t *testing.T) {
+			narrow := func(c *writers) {
+				c.net.plan.Latency, c.net.pace = of.latency, of.pace
+				if to := c.net.nics[len(c.from)]; of.queue != 0 {
+					to.rate, to.queue = 125e6, of.queue*4200
+				}
+			}
 			if testing.Short() {
 				of.each, of.senders, of.room = (of.each+4)/5, (of.senders+1)/2, of.room/2
 			}
 			alone := newWriters(t, 1, 1, room)
-			alone.net.plan.Latency, alone.net.pace = of.latency, of.pace
+			narrow(alone)
 			one := alone.run(t, 2000, 32)
 			c := newWriters(t, of.senders, of.each, of.room)
-			c.net.plan.Latency, c.net.pace = of.latency, of.pace
+			narrow(c)
 			c.run(t, of.first*len(c.qps), 2)
 			before, done := c.counted(), slices.Clone(c.done)
 			took := c.run(t, of.writes*len(c.qps), 0)
@@ -361,6 +375,43 @@ func TestGrant(t *testing.T) {
 		if s.limit != c.limit || s.room(q) != c.room {
 			t.Errorf("step %d: limit %d, room for %d; want %d and %d", i, s.limit, s.room(q), c.limit, c.room)
 		}
+	}
+}
+
+// Losses of more than 2 % take a part of the limit, once for all that was under way, and down to
+// two turns. Rounds without them give it back.
+func TestBudget(t *testing.T) {
+	const limit, cost = 400 * 4096, 4096
+	var b budget
+	for i, c := range []struct{ used, arrived, missed, left int }{
+		{400, 10000, 10, 400},
+		{400, 400, 11, 280},
+		{280, 0, 300, 280}, // was under way before
+		{280, 100, 0, 280}, // so was this
+		{280, 0, 11, 196},
+		{50, 280, 0, 196},
+		{50, 0, 11, 68}, // of what was used, or half
+		{68, 50, 0, 68},
+		{68, 0, 11, 47},
+		{47, 68, 0, 47},
+		{47, 0, 11, 32},
+		{32, 47, 0, 32},
+		{32, 0, 400, 32},
+		{32, 32, 0, 32},
+		{32, 511, 0, 32},
+		{32, 1, 0, 34},
+		{34, 502, 10, 36},
+	} {
+		b.add(limit, c.used*cost, cost, c.arrived, c.missed)
+		if left := b.of(limit) / cost; left != c.left {
+			t.Fatalf("step %d: %d packets are left, want %d", i, left, c.left)
+		}
+	}
+	for range (400 - 36) / budgetGrows {
+		b.add(limit, 32*cost, cost, budgetRound, 0)
+	}
+	if b != (budget{}) || b.of(64<<10) != 64<<10 {
+		t.Errorf("after many rounds without losses: %+v", b)
 	}
 }
 

@@ -73,6 +73,7 @@ func (q *QP) markKept(s seq) {
 func (q *QP) arrived(last seq, t *track, n int) {
 	r := &q.req
 	r.flying -= n
+	q.arrivals += n
 	rtt := q.reached(last)
 	if t.resent {
 		rtt = 0 // it may answer either of the two packets
@@ -101,6 +102,7 @@ func (q *QP) reached(s seq) int64 {
 // missed reports to the window that the network has lost the packet with a number.
 func (q *QP) missed(s seq) {
 	r := &q.req
+	q.misses++
 	if q.ours {
 		r.window.missed(s, r.next)
 	} else {

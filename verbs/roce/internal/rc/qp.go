@@ -59,6 +59,8 @@ type QP struct {
 	allowed  int
 	heldBack bool
 	granted  wire.Syndrome // by the last acknowledgement; 0 if Granted has returned it
+	// arrivals and misses count packets since the last call of Outcome.
+	arrivals, misses int
 
 	req     requester
 	resp    responder
@@ -111,6 +113,14 @@ func (q *QP) HeldBack() bool { return q.heldBack }
 func (q *QP) Granted() (s wire.Syndrome, ok bool) {
 	s, q.granted = q.granted, 0
 	return s, s != 0
+}
+
+// Outcome returns how many packets have reached the peer, and how many the network has lost, since
+// the last call.
+func (q *QP) Outcome() (arrivals, misses int) {
+	arrivals, misses = q.arrivals, q.misses
+	q.arrivals, q.misses = 0, 0
+	return arrivals, misses
 }
 
 // UnderWay returns how many numbers are under way, or 0 once the peer was silent for silentProbes
