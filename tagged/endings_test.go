@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/tagged"
@@ -136,7 +137,7 @@ func TestRefusedSend(t *testing.T) {
 	t.Parallel() // most of the time it waits
 	for _, qps := range []int{1, 2} {
 		cfg := impatient()
-		cfg.Transport.QP.QPsPerDevice = qps
+		cfg.Transport.QP.QPsPerDevice, cfg.Transport.KeepAlive = qps, 50*time.Millisecond
 		r, a, b := pair(t, 1, cfg)
 		r.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: r.fabric.Device(0), Count: -1,
 			Err: verbs.ErrNotSupported})

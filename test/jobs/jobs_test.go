@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) {
 	jobtest.Main(nil)
-	_ = flag.Set("test.parallel", "6") // they mostly wait
+	_ = flag.Set("test.parallel", "12") // they mostly wait
 	goleak.VerifyTestMain(m)
 }
 

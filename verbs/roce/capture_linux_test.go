@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"math/rand/v2"
 	"os/exec"
 	"path/filepath"
@@ -41,7 +42,7 @@ func TestCapture(t *testing.T) {
 	turnOffBursts(t)
 	v4, v6 := []string{"127.0.0.1", "127.0.0.2"}, []string{"::1", secondLoopback}
 	single := Config{DisableGSO: true}
-	for name, c := range map[string]captured{
+	conversations := map[string]captured{
 		"IPv4/256":     {addrs: v4, mtu: verbs.MTU256},
 		"IPv4/1024":    {addrs: v4, mtu: verbs.MTU1024},
 		"IPv4/4096":    {addrs: v4, mtu: verbs.MTU4096},
@@ -51,8 +52,27 @@ func TestCapture(t *testing.T) {
 		"strict, loss": {addrs: v6, mtu: verbs.MTU4096, cfg: Config{Strict: true}, loss: 0.05},
 		"IPv6/1024":    {addrs: v6, mtu: verbs.MTU1024},
 		"IPv6/4096":    {addrs: v6, mtu: verbs.MTU4096},
-	} {
-		t.Run(name, c.test)
+	}
+	// One file for all, since tshark takes half a second to start.
+	names := slices.Sorted(maps.Keys(conversations))
+	frames := make([][][]byte, len(names))
+	for i, name := range names {
+		t.Run(name, func(t *testing.T) { frames[i] = conversations[name].record(t) })
+	}
+	if t.Failed() {
+		return
+	}
+	name := filepath.Join(t.TempDir(), "roce.pcap")
+	writeCapture(t, name, slices.Concat(frames...))
+	packets := dissect(t, name)
+	if all := len(slices.Concat(frames...)); len(packets) != all {
+		t.Fatalf("%d packets of %d frames", len(packets), all)
+	}
+	for i, name := range names {
+		t.Run(name+" dissected", func(t *testing.T) {
+			conversations[name].check(t, frames[i], packets[:len(frames[i])])
+		})
+		packets = packets[len(frames[i]):]
 	}
 }
 
@@ -64,8 +84,8 @@ type captured struct {
 	loss  float64
 }
 
-func (c captured) test(t *testing.T) {
-	var frames [][]byte
+// record gives the frames of a conversation of which the capture misses none.
+func (c captured) record(t *testing.T) (frames [][]byte) {
 	for tries, missed := 1, uint32(1); missed != 0; tries++ {
 		if tries == 10 { // a busy machine does that to some of them
 			t.Fatalf("each capture misses frames, the last one %d", missed)
@@ -76,15 +96,14 @@ func (c captured) test(t *testing.T) {
 			frames, missed = s.end(t)
 		})
 		if t.Failed() {
-			return
+			return nil
 		}
 	}
-	name := filepath.Join(t.TempDir(), "roce.pcap")
-	writeCapture(t, name, frames)
-	packets := dissect(t, name)
-	if len(packets) != len(frames) {
-		t.Fatalf("%d packets of %d frames", len(packets), len(frames))
-	}
+	return frames
+}
+
+// check compares what tshark reads with the frames.
+func (c captured) check(t *testing.T, frames [][]byte, packets []dissected) {
 	seen := map[wire.Opcode]int{}
 	ids := map[uint16]int{}
 	announced := 0
@@ -120,7 +139,9 @@ func (c captured) talk(t *testing.T, s *sniffer) {
 	p := openNICs(t, c.cfg, c.addrs...)
 	a, b := newNode(t, p.Device(0), 1<<18), newNode(t, p.Device(1), 1<<18)
 	must(t, verbstest.Connect(a.qp, b.qp, verbstest.ConnectConfig{Port: 1,
-		Adjust: func(_ verbs.QP, attr *verbs.QPAttr) { attr.PathMTU = c.mtu }}))
+		Adjust: func(_ verbs.QP, attr *verbs.QPAttr) {
+			attr.PathMTU, attr.Timeout = c.mtu, 17 // four seconds in all: a busy machine takes its time
+		}}))
 	overWire(a, b)
 	if c.loss != 0 {
 		for i, n := range []*node{a, b} {

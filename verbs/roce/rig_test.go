@@ -199,8 +199,8 @@ func (n *node) succeed(t testing.TB) verbs.WC {
 }
 
 func must(t testing.TB, err error) {
-	t.Helper()
 	if err != nil {
+		t.Helper() // here, since it takes a microsecond
 		t.Fatal(err)
 	}
 }

@@ -125,7 +125,7 @@ func TestManyQueuePairs(t *testing.T) {
 			}
 			alone := newWriters(t, 1, 1, room)
 			narrow(alone)
-			one := alone.run(t, 2000, 32)
+			one := alone.run(t, 500, 32)
 			c := newWriters(t, of.senders, of.each, of.room)
 			narrow(c)
 			c.run(t, of.first*len(c.qps), 2)
@@ -137,7 +137,7 @@ func TestManyQueuePairs(t *testing.T) {
 				least, most = min(least, n-done[i]), max(most, n-done[i])
 			}
 			resent, sent := s.Resent-before.Resent, s.Sent-before.Sent
-			speed := float64(of.writes*len(c.qps)) / float64(took) / (2000 / float64(one))
+			speed := float64(of.writes*len(c.qps)) / float64(took) / (500 / float64(one))
 			t.Logf("%d to %d writes each, %.2f of what one reaches; %d of %d packets resent, %d dropped, "+
 				"%d timeouts, %d ms", least, most, speed, resent, sent, c.net.nics[of.senders].dropped,
 				s.Timeouts, c.net.now/1e6)

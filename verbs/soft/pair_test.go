@@ -49,8 +49,8 @@ func newFabric(t testing.TB, cfg Config) *Fabric {
 }
 
 func must(t testing.TB, err error) {
-	t.Helper()
 	if err != nil {
+		t.Helper() // here, since it takes a microsecond
 		t.Fatal(err)
 	}
 }

@@ -134,8 +134,8 @@ func (r *rig) signaled() bool {
 }
 
 func must(t *testing.T, err error) {
-	t.Helper()
 	if err != nil {
+		t.Helper() // here, since it takes a microsecond
 		t.Fatal(err)
 	}
 }

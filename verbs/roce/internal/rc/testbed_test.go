@@ -26,6 +26,7 @@ type end struct {
 	mem   []byte
 	raise []verbs.EventType
 	batch Batch
+	wcs   [256]verbs.WC
 	peer  *end
 	// overruns makes the completion queue lose what completes, as one that is full does.
 	overruns bool
@@ -188,12 +189,11 @@ func (e *end) recv(wrs ...verbs.RecvWR) {
 	e.q.Posted()
 }
 
-// poll returns the completions that there are.
+// poll returns the completions that there are; they are overwritten by the next call.
 func (e *end) poll() []verbs.WC {
-	var wcs [256]verbs.WC
-	n, err := e.cq.Poll(wcs[:])
+	n, err := e.cq.Poll(e.wcs[:])
 	e.must(err)
-	return wcs[:n]
+	return e.wcs[:n]
 }
 
 func (e *end) sge(offset, n int) []verbs.SGE {
