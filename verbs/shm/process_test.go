@@ -28,7 +28,8 @@ const peerEnv = "IBVERBX_SHM_PEER"
 // half is one of two processes: a queue pair, and memory whose lower half the peer writes and whose
 // upper half it reads.
 type half struct {
-	dev     *Device
+	dev     *Device // nil if the NIC is another provider's
+	gid     verbs.GID
 	pd      verbs.PD
 	mr      verbs.MR
 	channel *verbs.CompChannel
@@ -47,9 +48,14 @@ type address struct {
 
 const halfBytes = 2 << 20
 
-func newHalf(d *Device) (*half, error) {
-	h := &half{dev: d, buf: make([]byte, 2*halfBytes), channel: verbs.NewCompChannel()}
-	var err error
+func newHalf(d verbs.Device) (*half, error) {
+	h := &half{buf: make([]byte, 2*halfBytes), channel: verbs.NewCompChannel()}
+	h.dev, _ = d.(*Device)
+	entry, err := d.QueryGID(1, 0)
+	if err != nil {
+		return nil, err
+	}
+	h.gid = entry.GID
 	if h.pd, err = d.AllocPD(); err != nil {
 		return nil, err
 	}
@@ -65,7 +71,7 @@ func newHalf(d *Device) (*half, error) {
 }
 
 func (h *half) address() address {
-	return address{h.dev.gid, h.qp.Num(), h.mr.Addr(), h.mr.RKey()}
+	return address{h.gid, h.qp.Num(), h.mr.Addr(), h.mr.RKey()}
 }
 
 // connect takes the queue pair to RTS. A peer that is alive may take its time.
@@ -105,7 +111,14 @@ func (h *half) request(i, n int, to address) verbs.SendWR {
 // never polls, "echo" sends back what it receives, "busy" sends all kinds of requests. "narrow" has
 // no use for an address.
 func runPeer(task string) {
-	if err := peer(task); err != nil {
+	run := peer
+	switch task {
+	case "roce":
+		run = rocePeer
+	case "full":
+		run = func(string) error { return errors.Join(fillDevShm(), peer("idle")) }
+	}
+	if err := run(task); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -603,4 +616,40 @@ func held(t *testing.T) (fds, maps int) {
 		t.Fatal(err)
 	}
 	return len(list), strings.Count(string(text), "memfd:ibverbx")
+}
+
+// fillDevShm gives a process in a mount namespace of its own a /dev/shm without room.
+func fillDevShm() error {
+	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := syscall.Mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=1m"); err != nil {
+		return err
+	}
+	if err := os.WriteFile("/dev/shm/full", make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("2 MiB in a /dev/shm of 1 MiB: %w", err)
+	}
+	return nil
+}
+
+// Containers have a small /dev/shm, which others fill. No memory is taken from it.
+func TestFullDevShm(t *testing.T) {
+	h, err := newHalf(openNICs(t, Config{}).Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	c := spawnIn(t, "full", h, syscall.CLONE_NEWNS)
+	verbstest.Fill(h.buf[halfBytes:], 5)
+	h.do(t, h.request(int(verbs.OpRDMAWrite), halfBytes, c.to))
+	back := h.request(int(verbs.OpRDMARead), halfBytes, c.to)
+	back.RemoteAddr = c.to.Addr
+	h.do(t, back)
+	if !bytes.Equal(h.buf[:halfBytes], h.buf[halfBytes:]) {
+		t.Error("what was written is not read back")
+	}
+	_ = c.in.Close()
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("the peer: %v\n%s", err, c.err.String())
+	}
 }
