@@ -61,13 +61,16 @@ func TestExamplesRun(t *testing.T) {
 			[]string{fmt.Sprint("IBVERBX_RANK=", rank), "IBVERBX_SIZE=3", "IBVERBX_ADDRESS=" + addr}})
 	}
 	bin, rate := t.TempDir(), regexp.MustCompile(`[0-9]+\.[0-9]{2} GB/s`)
+	build := []string{"build", "-o", bin}
+	for name := range examples {
+		build = append(build, "./"+name)
+	}
+	if out, err := exec.Command("go", build...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 	for name, processes := range examples {
 		t.Run(name, func(t *testing.T) {
 			program := filepath.Join(bin, name)
-			build := exec.Command("go", "build", "-o", program, "./"+name)
-			if out, err := build.CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			outs, errs := make([]bytes.Buffer, len(processes)), make([]bytes.Buffer, len(processes))

@@ -258,11 +258,11 @@ func (e *End) Poll(tb testing.TB) []ibverbx.WC {
 
 // Pump polls into the backlog.
 func (e *End) Pump(tb testing.TB) {
-	tb.Helper()
 	var wcs [64]ibverbx.WC
 	for {
 		n, err := e.cq.Poll(wcs[:])
 		if err != nil {
+			tb.Helper()
 			tb.Fatal(err)
 		}
 		e.Backlog = append(e.Backlog, wcs[:n]...)
@@ -312,8 +312,8 @@ func FillRandom(p []byte, seed uint64) {
 
 // MustEqual fails the test at the first byte in which got and want differ.
 func MustEqual(tb testing.TB, what string, got, want []byte) {
-	tb.Helper()
 	if !bytes.Equal(got, want) {
+		tb.Helper()
 		i := 0
 		for i < len(got) && i < len(want) && got[i] == want[i] {
 			i++

@@ -163,7 +163,16 @@ func (b *Buffer) At(offset int) uint64 { return b.Addr() + uint64(int64(offset))
 
 // Fill fills b with a pattern that depends on seed and does not repeat at powers of two.
 func Fill(b []byte, seed byte) {
-	for i := range b {
-		b[i] = seed + byte(i) + byte(i>>8)*7 + byte(i>>16)*31
+	for i := 0; i < len(b); i += 256 {
+		first := int(seed + byte(i>>8)*7 + byte(i>>16)*31)
+		copy(b[i:], ramp[first:first+256])
 	}
 }
+
+// ramp is where a row of Fill's pattern lies, whatever byte it begins with.
+var ramp = func() (r [511]byte) {
+	for i := range r {
+		r[i] = byte(i)
+	}
+	return r
+}()
