@@ -102,6 +102,8 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "roce":
 		serveRoCE(talk, n)
+	case "writer":
+		writeUntilTold(talk, n)
 	default:
 		serveSocket(talk, name, n)
 	}
@@ -145,8 +147,8 @@ func selfUsage() time.Duration {
 // peer is the process at the other end.
 type peer struct{ *conversation }
 
-// startPeer starts the other end, which ends with the benchmark.
-func startPeer(b *testing.B, name string, size int) peer {
+// startPeer starts the other end, which ends with the benchmark or test.
+func startPeer(b testing.TB, name string, size int) peer {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", peerEnv, name, size))
 	cmd.Stderr = os.Stderr
