@@ -219,6 +219,32 @@ func ExampleMR_Remote() {
 	// Output: 8192 bytes, of which 7192 lie behind the first 1000
 }
 
+// Memory of Alloc is of the kind that the NICs access at the least cost: between two processes of a
+// host (package verbs/shm) the peer's processor does, and bytes are copied once.
+func ExampleDomain_Alloc() {
+	fabric, err := soft.New(soft.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	dom, err := ibverbx.NewDomain(fabric.Device(0))
+	if err != nil {
+		log.Fatal(err)
+	}
+	mr, err := dom.Alloc(10_000, verbs.AccessAll)
+	if err != nil {
+		log.Fatal(err)
+	}
+	window := mr.Bytes()
+	copy(window, "for the peer")
+
+	// ... and when no peer is to access it any more:
+	if err := errors.Join(mr.Close(), dom.Close(), fabric.Close()); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(len(window), "bytes, which are still ours:", string(window[:12]))
+	// Output: 10000 bytes, which are still ours: for the peer
+}
+
 // exampleEnd is an end with memory. The examples above need two.
 type exampleEnd struct {
 	vqp *ibverbx.VirtualQP

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -23,6 +24,7 @@ type MR struct {
 	buf          atomic.Pointer[[]byte]
 	lkeys, rkeys Keys // complete before the MR is returned
 	regions      []verbs.MR
+	memory       verbs.Memory // that Alloc has made; nil for other memory
 	// holds counts the requests that use the region; closed adds closedHolds, so that it is
 	// negative from then on.
 	holds atomic.Int64
@@ -79,6 +81,10 @@ func (m *MR) Close() error {
 			addrRange(m.Addr(), m.Len()), verbs.ErrBusy, n)
 	}
 	err := closeRegions(m.regions, m.Len())
+	if m.memory != nil {
+		err = errors.Join(err, m.memory.Close())
+		m.memory = nil
+	}
 	m.dom.completed(m.regions)
 	m.dom.release()
 	m.buf.Store(nil)

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -26,14 +28,69 @@ import (
 // pairs stay out of service until you close that region.
 func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 	m := &MR{dom: d}
-	m.buf.Store(&buf)
-	err := m.register(uint64(len(buf)), func(pd verbs.PD) (verbs.MR, error) {
-		return pd.RegisterMR(buf, access)
-	})
-	if err != nil {
+	if err := m.registerBytes(buf, access); err != nil {
 		return nil, fmt.Errorf("ibverbx: register %d bytes: %w", len(buf), err)
 	}
 	return m, nil
+}
+
+func (m *MR) registerBytes(buf []byte, access verbs.AccessFlags) error {
+	m.buf.Store(&buf)
+	return m.register(uint64(len(buf)), func(pd verbs.PD) (verbs.MR, error) {
+		return pd.RegisterMR(buf, access)
+	})
+}
+
+// Alloc makes n bytes of memory, all zero, from the start of a page on, and registers them on every
+// NIC. It is the kind of memory that the NICs access at the least cost: between two processes that
+// share memory (package verbs/shm) the peer reads and writes it itself, without a second copy. For
+// NICs that have no such kind it is memory like any other.
+//
+// [MR.Bytes] is the memory. Like that of [Domain.Register] it stays valid after [MR.Close], as long
+// as you refer to it.
+func (d *Domain) Alloc(n int, access verbs.AccessFlags) (*MR, error) {
+	m := &MR{dom: d}
+	buf, err := m.allocate(n)
+	if err == nil {
+		err = m.registerBytes(buf, access)
+	}
+	if err != nil {
+		if m.memory != nil {
+			_ = m.memory.Close()
+		}
+		return nil, fmt.Errorf("ibverbx: allocate %d bytes: %w", n, err)
+	}
+	return m, nil
+}
+
+// allocate makes memory for the region: of the first NIC that has its own kind, or else of the
+// heap.
+func (m *MR) allocate(n int) ([]byte, error) {
+	if n <= 0 {
+		return nil, fmt.Errorf("%w: must be at least 1", verbs.ErrInvalid)
+	}
+	if err := m.dom.acquire(); err != nil {
+		return nil, err
+	}
+	defer m.dom.release()
+	for _, pd := range m.dom.pds {
+		a, ok := pd.(verbs.MemoryAllocator)
+		if !ok {
+			continue
+		}
+		memory, err := a.AllocMemory(n)
+		if err == nil {
+			m.memory = memory
+			return memory.Bytes(), nil
+		}
+		if !errors.Is(err, verbs.ErrDeviceGone) {
+			return nil, err
+		}
+	}
+	page := os.Getpagesize()
+	buf := make([]byte, n+page-1)
+	skip := int(-reflect.ValueOf(&buf[0]).Pointer() & uintptr(page-1))
+	return buf[skip : skip+n : skip+n], nil
 }
 
 // RegisterDMABuf registers part of a dma-buf on every NIC: memory without an address in this

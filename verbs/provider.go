@@ -191,6 +191,24 @@ type DMABufRegistrar interface {
 	RegisterDMABuf(fd int, offset, length, iova uint64, access AccessFlags) (MR, error)
 }
 
+// MemoryAllocator is a [PD] whose NIC has memory of a kind that it accesses at less cost than other
+// memory: NICs of shared memory make memory that the peer's process can access, too. Ask with a
+// type assertion.
+type MemoryAllocator interface {
+	// AllocMemory makes n bytes, all zero, from the start of a page on. Register them, or parts of
+	// them, like other memory.
+	AllocMemory(n int) (Memory, error)
+}
+
+// Memory is memory that a [MemoryAllocator] has made.
+type Memory interface {
+	Bytes() []byte
+	// Close ends what is special about the memory. The bytes stay what they are, and the garbage
+	// collector frees them when nobody refers to them. It returns [ErrBusy] while a region that is
+	// registered in the memory is open. Close it before the domain.
+	Close() error
+}
+
 // PathChecker is a [Device] that knows which ports it reaches, as software NICs do, whose network
 // is their process. Ask with a type assertion; for real NICs only the fabric knows.
 type PathChecker interface {
