@@ -43,6 +43,7 @@ type Device struct {
 	in      map[*link]struct{}  // those of peers
 	mapped  int                 // lanes of peers
 	retired []*lane             // lanes without a queue pair, still mapped
+	shared  map[uint32]*MR      // open regions in arenas, by remote key
 	owed    []*lane             // those whose report is due
 	pieces  nic.Pieces
 	scratch [inlineBytes]byte
@@ -51,7 +52,7 @@ type Device struct {
 func newDevice(p *Provider, id verbs.DeviceID, cfg Config) (*Device, error) {
 	d := &Device{id: id, provider: p, cfg: cfg, begun: time.Now(), qps: nic.NewTable[QP](draw),
 		rng: mrand.New(mrand.NewPCG(uint64(draw()), uint64(draw()))),
-		out: map[verbs.GID]*link{}, in: map[*link]struct{}{}}
+		out: map[verbs.GID]*link{}, in: map[*link]struct{}{}, shared: map[uint32]*MR{}}
 	d.gid = newGID(placeOf(cfg.Dir))
 	c := &d.core
 	c.Lock, c.Open = &d.mu, &d.open
@@ -87,6 +88,7 @@ func (d *Device) close() {
 	}
 	for l := range d.in {
 		l.hangUp()
+		l.gone = true // no memory is open
 	}
 	d.poll.closed = true // from now on nobody looks at its page
 	d.poll.nap.Stop()
@@ -115,6 +117,7 @@ func (d *Device) retire(l *lane) {
 		return
 	}
 	l.qp, l.retired = nil, true
+	l.withdraw(nil)
 	d.retired = append(d.retired, l)
 	d.isUntidy.Store(true)
 }
@@ -125,17 +128,35 @@ func (d *Device) reap() {
 		return
 	}
 	d.payReports(len(d.owed))
+	held := 0 // lanes whose peer is in a copy: await looks at them
 	for _, l := range d.retired {
 		d.poll.forget(l)
+		if l.isHeld() {
+			d.retired[held] = l
+			held++
+			continue
+		}
 		if l.in {
 			delete(l.link.lanes, l.id)
 			d.mapped--
 		}
 		unmapMemory(l.mem)
+		l.mem = nil
 	}
-	clear(d.retired)
-	d.retired = d.retired[:0]
-	d.isUntidy.Store(false)
+	clear(d.retired[held:])
+	d.retired = d.retired[:held]
+	d.isUntidy.Store(held != 0)
+}
+
+// awaitLeft waits until the peer of a lane that was given up has ended its copy.
+func (d *Device) awaitLeft(l *lane) {
+	d.mu.Lock()
+	var holders []holder
+	if l.retired && l.mem != nil && l.isHeld() {
+		holders = append(holders, l.holder())
+	}
+	d.mu.Unlock()
+	d.await(holders)
 }
 
 // tidy is reap for a caller without locks.
@@ -251,6 +272,7 @@ func (d *Device) SetLink(up bool) {
 	e := verbs.Event{Type: verbs.EventPortActive, Port: 1}
 	if !up {
 		e.Type = verbs.EventPortErr
+		d.withdraw(nil)
 	}
 	d.core.Publish(e)
 	if up {
@@ -266,9 +288,10 @@ func (d *Device) SetLink(up bool) {
 
 // PD is a protection domain. It is a verbs.PD.
 type PD struct {
-	_    guard.NoCopy
-	dev  *Device
-	core nic.PD
+	_        guard.NoCopy
+	dev      *Device
+	core     nic.PD
+	memories int // made by AllocMemory, and open
 }
 
 // AllocPD makes a protection domain.
@@ -284,19 +307,44 @@ func (d *Device) AllocPD() (verbs.PD, error) {
 func (p *PD) Device() verbs.Device { return p.dev }
 
 // Close frees the domain.
-func (p *PD) Close() error { return p.core.Close() }
+func (p *PD) Close() error {
+	p.dev.mu.Lock()
+	n := p.memories
+	p.dev.mu.Unlock()
+	if n != 0 {
+		return p.dev.core.Err("close pd", verbs.ErrBusy,
+			fmt.Sprintf("%d pieces of allocated memory are open", n))
+	}
+	return p.core.Close()
+}
 
 // MR is a registered memory region. It is a verbs.MR.
 type MR struct {
-	_    guard.NoCopy
-	core nic.MR
+	_      guard.NoCopy
+	core   nic.MR
+	dev    *Device
+	access verbs.AccessFlags
+	arena  *arena // that it is in; nil for other memory
 }
 
 // RegisterMR makes buf known to the NIC.
 func (p *PD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
-	m := &MR{}
+	d := p.dev
+	m := &MR{dev: d, access: access}
+	all := &d.provider.arenas
+	if len(buf) != 0 {
+		m.arena = all.hold(addressOf(buf), uint64(len(buf)))
+	}
 	if err := m.core.Register(&p.core, buf, access); err != nil {
+		if m.arena != nil {
+			all.release(m.arena)
+		}
 		return nil, err
+	}
+	if m.arena != nil {
+		d.mu.Lock()
+		d.shared[m.core.RKey()] = m
+		d.mu.Unlock()
 	}
 	return m, nil
 }
@@ -323,8 +371,15 @@ func (m *MR) LKey() uint32 { return m.core.LKey() }
 // RKey is the remote key: a random number.
 func (m *MR) RKey() uint32 { return m.core.RKey() }
 
-// Close deregisters. The NIC accesses memory with its lock only, so there is nothing to wait for.
-func (m *MR) Close() error { return m.core.Close() }
+// Close deregisters. The NIC accesses memory with its lock only, so there is nothing to wait for
+// but peers that access memory of AllocMemory themselves. They end within microseconds; one that is
+// stopped meanwhile has as much time as for an answer, and then its connections end.
+func (m *MR) Close() error {
+	if m.arena != nil {
+		return m.closeShared()
+	}
+	return m.core.Close()
+}
 
 // CQ is a completion queue. It is a verbs.CQ.
 type CQ struct {

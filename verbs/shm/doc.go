@@ -24,6 +24,23 @@
 // It does so while its program posts or polls; when it does not, a goroutine that the socket has
 // woken does.
 //
+// # Arenas
+//
+// Memory of verbs.MemoryAllocator, as ibverbx.Domain.Alloc makes it, is an arena, which peers can
+// map too. A peer that has used the key of a region in an arena is granted the region: from then on
+// its own processor writes, reads and adds there, with one copy, and without the process that owns
+// the memory. A WRITE_WITH_IMM puts its payload in place and sends the notification through the
+// ring. A SEND goes through the ring, since only the receiver knows where it belongs. Everything
+// else stays what it is: keys, bounds, rights, order, completions, errors.
+//
+// An arena takes a file descriptor, and is taken from the system when it is made. Its memory is an
+// object of the Go heap whose pages are shared until it is closed. So it stays what it is behind
+// Close, as long as you refer to it.
+//
+// [MR.Close] waits until no peer is in a copy, which takes microseconds. A peer that is stopped in
+// one has as long as for an answer; then its connections end, and the arena gets pages that the
+// peer does not have.
+//
 // # Where two processes meet
 //
 // The sockets are abstract: nothing of them is left behind, and all processes of a network
@@ -53,8 +70,11 @@
 // process, at any time. This process copies each request before it looks at it, and believes no
 // counter and no length. So whatever a peer does, there is no crash and no hang, no access outside
 // of the regions that it was given the keys of, and no completion of a request that this end did
-// not post. A NIC has at most 512 links that peers have dialed, and maps at most 16,384 lanes of
-// theirs. All shared memory is sealed, so that no peer can shrink it under a process that reads it.
+// not post. An exception are arenas: a peer that has the key of one region in an arena can read and
+// write all of it, whatever the region's rights, until you close the arena. Put memory for peers
+// that you trust differently into different ones. A NIC has at most 512 links that peers have
+// dialed, and maps at most 16,384 lanes of theirs. All shared memory is sealed, so that no peer can
+// shrink it under a process that reads it.
 //
 // Not promised is that a peer does not keep this process busy. In a user namespace, all users that
 // it does not map are 65534: a process that runs as that user there does not tell them apart.
@@ -73,8 +93,9 @@
 // A queue pair takes one from RTS until its memory is passed to the peer: if there is none, Modify
 // returns verbs.ErrNoMemory; if the peer has none left then, requests time out.
 //
-// Not there is memory that both processes map for their own data, so that a byte is copied once,
-// and copying by process_vm_writev.
+// A link shows at most 64 arenas, and a queue pair grants at most 32 regions at a time. Further
+// ones, and memory that is no arena, are written and read through the window. Not there is copying
+// by process_vm_writev.
 //
 // One lock guards a NIC and its objects, and a second one those who poll, so polling an empty queue
 // does not block posting. While a program polls, the report of its latest messages waits for its

@@ -29,6 +29,12 @@ type stranger struct {
 // which only the middle is registered.
 func attack(t testing.TB) (*stranger, *Provider) {
 	t.Helper()
+	return attackIn(t, false)
+}
+
+// attackIn is attack with a victim whose memory is an arena.
+func attackIn(t testing.TB, arena bool) (*stranger, *Provider) {
+	t.Helper()
 	p, err := Open(Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -42,6 +48,9 @@ func attack(t testing.TB) (*stranger, *Provider) {
 		t.Fatal(err)
 	}
 	h := s.victim
+	if arena {
+		h.withArena(t)
+	}
 	if err := h.mr.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -169,9 +178,12 @@ func FuzzSlots(f *testing.F) {
 		seed[0], seed[1], seed[2] = 0x0f, op, slotFirst|slotLast
 		seed[34], seed[35], seed[36] = 0x07, op, slotFirst
 		f.Add(seed)
+		placed := slices.Clone(seed)
+		placed[0], placed[34], placed[36] = 0x2f, 0x2b, slotFirst|slotLast|slotPlaced
+		f.Add(placed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		s, p := attack(t)
+		s, p := attackIn(t, len(data) != 0 && data[0]&32 != 0)
 		s.connect()
 		s.dial()
 		s.open()
@@ -261,28 +273,9 @@ func FuzzAnswers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, p := attack(t)
 		s.connect()
-		c, err := s.meeting.accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		c, lane := s.lend()
 		defer c.close()
-		if _, fd, err := c.recv(); err == nil {
-			closeFD(fd)
-		}
-		s.hello(c)
-		_, fd, err := c.recv()
-		if err != nil {
-			t.Fatal(err)
-		}
-		mem, err := mapMemory(fd, laneBytes, true)
-		closeFD(fd)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer unmapMemory(mem)
-		lane := newLane(mem, nil)
-		lane.store(wordReceives, 1<<40)
-		lane.store(wordState, uint64(laneOpen))
+		defer unmapMemory(lane.mem)
 		posted := 0
 		for i := range 20 {
 			wr := s.victim.request(i, 100, address{})
@@ -315,6 +308,123 @@ func FuzzAnswers(f *testing.F) {
 		}
 		s.check()
 		s.end(p)
+	})
+}
+
+// lend waits for the victim's lane, and opens it.
+func (s *stranger) lend() (*conn, *lane) {
+	s.t.Helper()
+	c, err := s.meeting.accept()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, fd, err := c.recv(); err == nil {
+		closeFD(fd)
+	}
+	s.hello(c)
+	_, fd, err := c.recv()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	mem, err := mapMemory(fd, laneBytes, true)
+	closeFD(fd)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	l := newLane(mem, nil)
+	l.store(wordReceives, 1<<40)
+	l.store(wordState, uint64(laneOpen))
+	return c, l
+}
+
+// FuzzGrants lets a stranger show the victim arenas, some of them not as they should be, and grant
+// anything in them. Each 12 bytes are a step.
+func FuzzGrants(f *testing.F) {
+	// An arena, a grant in it, a request; and then it is withdrawn and gone.
+	step := func(op, arg, x, y, word byte) []byte { return []byte{op, arg, x, y, word, 0, 0, 0, 0, 0, 0, 0} }
+	whole := slices.Concat(step(0, 1, 0, 0, 0), step(2, 0, byte(verbs.AccessAll), 1, 16))
+	for op := range byte(7) {
+		whole = append(whole, step(4, op, 30, 100, 8)...)
+	}
+	f.Add(slices.Concat(whole, step(3, 0, 0, 0, 7), step(4, 0, 1, 1, 0), step(1, 1, 0, 0, 0),
+		step(4, 4, 1, 8, 0)))
+	for kind := range byte(4) {
+		f.Add(slices.Concat(step(kind<<4, 1, 0, 0, 0), step(2, 0, 1, 1, 9), step(4, 0, 1, 1, 0)))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, p := attack(t)
+		s.connect()
+		c, lane := s.lend()
+		defer c.close()
+		defer unmapMemory(lane.mem)
+		posted, version := 0, uint64(0)
+		for step := 0; len(data) >= 12 && step < 64; step++ {
+			op, arg, x, y := data[0], data[1], data[2], data[3]
+			word := binary.NativeEndian.Uint64(data[4:])
+			data = data[12:]
+			switch op & 7 {
+			case 0:
+				s.show(c, op>>4&3, uint64(arg&3))
+			case 1:
+				s.send(c, note{kind: noteArenaGone, id: uint64(arg & 3)}, -1)
+			case 2:
+				w := lane.grant(int(arg) % mostGrants)
+				copy(w, []uint64{1 | uint64(x)<<32, 1 << 20, 4096, uint64(y & 3), word & 0xfff8})
+				if op&8 != 0 {
+					w[x%5] = word
+				}
+				version += 2
+				lane.store(wordGrants, version)
+			case 3:
+				lane.store(wordGrants, word)
+			default:
+				wr := s.victim.request(int(arg), 1+int(x)*int(y), address{RKey: 1})
+				wr.RemoteAddr = 1<<20 + word&0xff8
+				wr.SGL[0].Addr, wr.SGL[0].Length = s.victim.mr.Addr(), min(wr.SGL[0].Length, victimBytes)
+				if n, _ := s.victim.qp.PostSend([]verbs.SendWR{wr}); n == 1 {
+					posted++
+				}
+			}
+			if op&0x40 != 0 {
+				lane.store(wordDone, uint64(arg))
+				s.victim.dev.poll.serve()
+			}
+		}
+		s.victim.dev.poll.serve()
+		if got := drain(t, s.victim); got > posted+8 {
+			t.Errorf("%d completions of %d requests", got, posted+8)
+		}
+		s.check()
+		s.end(p)
+	})
+}
+
+// show passes the victim an arena, which is as it should be only with 0 for kind.
+func (s *stranger) show(c *conn, kind byte, id uint64) {
+	s.t.Helper()
+	mem, fd, err := newMemory(1<<16, 4096, false)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	unmapMemory(mem)
+	n := note{kind: noteArena, id: id, size: 1 << 16}
+	switch kind {
+	case 1:
+		n.size++
+	case 2:
+		closeFD(fd)
+		fd = -1
+	case 3:
+		n.size = 1 << 63
+	}
+	s.send(c, n, fd)
+	closeFD(fd)
+	d := s.victim.dev
+	await(s.t, "the victim looks at the arena", func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		l := d.out[s.gid]
+		return kind == 2 || l == nil || l.ended || l.arenas[id] != nil
 	})
 }
 

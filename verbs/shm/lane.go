@@ -45,6 +45,9 @@ const (
 	wordAwaitsReceive = 0
 	// wordLeft is 1 once the requester uses the lane no more.
 	wordLeft = 1
+	// wordHold is odd while the requester accesses memory of the responder itself. It counts, and
+	// has a line of its own.
+	wordHold = 8
 )
 
 // The responder's words, on a line of their own, away from the requester's.
@@ -56,6 +59,21 @@ const (
 	wordReceives
 	wordState   // a laneState, and from bit 8 on the responder's code of RNRTimer
 	wordRefusal // the status with which slot wordDone was refused; 0 if none was
+)
+
+// The responder's grants, on lines that seldom change: the regions that the requester may access
+// itself.
+const (
+	// wordGrants changes whenever a grant does, and is odd meanwhile. A requester that begins a
+	// copy stores wordHold and then loads this word; a responder changes this one and then loads
+	// wordHold. So the requester sees the change, or the responder the copy.
+	wordGrants = 32
+	// A grant is eight words: key and, from bit 32 on, rights, or 0 for none; address; length; the
+	// number of the arena; the region's offset in it.
+	wordFirstGrant = 64
+	grantWords     = 8
+	// mostGrants is how many regions a lane grants at a time.
+	mostGrants = 32
 )
 
 // laneState is what the responder makes of a lane.
@@ -92,6 +110,14 @@ type lane struct {
 	done, posted uint64
 	owes         bool
 
+	// Of the responder: the regions that it grants, by their place in the lane, nil before the
+	// first; the version of wordGrants; and the key that it has considered last.
+	given      []*MR
+	grants     uint64
+	considered uint32
+	// unfinished is set while the requester has stopped in the middle of what it does itself.
+	unfinished atomic.Bool
+
 	// For a lane of the peer that waits: the queue pairs it joins, and its first number.
 	src, dst, psn uint32
 }
@@ -109,6 +135,12 @@ func (l *lane) slot(number uint64) []uint64 {
 	return l.words[at : at+slotWords : at+slotWords]
 }
 
+// grant returns the words of a grant.
+func (l *lane) grant(i int) []uint64 {
+	at := wordFirstGrant + i*grantWords
+	return l.words[at : at+grantWords : at+grantWords]
+}
+
 // hasNext reports whether the next slot of a lane in which this end is the responder is filled.
 func (l *lane) hasNext() bool { return atomic.LoadUint64(&l.slot(l.cursor)[0]) == l.cursor+1 }
 
@@ -117,7 +149,8 @@ func (l *lane) hasNews() bool {
 	if l.in {
 		return l.hasNext()
 	}
-	return l.load(wordDone) != l.cursor || l.load(wordReceives) != l.receives || l.load(wordState) != l.state
+	return l.load(wordDone) != l.cursor || l.load(wordReceives) != l.receives ||
+		l.load(wordState) != l.state || l.unfinished.Load()
 }
 
 // Flags of a slot.
@@ -126,6 +159,7 @@ const (
 	slotLast                  // it ends one
 	slotInline                // the payload is in the slot
 	slotSolicited             // SendSolicited
+	slotPlaced                // the requester has written the payload where it belongs
 )
 
 // slot is a copy of a slot, or one to be published.
@@ -177,11 +211,13 @@ func (l *lane) take(s *slot) {
 // wellFormed reports whether the copy of a slot names bytes that exist. Everything else in it is
 // checked like the request of any peer.
 func (s *slot) wellFormed() bool {
+	const whole = slotFirst | slotLast
 	switch {
 	case !s.op.Valid():
 		return false
+	case s.flags&slotPlaced != 0:
+		return s.n == 0 && s.flags&(whole|slotInline) == whole && s.op == verbs.OpRDMAWriteWithImm
 	case s.flags&slotInline != 0:
-		const whole = slotFirst | slotLast
 		return s.n <= inlineBytes && s.flags&whole == whole && s.op != verbs.OpRDMARead && !s.op.IsAtomic()
 	case s.op.IsAtomic():
 		return s.n == 8 && s.payload[0]%8 == 0 && s.payload[0] <= windowBytes-8

@@ -21,11 +21,18 @@ type link struct {
 	peer   verbs.GID
 	dialed bool // by this end
 	conn   *conn
-	page   []byte           // the peer's: see poller; nil until both ends have said hello
-	rung   uint64           // the word of the page for which this end has rung last
-	ended  bool             // the peer is gone, or this end has hung up
-	nextID uint64           // of the next lane that this end makes
-	lanes  map[uint64]*lane // those of the peer
+	page   []byte // the peer's: see poller; nil until both ends have said hello
+	rung   uint64 // the word of the page for which this end has rung last
+	ended  bool   // the peer is gone, or this end has hung up
+	// gone is set once the peer has closed its end, or has nothing of this end any more: none of
+	// its copies is under way.
+	gone   bool
+	nextID uint64              // of the next lane that this end makes
+	lanes  map[uint64]*lane    // those of the peer
+	shown  map[*arena]struct{} // arenas of this end that the peer has
+	// arenas are those of the peer, by their numbers, and mappings changes whenever they do.
+	arenas   map[uint64][]byte
+	mappings uint64
 
 	// What waits to be sent, and whether a goroutine sends it.
 	notes   []note
@@ -60,15 +67,18 @@ type noteKind uint8
 
 // A message of one byte is a bell.
 const (
-	noteHello noteKind = 1 + iota // who speaks; with its page
-	noteLane                      // a lane, with its memory
-	noteDrop                      // the lane is not used any more
+	noteHello     noteKind = 1 + iota // who speaks; with its page
+	noteLane                          // a lane, with its memory
+	noteDrop                          // the lane is not used any more
+	noteArena                         // memory of the end that was dialed
+	noteArenaGone                     // it is not used any more
 )
 
 // note is a message on a link.
 type note struct {
 	kind          noteKind
-	id            uint64    // of the lane
+	id            uint64    // of the lane or arena
+	size          uint64    // of the arena, bytes
 	src, dst, psn uint32    // of a lane: the two queue pairs, and the first number
 	from, to      verbs.GID // of a hello
 	fd            int       // what goes with it; -1 for nothing
@@ -77,7 +87,7 @@ type note struct {
 const (
 	messageSize = 64
 	// version is that of the messages, of the page and of lanes.
-	version = 1
+	version = 2
 )
 
 func (n *note) encode(b *[messageSize]byte) {
@@ -88,6 +98,7 @@ func (n *note) encode(b *[messageSize]byte) {
 	binary.NativeEndian.PutUint64(b[16:], n.id)
 	copy(b[24:], n.from[:])
 	copy(b[40:], n.to[:])
+	binary.NativeEndian.PutUint64(b[56:], n.size)
 }
 
 func (n *note) decode(b []byte) error {
@@ -101,6 +112,7 @@ func (n *note) decode(b []byte) error {
 	n.id = binary.NativeEndian.Uint64(b[16:])
 	copy(n.from[:], b[24:])
 	copy(n.to[:], b[40:])
+	n.size = binary.NativeEndian.Uint64(b[56:])
 	return nil
 }
 
@@ -270,6 +282,9 @@ func (l *link) hear(c *conn) error {
 	for {
 		b, fd, err := c.recv()
 		if err != nil {
+			l.dev.mu.Lock()
+			l.gone = !l.ended
+			l.dev.mu.Unlock()
 			return err
 		}
 		if len(b) == 1 && fd < 0 {
@@ -280,6 +295,10 @@ func (l *link) hear(c *conn) error {
 		err = n.decode(b)
 		switch {
 		case err != nil:
+		case l.dialed && n.kind == noteArena:
+			err = l.mapArena(&n, fd)
+		case l.dialed && n.kind == noteArenaGone:
+			l.unmapArena(n.id)
 		case l.dialed:
 			err = errors.New("the peer sends what it must not")
 		case n.kind == noteLane:
@@ -390,13 +409,25 @@ func (d *Device) end(l *link) {
 			q.die()
 		}
 	}
+	var holders []holder
 	for _, x := range l.lanes {
 		d.retire(x) // those that wait
+		if x.isHeld() {
+			holders = append(holders, x.holder())
+		}
+	}
+	if len(holders) != 0 { // this end has hung up
+		d.workers.Go(func() { d.await(holders) })
 	}
 	if l.page != nil {
 		unmapMemory(l.page)
 		l.page = nil
 	}
+	for _, mem := range l.arenas {
+		unmapMemory(mem)
+	}
+	l.arenas = nil
+	l.mappings++
 }
 
 // hangUp closes the socket. Call it locked.

@@ -70,6 +70,32 @@ func TestNumbers(t *testing.T) {
 	}
 	_ = c.cmd.Process.Kill()
 	_ = c.cmd.Wait()
+	x, err := newHalf(h.dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.close()
+	x.withArena(t)
+	c = spawn(t, "mirror"+inArena, x)
+	if err := x.receive(256); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Printf("8 bytes, write with immediate into an arena, one way: %.0f ns\n",
+		best(func() float64 { return x.pingPong(t, c) }, least))
+	fmt.Printf("8 bytes, writes into an arena, batches of 64: %.1f million a second\n",
+		best(func() float64 { return x.stream(t, c, 8, 64, 20000) / 8 / 1e6 }, most))
+	for _, n := range []int{4096, 65536, 1 << 20} {
+		window := min(64, max(2, 4<<20/n))
+		arena, plain := 0.0, 0.0
+		best(func() float64 { // in turn, since others use the machine
+			arena = max(arena, x.stream(t, c, n, window, max(64, 64<<20/n))/1e9)
+			plain = max(plain, copyRate(x.buf, n))
+			return 0
+		}, most)
+		fmt.Printf("%d bytes, writes into an arena: %.1f GB/s; copy(): %.1f GB/s\n", n, arena, plain)
+	}
+	_ = c.cmd.Process.Kill()
+	_ = c.cmd.Wait()
 	s, err := newHalf(h.dev)
 	if err != nil {
 		t.Fatal(err)

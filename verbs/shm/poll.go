@@ -132,6 +132,18 @@ func (d *Device) helpOthers() {
 	}
 }
 
+// kick has the goroutine of nap go on with what a post has left, unless a program polls.
+func (p *poller) kick() {
+	if p.awake.Load() {
+		return
+	}
+	p.mu.Lock()
+	if !p.closed {
+		p.nap.Reset(0)
+	}
+	p.mu.Unlock()
+}
+
 // napOver puts the NIC to sleep if nobody has polled since it was called last.
 func (p *poller) napOver() {
 	p.mu.Lock()

@@ -36,6 +36,7 @@ type half struct {
 	cq      verbs.CQ
 	qp      verbs.QP
 	buf     []byte
+	memory  verbs.Memory // that buf is; nil for other memory
 }
 
 // address is what the two processes tell each other.
@@ -82,7 +83,11 @@ func (h *half) connect(to address) error {
 }
 
 func (h *half) close() error {
-	for _, x := range []io.Closer{h.qp, h.cq, h.mr, h.pd} {
+	list := []io.Closer{h.qp, h.cq, h.mr, h.pd}
+	if h.memory != nil {
+		list = []io.Closer{h.qp, h.cq, h.mr, h.memory, h.pd}
+	}
+	for _, x := range list {
 		if err := x.Close(); err != nil {
 			return err
 		}
@@ -106,7 +111,8 @@ func (h *half) request(i, n int, to address) verbs.SendWR {
 	return wr
 }
 
-// runPeer is the other process. Its task may name the directory in which to meet behind an @. It
+// runPeer is the other process. Its task may name the directory in which to meet behind an @, and
+// end in inArena, if its memory is to be an arena. It
 // says its address, reads that of the test, and does its task until its standard input ends: "idle"
 // never polls, "echo" sends back what it receives, "busy" sends all kinds of requests. "narrow" has
 // no use for an address.
@@ -125,8 +131,11 @@ func runPeer(task string) {
 	os.Exit(0)
 }
 
+const inArena = " in an arena"
+
 func peer(task string) error {
 	task, dir, _ := strings.Cut(task, "@")
+	task, arena := strings.CutSuffix(task, inArena)
 	if task == "narrow" {
 		return narrow()
 	}
@@ -142,6 +151,9 @@ func peer(task string) error {
 		return err
 	}
 	h, err := newHalf(p.Device(0))
+	if err == nil && arena {
+		err = h.useArena()
+	}
 	if err != nil {
 		return err
 	}
@@ -167,6 +179,8 @@ func peer(task string) error {
 	}()
 	switch task {
 	case "idle", "nobody":
+	case "writer":
+		err = h.writer(to)
 	case "mirror", "sleeper":
 		err = h.mirror(to, task == "sleeper")
 	default:
@@ -188,6 +202,29 @@ func (h *half) receive(n int) error {
 		}
 	}
 	return nil
+}
+
+// writer writes its upper half over the peer's memory until that is refused.
+func (h *half) writer(to address) error {
+	wr := []verbs.SendWR{{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, RemoteAddr: to.Addr,
+		RKey: to.RKey, SGL: []verbs.SGE{{Addr: h.mr.Addr() + halfBytes, Length: halfBytes,
+			LKey: h.mr.LKey()}}}}
+	var wcs [1]verbs.WC
+	for {
+		if _, err := h.qp.PostSend(wr); err != nil {
+			return err
+		}
+		n, err := 0, error(nil)
+		for n == 0 && err == nil {
+			n, err = h.cq.Poll(wcs[:])
+		}
+		if err != nil || wcs[0].Status == verbs.StatusRemAccessErr {
+			return err
+		}
+		if wcs[0].Status != verbs.StatusSuccess {
+			return fmt.Errorf("a write: %v", wcs[0])
+		}
+	}
 }
 
 // work polls until over: it keeps 64 requests of all kinds outstanding, or sends back what it
@@ -310,13 +347,16 @@ func (h *half) do(t *testing.T, wr verbs.SendWR) {
 
 // Two processes write, read and add, with a peer that polls and with one that does nothing.
 func TestTwoProcesses(t *testing.T) {
-	for _, task := range []string{"idle", "echo"} {
+	for _, task := range []string{"idle", "echo", "idle" + inArena, "echo" + inArena} {
 		t.Run(task, func(t *testing.T) {
 			h, err := newHalf(openNICs(t, Config{}).Device(0))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer h.close()
+			if strings.HasSuffix(task, inArena) {
+				h.withArena(t)
+			}
 			c := spawn(t, task, h)
 			for i, n := range []int{1, 8, 32, 33, 4096, 65536, 65537, 1 << 20} {
 				verbstest.Fill(h.buf[halfBytes:], byte(i))
@@ -335,7 +375,7 @@ func TestTwoProcesses(t *testing.T) {
 			if h.do(t, add); !bytes.Equal(h.buf[:8], before) {
 				t.Errorf("an atomic found %x, not %x", h.buf[:8], before)
 			}
-			if task == "echo" {
+			if strings.HasPrefix(task, "echo") {
 				if err := h.receive(1); err != nil {
 					t.Fatal(err)
 				}
@@ -511,7 +551,8 @@ func TestPaths(t *testing.T) {
 
 var kills = flag.Int("kills", 20, "how many processes TestKilled kills")
 
-// A process is killed at any moment, under traffic of all kinds in both directions.
+// A process is killed at any moment, under traffic of all kinds in both directions, in memory of
+// the heap and in arenas.
 func TestKilled(t *testing.T) {
 	rounds := *kills
 	if testing.Short() {
@@ -524,7 +565,12 @@ func TestKilled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := spawn(t, "busy", h)
+		task := "busy"
+		if round%2 == 1 {
+			h.withArena(t)
+			task += inArena
+		}
+		c := spawn(t, task, h)
 		if err := h.receive(256); err != nil {
 			t.Fatal(err)
 		}

@@ -71,7 +71,17 @@ func (q *QP) Query() (verbs.QPAttr, error) {
 func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	d := q.dev
 	d.lockAll()
-	defer d.unlockAll()
+	in := q.in.lane
+	err := q.modify(attr, mask)
+	d.unlockAll()
+	if in != nil {
+		d.awaitLeft(in)
+	}
+	return err
+}
+
+func (q *QP) modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	d := q.dev
 	next, err := q.core.CheckModify(attr, mask)
 	if err != nil {
 		return err
@@ -109,6 +119,9 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	}
 	if l := q.in.lane; l != nil {
 		l.store(wordState, uint64(laneOpen)|uint64(q.core.Attr.MinRNRTimer)<<8)
+		if mask&(verbs.QPAttrAccess|verbs.QPAttrMaxDestRDAtomic) != 0 {
+			l.withdraw(nil) // other rights may hold from now on
+		}
 	}
 	return nil
 }
@@ -275,8 +288,12 @@ func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
 	if len(d.owed) != 0 {
 		d.payReports(len(d.owed))
 	}
+	unfinished := q.out.lane != nil && q.out.lane.unfinished.Load()
 	d.mu.Unlock()
 	d.tidy()
+	if unfinished {
+		d.poll.kick()
+	}
 	return n, err
 }
 
@@ -314,14 +331,19 @@ func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 func (q *QP) Close() error {
 	d := q.dev
 	d.lockAll()
-	defer d.unlockAll()
 	if q.core.Closed {
+		d.unlockAll()
 		return q.core.Err("close qp", verbs.ErrClosed, "")
 	}
+	in := q.in.lane
 	q.core.Closed = true
 	q.reset()
 	q.core.Destroy()
 	d.qps.Remove(q.core.Num)
+	d.unlockAll()
+	if in != nil {
+		d.awaitLeft(in)
+	}
 	return nil
 }
 

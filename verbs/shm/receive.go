@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
@@ -112,6 +113,14 @@ func (q *QP) execute(s *slot) verbs.Status {
 			return status
 		}
 	}
+	if s.flags&slotPlaced != 0 {
+		m.under = false
+		status := q.core.Target(nil, m.op, m.rkey, m.addr, m.total)
+		if status == verbs.StatusSuccess {
+			q.received(s, m.total)
+		}
+		return status
+	}
 	n := uint64(s.n)
 	last := s.flags&slotLast != 0
 	if n > m.total-m.at || last != (m.at+n == m.total) {
@@ -181,7 +190,14 @@ func (q *QP) move(m *message, s *slot) verbs.Status {
 	if status := q.core.Target(pieces, s.op, m.rkey, m.addr+m.at, n); status != verbs.StatusSuccess {
 		return status
 	}
-	switch memory := pieces.Bytes[0]; {
+	if m.rkey != q.in.lane.considered && len(d.shared) != 0 {
+		q.consider(m.rkey)
+	}
+	memory := pieces.Bytes[0]
+	if guard.Race {
+		memory = d.unseen(m.rkey, memory)
+	}
+	switch {
 	case s.op.IsAtomic():
 		was := nic.FetchAndChange(s.op, s.payload[2], s.payload[3], memory)
 		binary.NativeEndian.PutUint64(payload, was)

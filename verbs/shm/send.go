@@ -27,6 +27,19 @@ type requester struct {
 	taken uint64
 	// answered counts reads and atomics whose answers have not come.
 	answered int
+	// What this end does itself: the peer's grants, as of the versions of wordGrants and of the
+	// link's mappings; the last value of wordHold; the bytes since the lock was taken.
+	grants            []granted
+	version, mappings uint64
+	holds             uint64
+	copied            uint64
+	// payloads is the number of published slots up to the last one that moves bytes.
+	payloads uint64
+	// detours counts the requests in a row that have taken the ring only because of those before.
+	detours int
+	// around is the number, plus one, of a request that takes the ring because its region was
+	// withdrawn.
+	around uint64
 	// failed is set once a request has failed at this end. It is the last that was executed; it
 	// ends when all before it have.
 	failed bool
@@ -47,6 +60,8 @@ type flight struct {
 	end  uint64 // the window's head behind it
 	n    uint32
 	last bool // it ends the message
+	// behind is how many requests after it this end has carried out itself.
+	behind uint32
 }
 
 // vendorDied is the vendor code where the peer's process has died, or was never there: of the
@@ -67,6 +82,8 @@ func (q *QP) send() {
 		return
 	}
 	before := o.published
+	o.copied = 0
+	o.lane.unfinished.Store(false)
 	beginLanding()
 	for sq := &q.core.SQ; q.core.State == verbs.StateRTS && !o.failed && sq.Executed != sq.Posted; {
 		if !q.sendSlot() {
@@ -74,6 +91,9 @@ func (q *QP) send() {
 		}
 	}
 	endLanding()
+	if o.lane == nil {
+		return // a completion queue has overrun, and the queue pair failed with it
+	}
 	if o.published != before {
 		o.lane.link.ring()
 	}
@@ -104,6 +124,19 @@ func (q *QP) sendSlot() bool {
 		return false
 	}
 	inline := s.Length <= inlineBytes && !answered
+	if !o.begun {
+		switch memory := q.reach(s); {
+		case memory == nil:
+			o.detours, o.at = 0, 0 // if a part was written directly, the ring begins anew
+		case o.hasOrder():
+			o.detours = 0
+			return q.direct(s, memory)
+		case s.Length > inlineBytes || o.detours == mostDetours:
+			return false // until the payloads before it have arrived
+		default:
+			o.detours++
+		}
+	}
 	n := min(s.Length-o.at, mostBytes)
 	var out slot
 	out.op, out.imm, out.addr, out.rkey, out.n = s.Opcode, s.Imm, s.RemoteAddr+o.at, s.RKey, uint32(n)
@@ -142,6 +175,9 @@ func (q *QP) sendSlot() bool {
 	o.flights[o.published%ringSlots] = flight{seq: seq, at: o.at, end: o.head, n: uint32(n), last: last}
 	o.lane.publish(o.published, &out)
 	o.published++
+	if n != 0 {
+		o.payloads = o.published
+	}
 	o.begun, o.at = !last, o.at+n
 	if last {
 		o.at = 0
@@ -339,13 +375,22 @@ func (q *QP) ended(f *flight) bool {
 	if s.Answered() {
 		o.answered--
 	}
+	q.succeeded(f.seq, s)
+	for seq := f.seq + 1; f.behind > 0 && q.core.State != verbs.StateErr; seq++ {
+		f.behind--
+		q.succeeded(seq, q.core.SQ.At(seq))
+	}
+	return q.core.State != verbs.StateErr
+}
+
+// succeeded completes the oldest request.
+func (q *QP) succeeded(seq uint64, s *nic.SendSlot) {
 	q.core.SQ.Acked++
 	if q.core.Signaled(s) {
 		if e := q.newCompletion(nic.Send, false); e != nil {
-			q.core.Sent(e, f.seq, s)
+			q.core.Sent(e, seq, s)
 		}
 	}
-	return q.core.State != verbs.StateErr
 }
 
 // quietTicks is how many ticks in a row without an answer end the connection. The time of an answer

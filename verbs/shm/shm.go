@@ -34,6 +34,7 @@ type Config struct {
 type Provider struct {
 	_       guard.NoCopy
 	devices []*Device
+	arenas  arenas
 
 	mu     sync.Mutex
 	closed bool

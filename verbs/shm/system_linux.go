@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
@@ -93,12 +95,104 @@ func mapMemory(fd, size int, writable bool) ([]byte, error) {
 	if stat.Size != int64(size) {
 		return nil, fmt.Errorf("the peer's memory has %d bytes, not %d", stat.Size, size)
 	}
+	// Pages of hugetlbfs can run out when they are touched.
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return nil, os.NewSyscallError("fstatfs", err)
+	}
+	if fs.Type != unix.TMPFS_MAGIC {
+		return nil, errors.New("the peer's memory is not that of memfd_create")
+	}
 	prot := unix.PROT_READ
 	if writable {
 		prot |= unix.PROT_WRITE
 	}
 	mem, err := unix.Mmap(fd, 0, size, prot, unix.MAP_SHARED)
 	return mem, os.NewSyscallError("mmap", err)
+}
+
+// addressOf returns the address of the first byte.
+func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }
+
+// newArena makes sealed memory of n bytes, rounded up to pages, all zero and taken from the system
+// at once. It lies in memory of the Go heap, in place of that memory's own pages, until unshare.
+// The runtime never moves an object, and neither reads nor returns the pages of one that is in use.
+// In race builds alias is a second mapping.
+func newArena(n int) (mem, alias []byte, fd int, err error) {
+	page := os.Getpagesize()
+	size := (n + page - 1) &^ (page - 1)
+	alias, fd, err = newMemory(size, size, false)
+	if err != nil {
+		return nil, nil, -1, err
+	}
+	if !guard.Race {
+		unmapMemory(alias)
+		alias = nil
+	}
+	mem = make([]byte, size+page)
+	skip := int(-addressOf(mem) & uint64(page-1))
+	mem = mem[skip : skip+size : skip+size]
+	if err := place(mem, fd, unix.MAP_SHARED); err != nil {
+		_ = unix.Close(fd)
+		if alias != nil {
+			unmapMemory(alias)
+		}
+		return nil, nil, -1, err
+	}
+	return mem, alias, fd, nil
+}
+
+// place maps a file in place of whole pages.
+func place(mem []byte, fd, kind int) error {
+	if _, _, errno := unix.Syscall6(unix.SYS_MMAP, uintptr(unsafe.Pointer(unsafe.SliceData(mem))),
+		uintptr(len(mem)), unix.PROT_READ|unix.PROT_WRITE, uintptr(kind|unix.MAP_FIXED), uintptr(fd),
+		0); errno != 0 {
+		return os.NewSyscallError("mmap", errno)
+	}
+	return nil
+}
+
+// privatise keeps the bytes of an arena and gives it pages of its own. The program may access it
+// meanwhile: from the moment of the mapping on, the first write to each page copies it, and here
+// each page is written.
+func privatise(mem []byte, fd int) error {
+	if err := place(mem, fd, unix.MAP_PRIVATE); err != nil {
+		return err
+	}
+	w := words(mem)
+	for i := 0; i < len(w); i += os.Getpagesize() / 8 {
+		atomic.AddUint64(&w[i], 0)
+	}
+	return nil
+}
+
+// unshare gives an arena back to the Go heap, with its bytes, and frees the shared pages. It goes
+// in parts, so that little memory is needed twice.
+func unshare(mem []byte, fd int) error {
+	page := os.Getpagesize()
+	part := max(len(mem)/8+page-1, 1<<20) &^ (page - 1)
+	for at := 0; at < len(mem); at += part {
+		n := min(part, len(mem)-at)
+		fresh, err := unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err != nil {
+			return os.NewSyscallError("mmap", err)
+		}
+		copy(unsafe.Slice((*byte)(fresh), n), mem[at:])
+		if _, _, errno := unix.Syscall6(unix.SYS_MREMAP, uintptr(fresh), uintptr(n), uintptr(n),
+			unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, uintptr(unsafe.Pointer(&mem[at])), 0); errno != 0 {
+			_ = unix.MunmapPtr(fresh, uintptr(n))
+			return os.NewSyscallError("mremap", errno)
+		}
+		const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+		_ = unix.Fallocate(fd, punch, int64(at), int64(n)) // peers may keep it mapped for a while
+	}
+	return nil
+}
+
+func dupFD(fd int) (int, error) {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	return n, os.NewSyscallError("fcntl F_DUPFD_CLOEXEC", err)
 }
 
 func unmapMemory(mem []byte) { _ = unix.Munmap(mem) }

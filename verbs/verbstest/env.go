@@ -31,6 +31,9 @@ type Env struct {
 	Strict bool
 	// Idle is called repeatedly while the suite waits. A stepped provider makes its steps in it.
 	Idle func()
+	// Allocate makes the memory of the tests with verbs.MemoryAllocator, which the devices' domains
+	// must implement.
+	Allocate bool
 	// SetLink takes the link of the device's port down, or up again. It need not wait for the
 	// device to notice. Without it the subtests that need a link to fail are skipped.
 	SetLink func(t *testing.T, d verbs.Device, up bool)

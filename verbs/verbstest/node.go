@@ -65,7 +65,17 @@ func (n *Node) NewQP(cfg verbs.QPConfig) verbs.QP {
 // Register makes a buffer of size bytes, all zero, and registers it in the node's domain.
 func (n *Node) Register(size int, access verbs.AccessFlags) *Buffer {
 	n.T.Helper()
-	return n.registerIn(n.PD, make([]byte, size), access)
+	if !n.Env.Allocate {
+		return n.registerIn(n.PD, make([]byte, size), access)
+	}
+	memory, err := n.PD.(verbs.MemoryAllocator).AllocMemory(size)
+	if err != nil {
+		n.T.Fatalf("allocate %d bytes on %s: %v", size, n.Dev.Name(), err)
+	}
+	n.closeLater("memory", memory)
+	b := n.registerIn(n.PD, memory.Bytes(), access)
+	b.memory = memory
+	return b
 }
 
 // registerIn registers memory in a domain.
@@ -142,7 +152,17 @@ func (n *Node) Wait(cq verbs.CQ, count int) []verbs.WC {
 // Buffer is registered memory.
 type Buffer struct {
 	verbs.MR
-	B []byte
+	B      []byte
+	memory verbs.Memory // that B is; nil for other memory
+}
+
+// Close deregisters the memory, and gives it back if it was allocated.
+func (b *Buffer) Close() error {
+	err := b.MR.Close()
+	if err == nil && b.memory != nil {
+		err = b.memory.Close()
+	}
+	return err
 }
 
 // SGE names length bytes from offset. Neither is checked: a test may name bytes outside the buffer.

@@ -106,8 +106,8 @@ func (q *QP) Landing(p *Pieces, seq uint64) verbs.Status {
 	return verbs.StatusSuccess
 }
 
-// need returns the right that an operation of the peer requires.
-func need(op verbs.Opcode) verbs.AccessFlags {
+// Need returns the right that an operation of the peer requires.
+func Need(op verbs.Opcode) verbs.AccessFlags {
 	switch op {
 	case verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm:
 		return verbs.AccessRemoteWrite
@@ -126,7 +126,7 @@ func need(op verbs.Opcode) verbs.AccessFlags {
 // What the queue pair does not allow is an invalid request; what the region does not allow is an
 // access error.
 func (q *QP) Permits(op verbs.Opcode) verbs.Status {
-	right := need(op)
+	right := Need(op)
 	if q.Attr.Access&right != right {
 		return verbs.StatusRemInvReqErr
 	}
@@ -148,7 +148,7 @@ func (q *QP) Target(p *Pieces, op verbs.Opcode, rkey uint32, addr, n uint64) ver
 	if m == nil {
 		return verbs.StatusRemAccessErr
 	}
-	b, ok := m.slice(q.PD, addr, n, need(op))
+	b, ok := m.slice(q.PD, addr, n, Need(op))
 	// The address of an atomic is aligned, but the memory must be, too: a region may be known by an
 	// address that is not that of its memory.
 	if !ok || op.IsAtomic() && Word64(b) == nil {
