@@ -9,7 +9,7 @@ import (
 // lonePE is the part of a PE that waits look at.
 func lonePE(cfg Config) *PE {
 	l := newLayout(1)
-	p := &PE{cfg: cfg.withDefaults(), layout: l, heap: newHeap(int(l.user)), sleepStep: defaultSleepStep}
+	p := &PE{cfg: cfg.withDefaults(), layout: l, heap: make([]byte, l.user), sleepStep: defaultSleepStep}
 	p.peers = make([]peer, 1)
 	p.peers[0].pe = p
 	return p

@@ -43,7 +43,6 @@ func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 	p = &PE{cfg: cfg, id: cfg.Rank, layout: newLayout(cfg.Size), dom: dom, sleepStep: defaultSleepStep}
 	p.calls.New = func() any { return &call{} }
 	size := uint64(cfg.HeapSize) &^ (blockAlign - 1)
-	p.heap = newHeap(int(p.layout.user + size))
 	p.blocks = newBlocks(p.layout.user, size)
 	p.peers = make([]peer, cfg.Size)
 	defer func() {
@@ -57,9 +56,10 @@ func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 	if err = p.worker.Handle(wakeID, woken); err != nil {
 		return p, err
 	}
-	if p.region, err = dom.Register(p.heap, verbs.AccessAll); err != nil {
+	if p.region, err = dom.Alloc(int(p.layout.user+size), verbs.AccessAll); err != nil {
 		return p, err
 	}
+	p.heap = p.region.Bytes()
 	for i := range p.peers {
 		t := &p.peers[i]
 		t.pe, t.id = p, i

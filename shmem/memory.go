@@ -2,16 +2,9 @@ package shmem
 
 import "unsafe"
 
-// This file holds all uses of unsafe in this package. Heaps and blocks are aligned to blockAlign,
-// and offsets of elements are multiples of their size, so every view is aligned. An Element has no
-// pointers.
-
-// newHeap returns zeroed memory that is aligned to blockAlign.
-func newHeap(size int) []byte {
-	mem := make([]byte, size+blockAlign)
-	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(mem))) & (blockAlign - 1))
-	return mem[skip : skip+size : skip+size]
-}
+// This file holds all uses of unsafe in this package. Heaps are aligned to pages, blocks to
+// blockAlign, and offsets of elements are multiples of their size, so every view is aligned. An
+// Element has no pointers.
 
 // sizeOf returns the size of an element in bytes.
 func sizeOf[T Element]() int {

@@ -2,6 +2,8 @@ package api_test
 
 import (
 	"errors"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,6 +13,7 @@ import (
 	"ibverbx"
 	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
+	"ibverbx/verbs/shm"
 	"ibverbx/verbs/soft"
 )
 
@@ -231,5 +234,94 @@ func TestRegisterWithoutANICThatIsGone(t *testing.T) {
 		if n := fabric.Objects().MRs; n != 0 {
 			t.Errorf("%d regions are open", n)
 		}
+	}
+}
+
+// Alloc makes zeroed memory from the start of a page on and registers it on every NIC, or leaves
+// nothing behind.
+func TestAlloc(t *testing.T) {
+	refused := errors.New("no more")
+	var refuse atomic.Bool
+	dom, fabric := newTappedDomain(t, 2, func(id verbs.DeviceID) error {
+		if id == 1 && refuse.Load() {
+			return refused
+		}
+		return nil
+	}, allowed)
+	for _, n := range []int{1, 4095, 4096, 100_000} {
+		mr, err := dom.Alloc(n, verbs.AccessAll)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := mr.Bytes()
+		if len(b) != n || mr.Len() != uint64(n) || mr.Addr()%uint64(os.Getpagesize()) != 0 ||
+			fabric.Objects().MRs != 2 || slices.ContainsFunc(b, func(b byte) bool { return b != 0 }) {
+			t.Errorf("%d bytes: %d at %#x, %v", n, len(b), mr.Addr(), fabric.Objects())
+		}
+		if err := mr.Close(); err != nil || mr.Bytes() != nil {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+	for _, n := range []int{0, -1} {
+		if _, err := dom.Alloc(n, verbs.AccessAll); !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+	refuse.Store(true)
+	if _, err := dom.Alloc(64, verbs.AccessAll); !errors.Is(err, refused) || fabric.Objects().MRs != 0 {
+		t.Errorf("one NIC refuses: %v; %v are open", err, fabric.Objects())
+	}
+	refuse.Store(false)
+	mr, err := dom.Alloc(64, verbs.AccessAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := ibverbx.NewDomain(fabric.Device(0))
+	if err == nil {
+		err = other.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Alloc(64, verbs.AccessAll); !errors.Is(err, ibverbx.ErrClosed) {
+		t.Errorf("in a closed domain: %v", err)
+	}
+	if err := mr.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Over NICs that share memory, Alloc makes theirs. It is given back with the region, before the
+// domain.
+func TestAllocShared(t *testing.T) {
+	p, err := shm.Open(shm.Config{Devices: 2})
+	if errors.Is(err, verbs.ErrNotSupported) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	dom, err := ibverbx.NewDomain(p.Device(0), p.Device(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mr, err := dom.Alloc(64, verbs.AccessAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := mr.Bytes()
+	copy(kept, "kept")
+	if _, err := dom.Alloc(1<<60, verbs.AccessAll); !errors.Is(err, verbs.ErrNoMemory) ||
+		!strings.Contains(err.Error(), "cgroup") {
+		t.Errorf("too much: %v", err)
+	}
+	if _, err := dom.Alloc(64, verbs.AccessRemoteWrite); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("without local write: %v", err)
+	}
+	if err := p.Close(); !errors.Is(err, verbs.ErrBusy) {
+		t.Errorf("the provider: %v", err)
+	}
+	if err := errors.Join(dom.Close(), mr.Close(), p.Close()); err != nil || string(kept[:4]) != "kept" {
+		t.Errorf("%v; %q", err, kept[:4])
 	}
 }

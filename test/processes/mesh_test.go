@@ -54,14 +54,15 @@ type meshCard struct {
 func newMesh(m *member, cfg transport.Config, size int, handlers map[transport.AMID]transport.Handler) (*mesh,
 	error) {
 	h := &mesh{m: m, eps: make([]*transport.Endpoint, m.Of), ended: make([]error, m.Of),
-		calls: make([]int, m.Of), mem: make([]byte, size)}
+		calls: make([]int, m.Of)}
 	var err error
 	if h.w, err = transport.NewWorker(m.dom, cfg); err != nil {
 		return nil, err
 	}
-	if h.mr, err = m.dom.Register(h.mem, verbs.AccessAll); err != nil {
+	if h.mr, err = m.dom.Alloc(size, verbs.AccessAll); err != nil {
 		return nil, errors.Join(err, h.w.Close())
 	}
+	h.mem = h.mr.Bytes()
 	m.serve = func(ctx context.Context, done func() bool) error { return h.w.WaitFor(ctx, lookEvery, done) }
 	for id, f := range handlers {
 		if err := h.w.Handle(id, f); err != nil {

@@ -39,13 +39,13 @@ const (
 
 func newMemory(h *host, seed uint64) *memory {
 	h.rig.tb.Helper()
-	m := &memory{host: h, buf: make([]byte, groundAt+groundBytes), rng: rand.New(rand.NewPCG(seed, 1)),
-		next: groundAt}
-	vqptest.FillRandom(m.buf[:sourceBytes], seed)
+	m := &memory{host: h, rng: rand.New(rand.NewPCG(seed, 1)), next: groundAt}
 	var err error
-	if m.mr, err = h.dom.Register(m.buf, verbs.AccessAll); err != nil {
+	if m.mr, err = h.dom.Alloc(groundAt+groundBytes, verbs.AccessAll); err != nil {
 		h.rig.tb.Fatal(err)
 	}
+	m.buf = m.mr.Bytes()
+	vqptest.FillRandom(m.buf[:sourceBytes], seed)
 	return m
 }
 
