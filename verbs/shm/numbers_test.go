@@ -26,113 +26,33 @@ import (
 
 var numbers = flag.Duration("numbers", 0, "measure for so long each, and print")
 
-// TestNumbers measures two processes, and beside them what this machine gives without this package:
-// copy(), a word that two goroutines hand back and forth, and a unix socket between two. Each
-// number is the best of many short runs.
-func TestNumbers(t *testing.T) {
-	if *numbers == 0 {
-		t.Skip("give -numbers 2s")
-	}
-	best := func(runs func() float64, better func(a, b float64) float64) float64 {
-		v := runs()
-		for end := time.Now().Add(*numbers); time.Now().Before(end); {
-			v = better(v, runs())
-		}
-		return v
-	}
-	least := func(a, b float64) float64 { return min(a, b) }
-	most := func(a, b float64) float64 { return max(a, b) }
-	// Before there is a peer that takes a core.
-	fmt.Printf("a word from core to core: %.0f ns\n", best(mailbox, least))
-	ends := unixSocket(t)
-	fmt.Printf("8 bytes over a unix socket, one way: %.0f ns\n",
-		best(func() float64 { return ends.pingPong(t) }, least))
-	fmt.Printf("1048576 bytes over a unix socket: %.1f GB/s\n",
-		best(func() float64 { return ends.stream(t, 1<<20, 64) / 1e9 }, most))
-	h, err := newHalf(openNICs(t, Config{}).Device(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer h.close()
-	c := spawn(t, "mirror", h)
-	if err := h.receive(256); err != nil {
-		t.Fatal(err)
-	}
-	fmt.Printf("8 bytes, write with immediate, one way: %.0f ns\n",
-		best(func() float64 { return h.pingPong(t, c) }, least))
-	fmt.Printf("8 bytes, writes, batches of 64: %.1f million a second\n",
-		best(func() float64 { return h.stream(t, c, 8, 64, 20000) / 8 / 1e6 }, most))
-	for _, n := range []int{4096, 65536, 1 << 20} {
-		window := min(64, max(2, 4<<20/n))
-		fmt.Printf("%d bytes, writes: %.1f GB/s; copy(): %.1f GB/s\n", n,
-			best(func() float64 { return h.stream(t, c, n, window, max(64, 64<<20/n)) / 1e9 }, most),
-			best(func() float64 { return copyRate(h.buf, n) }, most))
-	}
-	_ = c.cmd.Process.Kill()
-	_ = c.cmd.Wait()
-	x, err := newHalf(h.dev)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.close()
-	x.withArena(t)
-	c = spawn(t, "mirror"+inArena, x)
-	if err := x.receive(256); err != nil {
-		t.Fatal(err)
-	}
-	fmt.Printf("8 bytes, write with immediate into an arena, one way: %.0f ns\n",
-		best(func() float64 { return x.pingPong(t, c) }, least))
-	fmt.Printf("8 bytes, writes into an arena, batches of 64: %.1f million a second\n",
-		best(func() float64 { return x.stream(t, c, 8, 64, 20000) / 8 / 1e6 }, most))
-	for _, n := range []int{4096, 65536, 1 << 20} {
-		window := min(64, max(2, 4<<20/n))
-		arena, plain := 0.0, 0.0
-		best(func() float64 { // in turn, since others use the machine
-			arena = max(arena, x.stream(t, c, n, window, max(64, 64<<20/n))/1e9)
-			plain = max(plain, copyRate(x.buf, n))
-			return 0
-		}, most)
-		fmt.Printf("%d bytes, writes into an arena: %.1f GB/s; copy(): %.1f GB/s\n", n, arena, plain)
-	}
-	_ = c.cmd.Process.Kill()
-	_ = c.cmd.Wait()
-	s, err := newHalf(h.dev)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
-	c = spawn(t, "sleeper", s)
-	if err := s.receive(256); err != nil {
-		t.Fatal(err)
-	}
-	fmt.Printf("8 bytes to a process that sleeps, and its answer: %.0f ns\n",
-		2*best(func() float64 { return s.pingPong(t, c) }, least))
-	_ = c.cmd.Process.Kill()
-	_ = c.cmd.Wait()
-}
-
-// TestTable measures shared memory beside sockets: those of verbs/roce, and a unix socket of
-// package net. All take turns, so that others who use the machine disturb each alike; a peer is
-// stopped while it is not its turn. Each number is the best of many short runs.
+// TestTable measures shared memory, with a copy at both ends and in an arena, beside sockets: those
+// of verbs/roce, and a unix socket of package net. All take turns, so that others who use the
+// machine disturb each alike; a peer is stopped while it is not its turn. Each number is the best
+// of many short runs.
 func TestTable(t *testing.T) {
 	if *numbers == 0 {
 		t.Skip("give -numbers 2s")
 	}
-	shared, sockets := mirrorOver(t, openNICs(t, Config{}).Device(0), "mirror"),
-		mirrorOver(t, openRoCE(t).Device(0), "roce")
+	shared := mirrorOver(t, openNICs(t, Config{}).Device(0), "mirror")
+	arena := mirrorOver(t, shared.dev, "mirror"+inArena)
+	sockets := mirrorOver(t, openRoCE(t).Device(0), "roce")
 	asleep := mirrorOver(t, shared.dev, "sleeper")
 	ends := unixSocket(t)
 	const latency, answer, rate = "8 bytes, one way, ns", "8 bytes to a process that sleeps, and back, ns",
 		"8 bytes, 64 in a call, million/s"
 	list := []*number{
-		{row: "a word from core to core, ns", column: 3, run: mailbox},
+		{row: "a word from core to core, ns", column: 4, run: mailbox},
 		{row: latency, column: 0, run: shared.latency, of: shared},
-		{row: latency, column: 1, run: sockets.latency, of: sockets},
-		{row: latency, column: 2, run: func() float64 { return ends.pingPong(t) }},
+		{row: latency, column: 1, run: arena.latency, of: arena},
+		{row: latency, column: 2, run: sockets.latency, of: sockets},
+		{row: latency, column: 3, run: func() float64 { return ends.pingPong(t) }},
 		{row: answer, column: 0, run: func() float64 { return 2 * asleep.latency() }, of: asleep},
 		{row: rate, column: 0, run: func() float64 { return shared.rate(8, 64, 20000) / 8e6 }, of: shared,
 			most: true},
-		{row: rate, column: 1, run: func() float64 { return sockets.rate(8, 64, 5000) / 8e6 }, of: sockets,
+		{row: rate, column: 1, run: func() float64 { return arena.rate(8, 64, 20000) / 8e6 }, of: arena,
+			most: true},
+		{row: rate, column: 2, run: func() float64 { return sockets.rate(8, 64, 5000) / 8e6 }, of: sockets,
 			most: true},
 	}
 	for _, n := range []int{4096, 65536, 1 << 20} {
@@ -141,18 +61,21 @@ func TestTable(t *testing.T) {
 		list = append(list,
 			&number{row: row, column: 0, of: shared, most: true,
 				run: func() float64 { return shared.rate(n, window, count) / 1e9 }},
-			&number{row: row, column: 1, of: sockets, most: true,
+			&number{row: row, column: 1, of: arena, most: true,
+				run: func() float64 { return arena.rate(n, window, count) / 1e9 }},
+			&number{row: row, column: 2, of: sockets, most: true,
 				run: func() float64 { return sockets.rate(n, window, count) / 1e9 }},
-			&number{row: row, column: 2, most: true,
+			&number{row: row, column: 3, most: true,
 				run: func() float64 { return ends.stream(t, n, count) / 1e9 }},
-			&number{row: row, column: 3, most: true, run: func() float64 { return copyRate(shared.buf, n) }})
+			&number{row: row, column: 4, most: true, run: func() float64 { return copyRate(shared.buf, n) }})
 	}
 	for end := time.Now().Add(*numbers * time.Duration(len(list))); time.Now().Before(end); {
 		for _, n := range list {
 			n.measure()
 		}
 	}
-	fmt.Println("| | shm | roce | unix socket | this process |\n| --- | --- | --- | --- | --- |")
+	fmt.Println("| | shm | arena | roce | unix socket | this process |")
+	fmt.Println("| --- | --- | --- | --- | --- | --- |")
 	for i, n := range list {
 		if i == 0 || n.row != list[i-1].row {
 			fmt.Printf("| %s |%s\n", n.row, cells(list[i:]))
@@ -183,7 +106,7 @@ func (n *number) measure() {
 
 // cells returns the row with which a list begins.
 func cells(list []*number) string {
-	var columns [4]string
+	var columns [5]string
 	for _, n := range list {
 		if n.row == list[0].row {
 			columns[n.column] = fmt.Sprintf("%.3g", n.best)
@@ -204,6 +127,9 @@ func mirrorOver(t *testing.T, d verbs.Device, task string) *mirror {
 	h, err := newHalf(d)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if strings.HasSuffix(task, inArena) {
+		h.withArena(t)
 	}
 	m := &mirror{h, t, spawn(t, task, h)}
 	t.Cleanup(func() {
