@@ -11,6 +11,7 @@ import (
 
 	"ibverbx/tagged"
 	"ibverbx/transport"
+	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
@@ -82,6 +83,42 @@ func TestAbortDuringClose(t *testing.T) {
 		t.Error(err)
 	}
 	_ = b.Abort()
+}
+
+// TestAlloc: messages from and into memory of Alloc need no registration of their own, and the
+// memory stays readable when the worker is closed.
+func TestAlloc(t *testing.T) {
+	r, a, b := pair(t, 1, tagged.Config{})
+	ctx := background(r)
+	const n = 1 << 20
+	from, errFrom := a.Worker().Alloc(n)
+	to, errTo := b.Worker().Alloc(n)
+	if err := errors.Join(errFrom, errTo); err != nil {
+		t.Fatal(err)
+	}
+	copy(from.Bytes(), pattern(n, 3))
+	sent := r.send(a, 1, from.Bytes())
+	if _, err := b.RecvWait(ctx, 1, tagged.Exact, to.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	if err := sent.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []*tagged.Endpoint{a, b} {
+		if s := e.Worker().Stats(); s.Registered != 0 {
+			t.Errorf("%d registrations", s.Registered)
+		}
+	}
+	if _, err := a.Worker().Alloc(0); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("no bytes: %v", err)
+	}
+	got := to.Bytes()
+	if err := to.Close(); err != nil || !bytes.Equal(got, pattern(n, 3)) {
+		t.Errorf("after the close: %v", err)
+	}
+	if err := to.Close(); !errors.Is(err, tagged.ErrClosed) {
+		t.Errorf("closed twice: %v", err)
+	}
 }
 
 // TestACallbackThatLeavesClose: a callback of the transport below may leave Close by a panic. A

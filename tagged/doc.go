@@ -57,7 +57,8 @@
 //     on real NICs, and a large part of a second for a GiB, and pins the memory. A send registers
 //     when you call it. A receive registers when its message arrives, and that round of progress
 //     then takes as long, for all peers of the worker. The worker keeps no cache of registrations,
-//     because Go may reuse memory without notice.
+//     because Go may reuse memory without notice. Between processes of one host, messages from
+//     memory of [Worker.Alloc] are copied once.
 //   - Register GPU memory by its dma-buf ([Worker.RegisterDMABuf]), send it with
 //     [Endpoint.SendRegion], and receive into it with [Worker.RecvRegion]. The processor cannot
 //     copy there, so only long messages, and messages of any length from such memory, can be
