@@ -42,8 +42,8 @@ type buffers struct {
 	dst []byte // window bytes, and the tail
 }
 
-// newMemory makes the memory of a run, filled and touched. For an end that another process drives
-// it has only the source, if that is needed to compare the end's messages.
+// newMemory makes the memory of a run, filled. For an end that another process drives it has only
+// the source, if that is needed to compare the end's messages.
 func newMemory(p *Params, here [2]bool) *memory {
 	m := &memory{window: int(p.Memory), seed: p.Seed}
 	if p.Mode.Series() {
@@ -61,12 +61,6 @@ func newMemory(p *Params, here [2]bool) *memory {
 			continue
 		}
 		m.ends[i].dst = make([]byte, dst)
-		if dst > tail {
-			clear(m.ends[i].dst) // so that the first round meets no page faults
-			for at := 0; at < len(m.ends[i].dst); at += 4096 {
-				m.ends[i].dst[at] = 1
-			}
-		}
 	}
 	return m
 }

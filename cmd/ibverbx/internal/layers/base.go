@@ -62,15 +62,22 @@ func (b *base) unknown() error {
 // register registers the memory of an end with its NICs.
 func (b *base) register(dom *ibverbx.Domain) (err error) {
 	if len(b.Src) > 0 {
-		if b.src, err = dom.Register(b.Src, verbs.AccessLocalWrite|verbs.AccessRemoteRead); err != nil {
+		if b.src, err = dom.Alloc(len(b.Src), verbs.AccessLocalWrite|verbs.AccessRemoteRead); err != nil {
 			return err
 		}
-		b.onClose(b.src.Close)
+		b.Src = b.place(b.Src, b.src.Bytes(), b.src.Close)
 	}
-	if b.dst, err = dom.Register(b.Dst, verbs.AccessAll); err == nil {
-		b.onClose(b.dst.Close)
+	if b.dst, err = dom.Alloc(len(b.Dst), verbs.AccessAll); err == nil {
+		b.Dst = b.place(b.Dst, b.dst.Bytes(), b.dst.Close)
 	}
 	return err
+}
+
+// place copies a buffer to registered memory, which also touches its pages, and returns that.
+func (b *base) place(from, to []byte, free func() error) []byte {
+	copy(to, from)
+	b.onClose(free)
+	return to
 }
 
 // memoryCard describes the memory of an end to the other end.

@@ -175,14 +175,14 @@ func (e *taggedEnd) make(dom *ibverbx.Domain) (err error) {
 		return err
 	}
 	e.onClose(e.worker.Close)
-	for _, buf := range [][]byte{e.Src, e.Dst} {
-		if len(buf) == 0 {
+	for _, buf := range []*[]byte{&e.Src, &e.Dst} {
+		if len(*buf) == 0 {
 			continue
 		}
-		if e.region, err = e.worker.Register(buf); err != nil {
+		if e.region, err = e.worker.Alloc(len(*buf)); err != nil {
 			return err
 		}
-		e.onClose(e.region.Close)
+		*buf = e.place(*buf, e.region.Bytes(), e.region.Close)
 	}
 	failed := func(_ *tagged.Endpoint, err error) { e.broken = err }
 	if e.ep, err = e.worker.NewEndpoint(tagged.EndpointConfig{OnError: failed}); err == nil {
