@@ -245,6 +245,7 @@ func TestRoCEPort(t *testing.T) {
 
 // TestRoCERate measures queue pairs whose rate is bounded, where it shows that they are.
 func TestRoCERate(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	if testing.Short() {
 		t.Skip("takes as long as a measurement does")
 	}

@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"testing"
 	"time"
 
@@ -17,19 +16,12 @@ import (
 )
 
 var (
-	providerFlag = flag.String("provider", usualProviders(), "the NICs to test on: soft, roce, shm, rdmacore")
+	providerFlag = flag.String("provider", "soft,roce",
+		"the NICs to test on: soft, roce, shm, rdmacore")
 	devicesFlag  = flag.String("devices", "", "which of the real NICs, for example rxe0,rxe1; empty for all")
 	gidIndexFlag = flag.Int("gid-index", -1, "entry of the NICs' GID tables; -1 lets each connection choose")
 	limitFlag    = flag.Duration("limit", time.Minute, "how long a team may take")
 )
-
-// usualProviders need nothing but the operating system.
-func usualProviders() string {
-	if runtime.GOOS == "linux" {
-		return "soft,roce,shm"
-	}
-	return "soft,roce"
-}
 
 // nicsOf returns the NICs of a member. Those of rdmacore are shared, and those of roce at the same
 // addresses, each member's on ports of its own: neighbours begin at different ones.

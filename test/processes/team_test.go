@@ -34,14 +34,9 @@ const realSlow = 3
 const endTimeout = 30 * time.Second
 
 // run runs the program on all members, over each of the providers. It returns when all have ended.
-// Beside other providers, shm runs one shape of connections: how many queue pairs there are on a
-// NIC makes no difference to it.
 func (c team) run(t *testing.T) {
 	t.Helper()
 	for name := range strings.SplitSeq(*providerFlag, ",") {
-		if name == "shm" && *providerFlag != name && c.nics < 2 {
-			continue
-		}
 		t.Run(name, func(t *testing.T) {
 			t.Helper()
 			c.runOver(t, name)

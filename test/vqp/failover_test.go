@@ -18,9 +18,6 @@ var crossedTwice = []shape{
 // Links go down and come back during traffic in both directions, at either end, of either NIC, one
 // at a time. No request fails, all bytes are in place, and what was lost comes back.
 func TestFailover(t *testing.T) {
-	if isOneOfSeveral && *providerFlag == "shm" {
-		t.Skip("the others show it; run it with -provider shm")
-	}
 	for i := range crossedTwice {
 		s := &crossedTwice[i]
 		t.Run(s.name, func(t *testing.T) {

@@ -17,14 +17,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(inTurn{m})
 }
 
-// isOneOfSeveral is set if the tests run on several providers.
-var isOneOfSeveral bool
-
 // inTurn runs the tests on one provider after the other.
 type inTurn struct{ m *testing.M }
 
 func (t inTurn) Run() (code int) {
-	isOneOfSeveral = strings.Contains(*providerFlag, ",")
 	for name := range strings.SplitSeq(*providerFlag, ",") {
 		fmt.Println("provider:", name)
 		*providerFlag = name
