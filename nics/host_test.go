@@ -447,7 +447,7 @@ func TestDevices(t *testing.T) {
 	if err != nil || len(all) == 0 {
 		t.Errorf("%d NICs, %v", len(all), err)
 	}
-	a, _ := met(t)
+	a, b := met(t)
 	at, err := h.Reaching(a)
 	if err != nil || len(at) != 1 || at[0].(*roce.Device).Addr().Addr().String() != "127.0.0.1" {
 		t.Errorf("NICs %v, %v", at, err)
@@ -464,6 +464,9 @@ func TestDevices(t *testing.T) {
 	}
 	if _, err := h.Reaching(a); !errors.Is(err, verbs.ErrClosed) || err.Error() != "nics: closed" {
 		t.Errorf("error %v", err)
+	}
+	if err := b.Close(); err != nil { // or the failed agreement waits for it
+		t.Fatal(err)
 	}
 	if _, err := h.Agree(t.Context(), a); !errors.Is(err, verbs.ErrClosed) ||
 		strings.Count(err.Error(), "nics: ") != 1 {

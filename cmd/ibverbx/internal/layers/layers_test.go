@@ -203,7 +203,7 @@ func TestStalled(t *testing.T) {
 // something does, there is no hurry.
 func TestSlowIsNotStalled(t *testing.T) {
 	t.Parallel()
-	const size, messages, stall, speed = 4096, 16, time.Second, 4096 * 16 / 3 // bytes a second
+	const size, messages, stall, speed = 4096, 16, time.Second, 4096 * 16 * 10 / 22 // bytes a second
 	ends := pair(t, Shapes()[1])
 	ends[0].QueuePair().VQP.Domain().Devices()[0].(*soft.Device).SetSpeed(speed, 0)
 	for i, e := range ends {
