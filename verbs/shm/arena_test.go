@@ -395,28 +395,49 @@ func TestArenaStays(t *testing.T) {
 	}
 }
 
-// A region whose rights are fewer, or are taken back, is accessed by its owner, who refuses.
+// A granted region permits what it was registered for, until it is closed. What it does not permit
+// goes to its owner, who refuses.
 func TestRightsOfArenas(t *testing.T) {
-	a, b := halves(t)
-	readable, err := b.pd.RegisterMR(b.buf[:4096], verbs.AccessRemoteRead)
-	if err != nil {
-		t.Fatal(err)
-	}
-	to := address{GID: b.dev.gid, QP: b.qp.Num(), Addr: readable.Addr(), RKey: readable.RKey()}
-	read := a.request(int(verbs.OpRDMARead), 8, to)
-	read.RemoteAddr = to.Addr
-	await(t, "reads take no slot", func() bool {
-		before := a.published()
-		a.do(t, read)
-		return a.published() == before
-	})
-	if err := readable.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := a.qp.PostSend([]verbs.SendWR{read}); err != nil {
-		t.Fatal(err)
-	}
-	if wc := a.wait(t, 1)[0]; wc.Status != verbs.StatusRemAccessErr {
-		t.Error(wc)
+	for name, forbid := range map[string]func(*testing.T, verbs.MR, *verbs.SendWR){
+		"closed": func(t *testing.T, m verbs.MR, _ *verbs.SendWR) {
+			if err := m.Close(); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a write to what may be read": func(_ *testing.T, _ verbs.MR, wr *verbs.SendWR) {
+			wr.Opcode = verbs.OpRDMAWrite
+		},
+		"an atomic on what may be read": func(_ *testing.T, _ verbs.MR, wr *verbs.SendWR) {
+			wr.Opcode = verbs.OpAtomicFetchAdd
+		},
+		"behind the end": func(_ *testing.T, _ verbs.MR, wr *verbs.SendWR) { wr.RemoteAddr += 4089 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := halves(t)
+			readable, err := b.pd.RegisterMR(b.buf[:4096], verbs.AccessRemoteRead)
+			if err != nil {
+				t.Fatal(err)
+			}
+			to := address{GID: b.dev.gid, QP: b.qp.Num(), Addr: readable.Addr(), RKey: readable.RKey()}
+			wr := a.request(int(verbs.OpRDMARead), 8, to)
+			wr.RemoteAddr = to.Addr
+			await(t, "reads take no slot", func() bool {
+				before := a.published()
+				a.do(t, wr)
+				return a.published() == before
+			})
+			before := bytes.Clone(b.buf)
+			verbstest.Fill(a.buf, 3)
+			forbid(t, readable, &wr)
+			if _, err := a.qp.PostSend([]verbs.SendWR{wr}); err != nil {
+				t.Fatal(err)
+			}
+			if wc := a.wait(t, 1)[0]; wc.Status != verbs.StatusRemAccessErr || !bytes.Equal(b.buf, before) {
+				t.Error(wc)
+			}
+			if err := readable.Close(); err != nil && name != "closed" {
+				t.Error(err)
+			}
+		})
 	}
 }

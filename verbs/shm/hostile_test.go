@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -484,6 +485,29 @@ func TestDMABuf(t *testing.T) {
 	verbstest.Fill(h.buf[halfBytes:][:100], 3)
 	if h.do(t, wr); !slices.Equal(mem[8:108], h.buf[halfBytes:][:100]) {
 		t.Error("the bytes did not arrive")
+	}
+}
+
+// Pages of hugetlbfs can run out when this process touches them, however they are sealed.
+func TestHugePagesOfPeer(t *testing.T) {
+	const (
+		size  = 2 << 20
+		kind  = unix.MFD_ALLOW_SEALING | unix.MFD_CLOEXEC | unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
+		seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+	)
+	fd, err := unix.MemfdCreate("x", kind)
+	if err != nil {
+		t.Skip("no huge pages: ", err)
+	}
+	defer closeFD(fd)
+	if err := unix.Ftruncate(fd, size); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		t.Skip("no sealed huge pages: ", err)
+	}
+	if _, err := mapMemory(fd, size, true); err == nil || !strings.Contains(err.Error(), "memfd_create") {
+		t.Error(err)
 	}
 }
 
