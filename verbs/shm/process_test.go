@@ -5,6 +5,7 @@ package shm
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -13,7 +14,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -552,14 +555,32 @@ func TestPaths(t *testing.T) {
 var kills = flag.Int("kills", 20, "how many processes TestKilled kills")
 
 // A process is killed at any moment, under traffic of all kinds in both directions, in memory of
-// the heap and in arenas.
+// the heap and in arenas. Another one, on the same NIC, goes on as before.
 func TestKilled(t *testing.T) {
 	rounds := *kills
 	if testing.Short() {
 		rounds = 5
 	}
 	p := openNICs(t, Config{})
+	sound, err := newHalf(p.Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sound.close()
+	other := spawn(t, "idle"+inArena, sound)
+	sound.granted(t, other.to)
+	await(t, "the other process connects", func() bool {
+		sound.dev.mu.Lock()
+		defer sound.dev.mu.Unlock()
+		return sound.qp.(*QP).in.lane != nil
+	})
+	add := func() (before uint64) {
+		sound.do(t, sound.request(int(verbs.OpAtomicFetchAdd), 8, other.to))
+		return binary.NativeEndian.Uint64(sound.buf)
+	}
+	first := add()
 	fds, maps := held(t)
+	var silences []time.Duration // from a death to the first request that it fails
 	for round := range rounds {
 		h, err := newHalf(p.Device(0))
 		if err != nil {
@@ -574,12 +595,16 @@ func TestKilled(t *testing.T) {
 		if err := h.receive(256); err != nil {
 			t.Fatal(err)
 		}
+		var killed atomic.Int64
 		kill := time.AfterFunc(time.Duration(rand.IntN(20_000))*time.Microsecond, func() {
+			killed.Store(time.Now().UnixNano())
 			_ = c.cmd.Process.Signal(syscall.SIGKILL)
 		})
 		defer kill.Stop()
 		h.untilDeath(t, c)
+		silences = append(silences, time.Since(time.Unix(0, killed.Load())))
 		_ = c.cmd.Wait()
+		add()
 		if err := h.close(); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
@@ -593,6 +618,16 @@ func TestKilled(t *testing.T) {
 			t.Fatalf("%d descriptors and %d mappings are left, there were %d and %d", f, m, fds, maps)
 		}
 	}
+	if n := add() - first; n != uint64(rounds)+1 {
+		t.Errorf("the other process has added %d, want %d", n, rounds+1)
+	}
+	_ = other.in.Close()
+	if err := other.cmd.Wait(); err != nil {
+		t.Errorf("the other process: %v\n%s", err, other.err.String())
+	}
+	slices.Sort(silences)
+	t.Logf("deaths were known after %v at least, %v in the middle, %v at most", silences[0],
+		silences[rounds/2], silences[rounds-1])
 }
 
 // untilDeath sends requests of all kinds until the peer dies, and checks what the queue pair
