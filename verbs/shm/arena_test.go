@@ -30,7 +30,7 @@ func (h *half) withArena(tb testing.TB) *half {
 
 // useArena gives a half memory of AllocMemory in place of its own.
 func (h *half) useArena() error {
-	memory, err := h.pd.(verbs.MemoryAllocator).AllocMemory(2 * halfBytes)
+	memory, err := h.pd.(verbs.MemoryAllocator).AllocMemory(len(h.buf))
 	if err == nil {
 		err = h.mr.Close()
 	}

@@ -45,7 +45,7 @@ func attackIn(t testing.TB, arena bool) (*stranger, *Provider) {
 	if s.meeting, err = listen("", s.gid); err != nil {
 		t.Fatal(err)
 	}
-	if s.victim, err = newHalf(d); err != nil {
+	if s.victim, err = newHalfOf(d, 3*victimBytes); err != nil {
 		t.Fatal(err)
 	}
 	h := s.victim
@@ -55,7 +55,7 @@ func attackIn(t testing.TB, arena bool) (*stranger, *Provider) {
 	if err := h.mr.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for i := range h.buf[:3*victimBytes] {
+	for i := range h.buf {
 		h.buf[i] = canary
 	}
 	h.mr, err = h.pd.RegisterMR(h.buf[victimBytes:2*victimBytes], verbs.AccessAll)

@@ -52,8 +52,11 @@ type address struct {
 
 const halfBytes = 2 << 20
 
-func newHalf(d verbs.Device) (*half, error) {
-	h := &half{buf: make([]byte, 2*halfBytes), channel: verbs.NewCompChannel()}
+func newHalf(d verbs.Device) (*half, error) { return newHalfOf(d, 2*halfBytes) }
+
+// newHalfOf makes a half with so much memory.
+func newHalfOf(d verbs.Device, size int) (*half, error) {
+	h := &half{buf: make([]byte, size), channel: verbs.NewCompChannel()}
 	h.dev, _ = d.(*Device)
 	entry, err := d.QueryGID(1, 0)
 	if err != nil {
