@@ -19,6 +19,9 @@ const (
 	Shm  = "shm"      // shared memory between the processes of this host: verbs/shm
 )
 
+// envShmDir names the directory in which NICs of shared memory meet.
+const envShmDir = "IBVERBX_SHM_DIR"
+
 // Config selects NICs. The zero value works.
 type Config struct {
 	// Provider names where the NICs come from: Real, RoCE, Shm, Soft, or one of Sources. Empty
@@ -34,7 +37,8 @@ type Config struct {
 	Library string
 	// RoCE configures NICs made of UDP sockets. Its Addresses are another way to name them.
 	RoCE roce.Config
-	// Shm configures NICs of shared memory.
+	// Shm configures NICs of shared memory. If it names no Dir, IBVERBX_SHM_DIR in the environment
+	// does.
 	Shm shm.Config
 	// Soft configures software NICs.
 	Soft soft.Config

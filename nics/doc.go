@@ -19,8 +19,9 @@
 // Processes of one host share memory instead (package verbs/shm): [Host.Agree], [Host.Connect] and
 // [Host.ReachingAll] offer it first, and take it if all processes offer it and reach each other.
 // Otherwise all take their NICs. It is logged in the same way, and so is the reason if processes of
-// one host do not share memory. Containers need a common network namespace, or a directory,
-// Config.Shm.Dir. A sandbox may refuse what sharing needs; then the next NICs are taken too.
+// one host do not share memory. Containers need a common network namespace, or a directory that
+// IBVERBX_SHM_DIR in the environment or Config.Shm.Dir names. A sandbox may refuse what sharing
+// needs; then the next NICs are taken too.
 //
 // If you ask for NICs, no memory is shared: with Config.Provider, Devices, Library or
 // RoCE.Addresses, or with a port or a GID in the configuration of [Host.Connect]. Name the provider

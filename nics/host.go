@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -46,6 +47,7 @@ func Open(cfg Config) (*Host, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	cfg.Shm.Dir = cmp.Or(cfg.Shm.Dir, os.Getenv(envShmDir))
 	chosen, asked := cfg.Provider == "", cfg.asksForNICs()
 	switch {
 	case chosen && hasAddress(cfg.Devices):

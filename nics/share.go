@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 
 	"ibverbx/internal/peertext"
 	"ibverbx/rendezvous"
@@ -70,11 +71,16 @@ type offer struct {
 // share returns why not all processes of a group take NICs of shared memory; empty if all do.
 func share(ctx context.Context, g Group, own *shm.Device, mine offer) (why string, err error) {
 	all, err := gather(ctx, g, mine)
-	if why = refusalOf(all); err != nil || why != "" {
-		if why == otherHost && onOneHost(all) {
-			why = otherNetwork
-		}
-		return why, err
+	if err != nil {
+		return "", err
+	}
+	switch why = refusalOf(all); {
+	case why == otherHost && all[0].Host != "" && onOneHost(all):
+		return otherNetwork, nil
+	case why == "" && !onOneHost(all): // all have a directory, or one address for several hosts
+		return otherHost, nil
+	case why != "":
+		return why, nil
 	}
 	all, err = gather(ctx, g, offer{Why: unreached(own, all)})
 	return refusalOf(all), err
@@ -85,16 +91,11 @@ const otherHost = "a process is on another host"
 
 // otherNetwork takes its place for containers of one host.
 const otherNetwork = "processes of this host have networks of their own: name a directory that they " +
-	"share, Config.Shm.Dir"
+	"share, with " + envShmDir + " or Config.Shm.Dir"
 
-// onOneHost reports whether all processes have said that they are on the same host.
+// onOneHost reports whether all processes say the same of their host, which may be nothing.
 func onOneHost(all []offer) bool {
-	for _, o := range all {
-		if o.Host == "" || o.Host != all[0].Host {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(all, func(o offer) bool { return o.Host != all[0].Host })
 }
 
 // hostID returns what is the same in all containers of a host; empty if the host does not say.

@@ -136,9 +136,18 @@ func TestWhoSharesMemory(t *testing.T) {
 		sockets   = "soft0, no RDMA NIC here: using UDP sockets (provider roce); no shared memory: "
 		asksReal  = "a process asks for NICs of rdmacore"
 		networks  = "processes of this host have networks of their own: name a directory that they share, " +
-			"Config.Shm.Dir"
+			"with IBVERBX_SHM_DIR or Config.Shm.Dir"
 	)
+	const otherwise = "soft0, no RDMA NIC here: using UDP sockets (provider roce)"
 	host := regexp.MustCompile(`"host":"[0-9a-f]*"`)
+	otherHosts := func(a, b *pair) {
+		for i, p := range []*pair{a, b} {
+			send := p.send
+			p.send = func(mine []byte) error {
+				return send(host.ReplaceAll(mine, fmt.Appendf(nil, `"host":"%d"`, i)))
+			}
+		}
+	}
 	for name, c := range map[string]struct {
 		nicA, nicB bool
 		change     func(b *nics.Config)
@@ -162,14 +171,9 @@ func TestWhoSharesMemory(t *testing.T) {
 			real + "shm: open: invalid argument", real + "shm: open: invalid argument", "shm: open: "},
 		"networks of their own": {true, false, nil, func(a, b *pair) { a.apart(1, 2); b.apart(2, 1) },
 			real + networks, sockets + networks, networks},
-		"two hosts": {true, false, nil, func(a, b *pair) {
-			for i, p := range []*pair{a.apart(1, 2), b.apart(2, 1)} {
-				send := p.send
-				p.send = func(mine []byte) error {
-					return send(host.ReplaceAll(mine, fmt.Appendf(nil, `"host":"%d"`, i)))
-				}
-			}
-		}, "soft0", "soft0, no RDMA NIC here: using UDP sockets (provider roce)",
+		"two hosts": {true, false, nil, func(a, b *pair) { otherHosts(a.apart(1, 2), b.apart(2, 1)) },
+			"soft0", otherwise, "a process is on another host"},
+		"two hosts behind one address": {true, false, nil, otherHosts, "soft0", otherwise,
 			"a process is on another host"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -186,7 +190,7 @@ func TestWhoSharesMemory(t *testing.T) {
 				[2]*bytes.Buffer{saidA, saidB})
 			for i, want := range []string{c.wantA, c.wantB} {
 				if !strings.HasPrefix(got[i], want) || strings.HasPrefix(want, "shm0") && got[i] != want ||
-					want == "soft0" && got[i] != want {
+					(want == "soft0" || want == otherwise) && got[i] != want {
 					t.Errorf("end %d: %s, want %s", i, got[i], want)
 				}
 			}
@@ -283,7 +287,6 @@ func bridge(from, to string) error {
 
 // peerConfig is what the peer of a test is told.
 type peerConfig struct {
-	Dir     string
 	Local   byte // the last number of its address, and of this end's
 	Remote  byte
 	Refused []uintptr // system calls that a sandbox refuses it
@@ -299,7 +302,7 @@ func runPeer(text string) error {
 		return err
 	}
 	h, err := nics.Open(nics.Config{Logger: slog.New(slog.DiscardHandler),
-		Sources: []nics.Source{noNIC, softSockets}, Shm: shm.Config{Dir: cfg.Dir}})
+		Sources: []nics.Source{noNIC, softSockets}})
 	if err != nil {
 		return err
 	}
@@ -358,12 +361,12 @@ func TestContainers(t *testing.T) {
 	dir := shortDir(t)
 	for name, c := range map[string]struct {
 		namespaces uintptr
-		here       string // this end's directory
+		dir        string // this end's in its configuration, the peer's in its environment
 		peer       peerConfig
 		want       string // the reason against shared memory
 	}{
 		"one network": {container, "", peerConfig{Local: 1, Remote: 1}, ""},
-		"a directory": {own, dir, peerConfig{Dir: dir, Local: 2, Remote: 1}, ""},
+		"a directory": {own, dir, peerConfig{Local: 2, Remote: 1}, ""},
 		"neither":     {own, "", peerConfig{Local: 2, Remote: 1}, "processes of this host have networks"},
 		"forwarded":   {own, "", peerConfig{Local: 1, Remote: 1}, "check path: shm0: unreachable: "},
 		"no memory": {0, "", peerConfig{Local: 1, Remote: 1, Refused: []uintptr{unix.SYS_MEMFD_CREATE}},
@@ -378,7 +381,7 @@ func TestContainers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cfg, said := fakeHost(t, true)
-			cfg.Shm = shm.Config{Dir: c.here}
+			cfg.Shm = shm.Config{Dir: c.dir}
 			h := openAs(t, cfg)
 			text, err := json.Marshal(c.peer)
 			if err != nil {
@@ -386,7 +389,7 @@ func TestContainers(t *testing.T) {
 			}
 			cmd := exec.Command(os.Args[0])
 			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: c.namespaces}
-			cmd.Env = append(os.Environ(), peerEnv+"="+string(text))
+			cmd.Env = append(os.Environ(), peerEnv+"="+string(text), "IBVERBX_SHM_DIR="+c.dir)
 			var failed bytes.Buffer
 			cmd.Stderr = &failed
 			in, err := cmd.StdinPipe()
