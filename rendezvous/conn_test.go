@@ -149,6 +149,7 @@ func frame(text string) string {
 // TestStrangers sends an end what no peer would send. It must say what is wrong,
 // and not wait for ever.
 func TestStrangers(t *testing.T) {
+	t.Parallel()
 	hello := string(greeting(wireVersion, "test"))
 	for name, tt := range map[string]struct {
 		sent  string
@@ -259,6 +260,7 @@ func TestStartInterrupted(t *testing.T) {
 
 // TestSendInterrupted sends to an end that does not read, and is told to stop.
 func TestSendInterrupted(t *testing.T) {
+	t.Parallel()
 	nc, other := tcptest.Pair(t)
 	if _, err := other.Write(greeting(wireVersion, "")); err != nil {
 		t.Fatal(err)

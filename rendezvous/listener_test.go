@@ -181,6 +181,7 @@ func refuse(t *testing.T, says string, want error, cfg rendezvous.Config) (*rend
 
 // A listener says why a connection brought no conversation, and goes on.
 func TestListenerSaysWhyItRefuses(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		says string
 		want error

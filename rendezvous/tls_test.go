@@ -285,6 +285,7 @@ func TestTLSManyAtOnceBesideStrangers(t *testing.T) {
 
 // Strangers at a port with TLS are told from peers, and why they were refused is known.
 func TestTLSStrangers(t *testing.T) {
+	t.Parallel()
 	ca := newAuthority(t, "ours")
 	for name, tt := range map[string]struct {
 		says string
@@ -347,6 +348,7 @@ func TestTLSBelow13(t *testing.T) {
 
 // Close does not wait for long to take leave of a peer that takes nothing.
 func TestTLSCloseWithAStuckPeer(t *testing.T) {
+	t.Parallel()
 	ca := newAuthority(t, "ours")
 	cfg := rendezvous.Config{TLS: &tls.Config{Certificates: ca.issue("rank 0", nil), RootCAs: ca.pool()},
 		Timeout: 300 * time.Millisecond, Greeting: 10 * time.Second}

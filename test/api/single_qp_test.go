@@ -3,6 +3,7 @@ package api_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"slices"
 	"testing"
 	"time"
@@ -12,6 +13,11 @@ import (
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
+
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "16") // they mostly wait
+	m.Run()
+}
 
 // Stats count accepted requests, and no refused ones.
 func TestSingleQPCountsWhatWasAccepted(t *testing.T) {

@@ -1,6 +1,7 @@
 package roce
 
 import (
+	"flag"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -9,6 +10,11 @@ import (
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
 )
+
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "16") // they mostly wait
+	m.Run()
+}
 
 func TestConformance(t *testing.T) { testConformance(t, "127.0.0.1", "127.0.0.2") }
 

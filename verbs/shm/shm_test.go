@@ -4,6 +4,7 @@ package shm
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -24,6 +25,7 @@ func TestMain(m *testing.M) {
 	if task := os.Getenv(peerEnv); task != "" {
 		runPeer(task)
 	}
+	_ = flag.Set("test.parallel", "16") // they mostly wait
 	goleak.VerifyTestMain(m)
 }
 

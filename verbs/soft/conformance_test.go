@@ -1,6 +1,7 @@
 package soft_test
 
 import (
+	"flag"
 	"testing"
 
 	"ibverbx/verbs"
@@ -24,6 +25,11 @@ func devices(t *testing.T, cfg soft.Config) *soft.Fabric {
 }
 
 func setLink(_ *testing.T, d verbs.Device, up bool) { d.(*soft.Device).SetLink(up) }
+
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "16") // they mostly wait
+	m.Run()
+}
 
 func TestConformance(t *testing.T) {
 	t.Run("two NICs", func(t *testing.T) {

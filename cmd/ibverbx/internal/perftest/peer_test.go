@@ -59,6 +59,7 @@ func closes(text []byte) func(nc net.Conn) {
 
 // TestBadPeers names what is wrong with a peer.
 func TestBadPeers(t *testing.T) {
+	t.Parallel()
 	k := someKeys
 	v6 := k
 	v6.gid = verbs.GID{0xfd, 15: 1}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"net"
 	"net/netip"
 	"strings"
@@ -64,6 +65,11 @@ func both(t *testing.T, client, server Config) (c, s *outcome) {
 	}
 	all.Wait()
 	return c, s
+}
+
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "16") // they mostly wait
+	m.Run()
 }
 
 // TestAllKinds runs all kinds between two ends of this package over UDP sockets.
@@ -171,6 +177,7 @@ func TestMismatch(t *testing.T) {
 // when the queue pairs are connected and nothing more comes. The peer's NIC is there, so that its
 // host refuses nothing, and does not know the queue pair: this end's fails after half a second.
 func TestCanceled(t *testing.T) {
+	t.Parallel()
 	nic, _ := nics(t)
 	k := keys{qp: 7, reads: 1, gid: someKeys.gid}
 	copy(k.gid[12:], []byte{127, 0, 0, 32})
