@@ -156,6 +156,7 @@ func TestMoveToErrThatIsRefusedPermanently(t *testing.T) {
 		"close": func(e *vqptest.End) error { return e.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			l := stubbornLink(t, ibverbx.Config{}, -1, refused)
 			fill(l.A, t, 3, 2)
 			if err := end(l.A); !errors.Is(err, refused) || !strings.Contains(err.Error(), "rail 0") {

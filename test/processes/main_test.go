@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	_ = flag.Set("test.parallel", "8") // they mostly wait
+	_ = flag.Set("test.parallel", "16") // they mostly wait
 	goleak.VerifyTestMain(m)
 }
 
