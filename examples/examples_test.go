@@ -18,9 +18,25 @@ import (
 	"ibverbx/rendezvous"
 )
 
+// bin is the directory of the built examples.
+var bin string
+
+func TestMain(m *testing.M) {
+	var err error
+	if bin, err = os.MkdirTemp("", "examples"); err != nil {
+		panic(err)
+	}
+	build := exec.Command("go", "build", "-ldflags=-w", "-o", bin, "./...")
+	if out, err := build.CombinedOutput(); err != nil {
+		panic(fmt.Sprintf("%v\n%s", err, out))
+	}
+	m.Run()
+	_ = os.RemoveAll(bin)
+}
+
 // A vector has no negative length: the flag is refused before the job is joined.
 func TestNegativeLength(t *testing.T) {
-	out, err := exec.Command("go", "run", "./allreduce", "-len", "-1").CombinedOutput()
+	out, err := exec.Command(filepath.Join(bin, "allreduce"), "-len", "-1").CombinedOutput()
 	if err == nil || !strings.HasPrefix(string(out), `invalid value "-1" for flag -len`) {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -60,14 +76,7 @@ func TestExamplesRun(t *testing.T) {
 			fmt.Sprintf("rank %d of 3: 300 steps, 50000 cells as one process computes them\n", rank),
 			[]string{fmt.Sprint("IBVERBX_RANK=", rank), "IBVERBX_SIZE=3", "IBVERBX_ADDRESS=" + addr}})
 	}
-	bin, rate := t.TempDir(), regexp.MustCompile(`[0-9]+\.[0-9]{2} GB/s`)
-	build := []string{"build", "-o", bin}
-	for name := range examples {
-		build = append(build, "./"+name)
-	}
-	if out, err := exec.Command("go", build...).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	rate := regexp.MustCompile(`[0-9]+\.[0-9]{2} GB/s`)
 	for name, processes := range examples {
 		t.Run(name, func(t *testing.T) {
 			program := filepath.Join(bin, name)
@@ -105,10 +114,6 @@ func TestExamplesRun(t *testing.T) {
 
 // A process whose peer dies learns it at once, whatever it waits for.
 func TestTwoProcessesPeerDies(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "twoprocesses")
-	if out, err := exec.Command("go", "build", "-o", program, "./twoprocesses").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +123,7 @@ func TestTwoProcessesPeerDies(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var errs bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, "-listen", addr)
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "twoprocesses"), "-listen", addr)
 	cmd.Stderr = &errs
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 func TestRun(t *testing.T) {
 	t.Parallel()
 	command := filepath.Join(t.TempDir(), "ibverbx")
-	build := exec.Command("go", "build", "-o", command, "../../cmd/ibverbx")
+	build := exec.Command("go", "build", "-ldflags=-w", "-o", command, "../../cmd/ibverbx")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

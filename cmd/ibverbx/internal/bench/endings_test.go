@@ -291,8 +291,8 @@ func TestClockOfBothWays(t *testing.T) {
 						Kind string      `json:"kind"`
 						Body verdictBody `json:"body"`
 					}
-					if from != "b" || n == 0 || json.Unmarshal(frame[4:], &m) != nil || m.Kind != kindVerdict &&
-						m.Kind != kindDone {
+					if from != "b" || n == 0 || json.Unmarshal(frame[4:], &m) != nil ||
+						m.Kind != kindVerdict && m.Kind != kindDone {
 						return frame, false, false
 					}
 					time.Sleep(delay)
@@ -306,7 +306,8 @@ func TestClockOfBothWays(t *testing.T) {
 					if err != nil {
 						t.Error(err)
 					}
-					return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...), false, false
+					length := binary.BigEndian.AppendUint32(nil, uint32(len(text)))
+					return append(length, text...), false, false
 				})
 			if a.err != nil || b.err != nil {
 				t.Fatalf("end a: %v; end b: %v", a.err, b.err)
