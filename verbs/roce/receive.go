@@ -309,7 +309,7 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 	}
 	q.engine.Receive(now, h, payload)
 	if granted, ok := q.engine.Granted(); ok {
-		q.path.share.grant(d, now, granted)
+		q.path.share.grant(q, now, granted)
 	}
 	if q.peerPort == 0 && q.engine.IsOurs() { // this packet has revealed it
 		q.peerPort = g.From.Port()

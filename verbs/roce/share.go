@@ -38,10 +38,15 @@ type share struct {
 // budget is what losses leave of a share's limit. The window of a queue pair never shrinks below
 // two packets, and the windows of many then hold more than a short queue on the way: only fewer
 // turns at a time help.
+//
+// It starts with some turns and doubles each round trip, as windows do, until packets are lost. If
+// nothing has come back before that, the queue pairs of all other NICs may have filled the queue:
+// then it starts again with one packet.
 type budget struct {
-	bytes           int // 0 while losses have taken nothing
-	arrived, missed int // packets of the present round
-	stale           int // packets that were under way at the last cut, and do not count
+	bytes           int  // 0 while losses have taken nothing
+	starts          bool // it still doubles
+	arrived, missed int  // packets of the present round, or since the start
+	stale           int  // bytes that were under way at the last cut, and do not count
 }
 
 const (
@@ -53,6 +58,17 @@ const (
 	budgetGrows = 2
 	// leastBudget is two turns. A queue that holds less would be too short for one window.
 	leastBudget = 2 * turn * 4096
+	// startBudget is eight turns, so that a few queue pairs whose peers are dead keep none waiting.
+	startBudget = 8 * turn * 4096
+	// leastPart is the part of the limit that losses leave, if that is less: the peer has granted
+	// each of several NICs only a part of its buffer, and together they have two turns.
+	leastPart = 8
+	// Of several NICs, each grows by least*least/left for so many packets that arrive, and
+	// shrinks by a missedPart for each that is lost. Over three seconds, none of 20 NICs that fill
+	// a gigabit has had more than twice the bandwidth of another; with twice the figure the losses
+	// halve, and it takes longer.
+	severalGrow = 320
+	missedPart  = 16
 )
 
 // of returns what is left of a limit.
@@ -66,17 +82,44 @@ func (b *budget) of(limit int) int {
 // add records that packets of some cost have arrived, and that some were lost; used bytes of the
 // limit are under way.
 func (b *budget) add(limit, used, cost, arrived, missed int) {
-	if b.stale > 0 {
-		b.stale -= arrived + missed
-		return
+	least := min(max(limit/leastPart, cost), leastBudget)
+	switch {
+	case b.stale > 0:
+		b.stale -= (arrived + missed) * cost
+	case b.starts && b.start(limit, cost, arrived, missed):
+	case least < leastBudget:
+		b.addSeveral(limit, least, arrived, missed)
+	default:
+		b.addOne(limit, used, cost, arrived, missed)
 	}
+}
+
+// start is add at the start. It returns false if the start is over.
+func (b *budget) start(limit, cost, arrived, missed int) bool {
+	b.arrived, b.missed = b.arrived+arrived, b.missed+missed
+	switch {
+	case b.missed <= 1+b.arrived*tolerated/budgetRound:
+		if b.bytes += arrived * cost; b.bytes >= limit {
+			*b = budget{}
+		}
+	case b.arrived == 0:
+		b.bytes, b.missed = cost, 0
+	default:
+		*b = budget{bytes: b.bytes}
+		return false
+	}
+	return true
+}
+
+// addOne is add for the only NIC that sends to the peer.
+func (b *budget) addOne(limit, used, cost, arrived, missed int) {
 	b.arrived, b.missed = b.arrived+arrived, b.missed+missed
 	left := b.of(limit)
 	switch {
 	case b.missed > tolerated:
 		// What nobody has used does not count.
 		b.bytes = max(max(min(left, used), left/2)*7/10, min(left, leastBudget))
-		b.stale = used / cost
+		b.stale = used
 	case b.arrived+b.missed < budgetRound:
 		return
 	case b.bytes != 0:
@@ -85,6 +128,24 @@ func (b *budget) add(limit, used, cost, arrived, missed int) {
 		}
 	}
 	b.arrived, b.missed = 0, 0
+}
+
+// addSeveral is add for one of several NICs. They share the queue, and none sends much: whether one
+// loses two packets or three in a round is chance. Each packet counts: all lose the same part of
+// theirs, so the one that has more shrinks more and grows less, until all have as much.
+func (b *budget) addSeveral(limit, least, arrived, missed int) {
+	left := b.of(limit)
+	switch {
+	case b.bytes == 0 && missed == 0:
+		return
+	case b.bytes < limit:
+		left += arrived * least * least / (severalGrow * left)
+	}
+	left = max(left-missed*left/missedPart, min(left, least))
+	if left >= limit && left >= leastBudget {
+		left = 0
+	}
+	b.bytes = left
 }
 
 const (
@@ -109,20 +170,29 @@ func (d *Device) takeShare(peer netip.AddrPort) *share {
 		}
 		d.crowd.own = max(d.link.Stats().RecvBuffer/2, turn*4096)
 		d.divide()
-		s = &share{peer: peer, limit: d.crowd.own}
+		s = &share{peer: peer, limit: d.crowd.own, budget: budget{bytes: startBudget, starts: true}}
 		d.shares[peer] = s
 	}
 	s.users++
 	return s
 }
 
-// grant takes what an answer of the peer grants, in credits of 1 KiB.
-func (s *share) grant(d *Device, now int64, syndrome wire.Syndrome) {
+// grant takes what an answer to a queue pair grants, in credits of 1 KiB.
+//
+// NICs that begin at once send more than the peer's buffer holds, until it has counted them and
+// grants each its part. That is the cut for what is under way then. If its losses shrank the budget
+// as well, those NICs that lost most would have an eighth of their part, and grow back slowly while
+// the others, which lose nothing any more, keep all of theirs.
+func (s *share) grant(q *QP, now int64, syndrome wire.Syndrome) {
+	own := q.dev.crowd.own
 	switch {
-	case syndrome.Value() < wire.AckCredits(d.crowd.own>>10).Value():
+	case syndrome.Value() < wire.AckCredits(own>>10).Value():
 		s.limit, s.granted, s.grantedAt = max(wire.Credits(syndrome.Value())<<10, leastGrant), true, now
+		if s.used > s.limit && !s.isAlone(q) {
+			s.budget.stale = s.used
+		}
 	case s.granted:
-		s.limit, s.granted = d.crowd.own, false
+		s.limit, s.granted = own, false
 	}
 }
 
@@ -143,13 +213,13 @@ func (s *share) leave(q *QP) {
 }
 
 // room is how many packets a queue pair may put under way. While it is alone that is any number, or
-// twice the limit if the peer has granted that.
+// twice the limit if the peer has granted that, or what losses leave of it.
 func (s *share) room(q *QP) int {
 	switch {
 	case !s.isAlone(q):
 		return (s.budget.of(s.limit) - s.used) / q.cost
 	case s.granted:
-		return (2*s.limit - s.used) / q.cost
+		return (s.budget.of(2*s.limit) - s.used) / q.cost
 	}
 	return math.MaxInt
 }
@@ -176,6 +246,9 @@ func (s *share) note(q *QP) {
 		s.limit, s.granted = q.dev.crowd.own, false
 	}
 	if arrived, missed := q.engine.Outcome(); arrived+missed != 0 {
+		if s.isAlone(q) && s.budget.bytes == 0 && !q.engine.IsShrunk() {
+			missed = 0 // its window shrinks, and losses have taken nothing from the budget
+		}
 		s.budget.add(s.limit, s.used, q.cost, arrived, missed)
 	}
 	now := q.engine.UnderWay() * q.cost

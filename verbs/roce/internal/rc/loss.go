@@ -348,7 +348,24 @@ func (q *QP) timeout() {
 	// Packets that are sent again get the whole timeout for their answer, even if this call comes
 	// late.
 	t.since = q.now - int64(verbs.AckTimeout(q.Attr.Timeout))*int64(t.tries)
-	t.probeAt = q.now + t.probeAfter()
+	t.probeAt = q.probeLater()
+}
+
+// isUnknown reports whether the peer was probed, and has never acknowledged anything. Those that
+// began before may have filled a queue on the way. So until it has, only one packet at a time is
+// under way, and those of the many that began at once are spread (probeLater).
+func (q *QP) isUnknown() bool {
+	r := &q.req
+	return !q.ours && r.una == r.first && r.timers.probes+r.timers.tries > 0
+}
+
+// probeLater returns when to probe next.
+func (q *QP) probeLater() int64 {
+	after := q.req.timers.probeAfter()
+	if q.isUnknown() {
+		after += q.cfg.Rand.Int64N(after / 2)
+	}
+	return q.now + after
 }
 
 // probe sends the oldest number again after some round trips without an answer: the last packets
@@ -365,8 +382,11 @@ func (q *QP) probe() {
 		q.collapse()
 	} else {
 		q.missed(r.una)
+		if q.isUnknown() {
+			q.collapse()
+		}
 	}
-	t.probeAt = q.now + t.probeAfter()
+	t.probeAt = q.probeLater()
 	if q.ours {
 		q.markLost(r.una)
 	} else {

@@ -279,8 +279,14 @@ func (q *QP) window() int {
 	if q.ours {
 		return int(q.req.window.packets)
 	}
+	if q.isUnknown() {
+		return 1
+	}
 	return int(q.req.foreign.packets)
 }
+
+// IsShrunk reports whether the window is below the one that a connection starts with.
+func (q *QP) IsShrunk() bool { return q.window() < startWindow }
 
 // windowFor returns the limit of numbers under way for a packet of a request. The answer to a read
 // must also fit into the window that the owner of the QP has set.
