@@ -138,6 +138,44 @@ func TestArena(t *testing.T) {
 	a.wait(t, 1)
 }
 
+// Small requests share a hold, but not so many that the owner waits for long. Each call ends its
+// last one, also if the queue pair fails in between.
+func TestHolds(t *testing.T) {
+	a, b := halves(t)
+	a.granted(t, b.address())
+	o := &a.qp.(*QP).out
+	holds := func() uint64 {
+		a.dev.mu.Lock()
+		defer a.dev.mu.Unlock()
+		if o.holds&1 != 0 {
+			t.Errorf("hold %d goes on", o.holds)
+		}
+		return o.holds / 2
+	}
+	list := func(count, n int, flags verbs.SendFlags) []verbs.SendWR {
+		wr := a.request(int(verbs.OpRDMAWrite), n, b.address())
+		wr.Flags = flags
+		return slices.Repeat([]verbs.SendWR{wr}, count)
+	}
+	for _, c := range []struct{ count, n, want int }{{1, 8, 1}, {64, 8, 1}, {500, 8, 8}, {100, 8192, 4},
+		{1, 1 << 20, 4}, {3, 100_000, 2}} {
+		before := holds()
+		wrs := list(c.count, c.n, 0)
+		wrs[c.count-1].Flags = verbs.SendSignaled
+		if n, err := a.qp.PostSend(wrs); n != c.count {
+			t.Fatal(n, err)
+		}
+		a.wait(t, 1)
+		if got := holds() - before; got != uint64(c.want) {
+			t.Errorf("%d times %d bytes took %d holds, want %d", c.count, c.n, got, c.want)
+		}
+	}
+	for i := 0; a.qp.State() == verbs.StateRTS && i < 100; i++ { // until the completion queue overruns
+		_, _ = a.qp.PostSend(list(300, 8, verbs.SendSignaled))
+	}
+	holds()
+}
+
 // What is written to an arena directly does not overtake what went before it through the ring, and
 // what comes behind does not overtake it.
 func TestOrderOfWays(t *testing.T) {

@@ -28,11 +28,12 @@ type requester struct {
 	// answered counts reads and atomics whose answers have not come.
 	answered int
 	// What this end does itself: the peer's grants, as of the versions of wordGrants and of the
-	// link's mappings; the last value of wordHold; the bytes since the lock was taken.
+	// link's mappings; the last value of wordHold, odd within send only; the bytes since that was
+	// stored, and those since the lock was taken.
 	grants            []granted
 	version, mappings uint64
 	holds             uint64
-	copied            uint64
+	held, copied      uint64
 	// payloads is the number of published slots up to the last one that moves bytes.
 	payloads uint64
 	// detours counts the requests in a row that have taken the ring only because of those before.
@@ -81,15 +82,16 @@ func (q *QP) send() {
 		q.watch()
 		return
 	}
-	before := o.published
+	l, before := o.lane, o.published
 	o.copied = 0
-	o.lane.unfinished.Store(false)
+	l.unfinished.Store(false)
 	beginLanding()
 	for sq := &q.core.SQ; q.core.State == verbs.StateRTS && !o.failed && sq.Executed != sq.Posted; {
 		if !q.sendSlot() {
 			break
 		}
 	}
+	o.release(l)
 	endLanding()
 	if o.lane == nil {
 		return // a completion queue has overrun, and the queue pair failed with it
