@@ -83,18 +83,14 @@ func (s *SendQueue) Push(wr *verbs.SendWR) {
 		s.grow()
 	}
 	i := s.index(s.Posted)
+	// Field by field, because a literal is made on the stack and then copied by 16 bytes, and the
+	// processor waits for narrower stores that such a load spans.
 	slot := &s.slots[i]
-	*slot = SendSlot{
-		ID:         wr.ID,
-		RemoteAddr: wr.RemoteAddr,
-		CompareAdd: wr.CompareAdd,
-		Swap:       wr.Swap,
-		Opcode:     wr.Opcode,
-		Flags:      wr.Flags,
-		Imm:        wr.Imm,
-		RKey:       wr.RKey,
-		sges:       uint32(len(wr.SGL)),
-	}
+	*slot = SendSlot{}
+	slot.ID, slot.Opcode, slot.Flags, slot.Imm = wr.ID, wr.Opcode, wr.Flags, wr.Imm
+	slot.RemoteAddr, slot.RKey = wr.RemoteAddr, wr.RKey
+	slot.CompareAdd, slot.Swap = wr.CompareAdd, wr.Swap
+	slot.sges = uint32(len(wr.SGL))
 	if wr.Flags&verbs.SendInline != 0 {
 		if s.inline == nil {
 			s.inline = make([]byte, len(s.slots)*s.maxInline)
@@ -189,7 +185,7 @@ func (r *RecvQueue) Push(wr *verbs.RecvWR) {
 	}
 	i := int(r.Posted & uint64(len(r.slots)-1))
 	slot := &r.slots[i]
-	*slot = RecvSlot{ID: wr.ID, sges: uint32(len(wr.SGL))}
+	slot.ID, slot.Length, slot.sges = wr.ID, 0, uint32(len(wr.SGL)) // as in SendQueue.Push
 	sges := r.sges[i*r.maxSGE:]
 	for j := range wr.SGL {
 		sges[j] = wr.SGL[j]
