@@ -11,11 +11,11 @@ func TestLimits(t *testing.T) {
 	for args, want := range map[string]string{
 		"--min-bw 1MB/s":               "",
 		"--mode lat --max-lat 1000s":   "",
-		"--min-bw 900000GB/s":          "Gbit/s, less than --min-bw 7.2e+06 Gbit/s",
-		"--min-bw 7200000Gbit":         "less than --min-bw 7.2e+06 Gbit/s",
+		"--min-bw 900000GB/s":          "Gbit/s, less than --min-bw 7200 Tbit/s",
+		"--min-bw 7200000Gbit":         "less than --min-bw 7200 Tbit/s",
 		"--mode lat --max-lat 1ns":     "more than --max-lat 1ns",
-		"--op send --min-bw 900000G":   "less than --min-bw 9e+05 Gbit/s",
-		"--layer tagged --min-bw 900T": "less than --min-bw 9e+05 Gbit/s",
+		"--op send --min-bw 900000G":   "less than --min-bw 900 Tbit/s",
+		"--layer tagged --min-bw 900T": "less than --min-bw 900 Tbit/s",
 	} {
 		code, out, errs := command(t, "perf --memory 256K -s 4K -n 50 "+args)
 		wantCode := exitOK
@@ -45,7 +45,7 @@ func TestLimits(t *testing.T) {
 func TestLimitsApart(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 	code, out, errs := command(t, "perf --provider left --min-bw 900000GB/s --connect "+address+quick)
-	if code != exitFailed || !strings.Contains(errs, "less than --min-bw 7.2e+06 Gbit/s") ||
+	if code != exitFailed || !strings.Contains(errs, "less than --min-bw 7200 Tbit/s") ||
 		!strings.Contains(out, "messages verified byte for byte, in order and complete; ") {
 		t.Errorf("exit %d: %s\n%s", code, errs, out)
 	}

@@ -158,16 +158,14 @@ func (r *Rate) UnmarshalJSON(text []byte) error { return json.Unmarshal(text, (*
 
 // String writes the rate in bits a second: "25 Gbit/s".
 func (r Rate) String() string {
-	bits, unit := float64(r)*8, "kbit/s"
-	switch {
-	case r == 0:
+	if r == 0 {
 		return "unlimited"
-	case bits >= 1e9:
-		bits, unit = bits/1e6, "Gbit/s"
-	case bits >= 1e6:
-		bits, unit = bits/1e3, "Mbit/s"
 	}
-	return fmt.Sprintf("%.4g %s", bits/1e3, unit)
+	n, prefix := float64(r)*8/1e3, 0
+	for ; n >= 1e3 && prefix < 3; prefix++ {
+		n /= 1e3
+	}
+	return fmt.Sprintf("%.4g %cbit/s", n, "kMGT"[prefix])
 }
 
 // Seconds is a length of time that reads 5s, 20ms, 1m30s, and a bare number as seconds.
