@@ -12,6 +12,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,64 +24,130 @@ import (
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
-	"ibverbx/verbs/verbstest"
 )
 
 var numbers = flag.Duration("numbers", 0, "measure for so long each, and print")
 
-// TestTable measures shared memory, with a copy at both ends and in an arena, beside sockets: those
-// of verbs/roce, and a unix socket of package net. All take turns, so that others who use the
+// The columns of a table.
+const (
+	viaWindow = iota // a copy at both ends
+	inArenas         // one copy
+	viaRoCE          // over UDP sockets of the loopback interface
+	viaUnix          // a unix socket of package net
+	byKernel         // process_vm_writev
+	byCopy           // what this process does alone: copy(), and two goroutines for the first row
+	ucxTag           // a message of UCX
+	ucxPut           // a store of UCX
+	columns
+)
+
+// TestTable measures shared memory beside other ways. All take turns, so that others who use the
 // machine disturb each alike; a peer is stopped while it is not its turn. Each number is the best
-// of many short runs.
+// of many short runs. With ucx_perftest in the path, each of its numbers is the best of five runs.
 func TestTable(t *testing.T) {
 	if *numbers == 0 {
 		t.Skip("give -numbers 2s")
 	}
-	shared := mirrorOver(t, openNICs(t, Config{}).Device(0), "mirror")
-	arena := mirrorOver(t, shared.dev, "mirror"+inArena)
-	sockets := mirrorOver(t, openRoCE(t).Device(0), "roce")
-	asleep := mirrorOver(t, shared.dev, "sleeper")
-	ends := unixSocket(t)
-	const latency, answer, rate = "8 bytes, one way, ns", "8 bytes to a process that sleeps, and back, ns",
-		"8 bytes, 64 in a call, million/s"
-	list := []*number{
-		{row: "a word from core to core, ns", column: 4, run: mailbox},
-		{row: latency, column: 0, run: shared.latency, of: shared},
-		{row: latency, column: 1, run: arena.latency, of: arena},
-		{row: latency, column: 2, run: sockets.latency, of: sockets},
-		{row: latency, column: 3, run: func() float64 { return ends.pingPong(t) }},
-		{row: answer, column: 0, run: func() float64 { return 2 * asleep.latency() }, of: asleep},
-		{row: rate, column: 0, run: func() float64 { return shared.rate(8, 64, 20000) / 8e6 }, of: shared,
-			most: true},
-		{row: rate, column: 1, run: func() float64 { return arena.rate(8, 64, 20000) / 8e6 }, of: arena,
-			most: true},
-		{row: rate, column: 2, run: func() float64 { return sockets.rate(8, 64, 5000) / 8e6 }, of: sockets,
-			most: true},
+	x := &table{t: t, sockets: mirrorOver(t, openRoCE(t).Device(0), "roce"), ends: unixSocket(t)}
+	d := openNICs(t, Config{}).Device(0)
+	x.shared, x.arena = mirrorOver(t, d, "mirror"), mirrorOver(t, d, "mirror"+inArena)
+	x.latencies(mirrorOver(t, d, "sleeper"))
+	for column, m := range []*mirror{x.shared, x.arena, x.sockets} {
+		x.most("8 bytes, 64 in a call, million/s", column, 8e6, m,
+			func() float64 { return m.stream(8, 64, 20000, 1) })
 	}
+	x.ucx(ucxTag, "-t tag_bw -s 8 -n 100000", 6, 1e-6)
 	for _, n := range []int{4096, 65536, 1 << 20} {
-		row, window := fmt.Sprintf("%d bytes, GB/s", n), min(64, max(2, 4<<20/n))
-		count := max(window, 32<<20/n)
-		list = append(list,
-			&number{row: row, column: 0, of: shared, most: true,
-				run: func() float64 { return shared.rate(n, window, count) / 1e9 }},
-			&number{row: row, column: 1, of: arena, most: true,
-				run: func() float64 { return arena.rate(n, window, count) / 1e9 }},
-			&number{row: row, column: 2, of: sockets, most: true,
-				run: func() float64 { return sockets.rate(n, window, count) / 1e9 }},
-			&number{row: row, column: 3, most: true,
-				run: func() float64 { return ends.stream(t, n, count) / 1e9 }},
-			&number{row: row, column: 4, most: true, run: func() float64 { return copyRate(shared.buf, n) }})
+		x.transfers(fmt.Sprintf("%d bytes, GB/s", n), n, 1)
 	}
-	for end := time.Now().Add(*numbers * time.Duration(len(list))); time.Now().Before(end); {
-		for _, n := range list {
-			n.measure()
+	x.transfers("64 times 1 MiB in turn, GB/s", 1<<20, 64)
+	if _, err := exec.LookPath("ucx_perftest"); err != nil {
+		fmt.Println("No ucx_perftest (Debian: ucx-utils), so its columns stay empty.")
+		x.list = slices.DeleteFunc(x.list, func(n *number) bool { return n.rare })
+	}
+	x.measure()
+	fmt.Println("| | shm | arena | roce | unix socket | process_vm | this process | UCX tag | UCX put |")
+	fmt.Println("|" + strings.Repeat(" --- |", columns+1))
+	for i, n := range x.list {
+		if i == 0 || n.row != x.list[i-1].row {
+			fmt.Printf("| %s |%s\n", n.row, cells(x.list[i:]))
 		}
 	}
-	fmt.Println("| | shm | arena | roce | unix socket | this process |")
-	fmt.Println("| --- | --- | --- | --- | --- | --- |")
-	for i, n := range list {
-		if i == 0 || n.row != list[i-1].row {
-			fmt.Printf("| %s |%s\n", n.row, cells(list[i:]))
+}
+
+// table is what TestTable measures, by rows.
+type table struct {
+	t                      *testing.T
+	list                   []*number
+	shared, arena, sockets *mirror
+	ends                   sockets
+}
+
+// least adds a number of which the least is the best.
+func (x *table) least(row string, column int, of *mirror, run func() float64) {
+	x.list = append(x.list, &number{row: row, column: column, unit: 1, of: of, run: run})
+}
+
+// most adds a number of which the most is the best.
+func (x *table) most(row string, column int, unit float64, of *mirror, run func() float64) {
+	x.list = append(x.list, &number{row: row, column: column, unit: unit, of: of, run: run, most: true})
+}
+
+// ucx adds to the last row what ucx_perftest prints in a field. Latencies are in nanoseconds.
+func (x *table) ucx(column int, args string, field int, unit float64) {
+	last := x.list[len(x.list)-1]
+	x.list = append(x.list, &number{row: last.row, column: column, unit: 1, most: last.most, rare: true,
+		run: func() float64 { return runUCX(x.t, args, field) * unit }})
+}
+
+func (x *table) latencies(sleeper *mirror) {
+	x.least("a word from core to core, ns", byCopy, nil, mailbox)
+	const row = "8 bytes, one way, ns"
+	for column, m := range []*mirror{x.shared, x.arena, x.sockets} {
+		x.least(row, column, m, m.latency)
+	}
+	x.least(row, viaUnix, nil, func() float64 { return x.ends.pingPong(x.t) })
+	x.ucx(ucxTag, "-t tag_lat -s 8 -n 5000", 1, 1e3)
+	x.ucx(ucxPut, "-t ucp_put_lat -s 8 -n 5000", 1, 1e3)
+	x.least("8 bytes to a process that sleeps, and back, ns", viaWindow, sleeper,
+		func() float64 { return 2 * sleeper.latency() })
+}
+
+// transfers adds a row of bytes a second: n in a message, from so many buffers in turn.
+func (x *table) transfers(row string, n, buffers int) {
+	window := min(64, max(2, 4<<20/n))
+	count := max(window, 32<<20/n, 2*buffers)
+	ways := []*mirror{x.shared, x.arena, x.sockets}
+	if buffers > 1 {
+		ways = ways[:viaRoCE]
+	}
+	for column, m := range ways {
+		x.most(row, column, 1e9, m, func() float64 { return m.stream(n, window, count, buffers) })
+	}
+	x.most(row, byKernel, 1e9, nil, func() float64 { return x.shared.crossing(n, count, buffers) })
+	x.most(row, byCopy, 1e9, nil, func() float64 { return x.arena.copying(n, count, buffers) })
+	if buffers == 1 {
+		x.most(row, viaUnix, 1e9, nil, func() float64 { return x.ends.stream(x.t, n, count) })
+		args := fmt.Sprintf("_bw -s %d -n %d", n, count)
+		x.ucx(ucxTag, "-t tag"+args, 4, 1<<20/1e9)
+		x.ucx(ucxPut, "-t ucp_put"+args, 4, 1<<20/1e9)
+	}
+}
+
+// measure takes each number many times, and those of another program five times.
+func (x *table) measure() {
+	for range 5 {
+		for end := time.Now().Add(*numbers * time.Duration(len(x.list)) / 5); time.Now().Before(end); {
+			for _, n := range x.list {
+				if !n.rare {
+					n.measure()
+				}
+			}
+		}
+		for _, n := range x.list {
+			if n.rare {
+				n.measure()
+			}
 		}
 	}
 }
@@ -88,7 +157,9 @@ type number struct {
 	row    string
 	column int
 	run    func() float64
+	unit   float64
 	most   bool    // the most is the best, not the least
+	rare   bool    // a run takes long
 	of     *mirror // whose peer answers; nil if there is none
 	best   float64
 }
@@ -99,20 +170,20 @@ func (n *number) measure() {
 		defer n.of.signal(unix.SIGSTOP)
 		n.of.latency() // until the peer has woken up
 	}
-	if v := n.run(); n.best == 0 || v > n.best == n.most {
+	if v := n.run() / n.unit; n.best == 0 || v > n.best == n.most {
 		n.best = v
 	}
 }
 
 // cells returns the row with which a list begins.
 func cells(list []*number) string {
-	var columns [5]string
+	var cells [columns]string
 	for _, n := range list {
-		if n.row == list[0].row {
-			columns[n.column] = fmt.Sprintf("%.3g", n.best)
+		if n.row == list[0].row && n.best != 0 {
+			cells[n.column] = fmt.Sprintf("%.3g", n.best)
 		}
 	}
-	return " " + strings.Join(columns[:], " | ") + " |"
+	return " " + strings.Join(cells[:], " | ") + " |"
 }
 
 // mirror is a queue pair whose peer answers each message.
@@ -124,7 +195,7 @@ type mirror struct {
 
 // mirrorOver starts a peer, which is stopped at first.
 func mirrorOver(t *testing.T, d verbs.Device, task string) *mirror {
-	h, err := newHalf(d)
+	h, err := newHalfOf(d, sizeOf(task))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +222,13 @@ func (m *mirror) signal(s os.Signal) { _ = m.peer.cmd.Process.Signal(s) }
 
 func (m *mirror) latency() float64 { return m.pingPong(m.t, m.peer) }
 
-func (m *mirror) rate(n, batch, count int) float64 { return m.stream(m.t, m.peer, n, batch, count) }
+// sizeOf is the memory of both ends for a task: a table's buffers in turn need some.
+func sizeOf(task string) int {
+	if strings.HasPrefix(task, "mirror") {
+		return 64 * halfBytes
+	}
+	return 2 * halfBytes
+}
 
 // openRoCE makes a NIC of a UDP socket, over which two processes of this host meet.
 func openRoCE(tb testing.TB) *roce.Provider {
@@ -269,13 +346,70 @@ func (s sockets) stream(t *testing.T, n, count int) float64 {
 	return float64(count*n) / time.Since(begin).Seconds()
 }
 
-func copyRate(buf []byte, n int) float64 {
-	begin := time.Now()
-	const total = 64 << 20
-	for done := 0; done < total; done += n {
-		copy(buf[:n], buf[halfBytes:][:n])
+// copying copies between the buffers of stream in an arena, on the same pages, and returns the
+// bytes a second.
+func (m *mirror) copying(n, count, buffers int) float64 {
+	to := m.qp.(*QP).out.grants[0].mem // the test's peer is stopped, and withdraws nothing
+	from := m.buf[len(m.buf)/2:]
+	return inTurn(n, count, buffers, func(at int) { copy(to[at:at+n], from[at:at+n]) })
+}
+
+// crossing is copying with process_vm_writev, into memory of the peer that is no arena; 0 where the
+// system refuses it.
+func (m *mirror) crossing(n, count, buffers int) float64 {
+	from, pid, refused := m.buf[len(m.buf)/2:], m.peer.cmd.Process.Pid, false
+	r := inTurn(n, count, buffers, func(at int) {
+		_, err := unix.ProcessVMWritev(pid, []unix.Iovec{{Base: &from[at], Len: uint64(n)}},
+			[]unix.RemoteIovec{{Base: uintptr(m.peer.to.Addr) + uintptr(at), Len: n}}, 0)
+		refused = refused || err != nil
+	})
+	if refused {
+		return 0
 	}
-	return total / time.Since(begin).Seconds() / 1e9
+	return r
+}
+
+// inTurn calls a function count times, with the places of so many buffers of n bytes in turn, and
+// returns the bytes a second.
+func inTurn(n, count, buffers int, do func(at int)) float64 {
+	begin := time.Now()
+	for i := range count {
+		do(i % buffers * n)
+	}
+	return float64(count*n) / time.Since(begin).Seconds()
+}
+
+// runUCX runs ucx_perftest between two processes, and returns a field of what it prints.
+func runUCX(t *testing.T, args string, field int) float64 {
+	command := func(args string) *exec.Cmd {
+		cmd := exec.Command("ucx_perftest", strings.Fields(args)...)
+		cmd.Env = append(os.Environ(), "UCX_TLS=posix,cma,self")
+		return cmd
+	}
+	const port = "-p 18724 "
+	server := command(port)
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	}()
+	for range 500 { // until the server listens
+		out, err := command(port + "127.0.0.1 -f -w 100 " + args).Output()
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		words := strings.Fields(lines[len(lines)-1])
+		if err == nil && len(words) == 8 {
+			v, err := strconv.ParseFloat(words[field], 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return v
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatal("ucx_perftest prints no result of " + args)
+	return 0
 }
 
 // mailbox returns the time of a word from one core to another, in nanoseconds.
@@ -380,12 +514,15 @@ func (h *half) mirror(to address, sleeps bool) error {
 	}
 }
 
-// stream writes count times n bytes, and returns the bytes a second.
-func (h *half) stream(t *testing.T, c *child, n, batch, count int) float64 {
+// stream writes count times n bytes, from so many buffers in turn to as many of the peer, and
+// returns the bytes a second.
+func (m *mirror) stream(n, batch, count, buffers int) float64 {
+	h, c, t := m.half, m.peer, m.t
+	from := h.mr.Addr() + uint64(len(h.buf)/2)
 	wrs := make([]verbs.SendWR, batch)
 	for i := range wrs {
 		wrs[i] = verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, RemoteAddr: c.to.Addr, RKey: c.to.RKey,
-			SGL: []verbs.SGE{{Addr: h.mr.Addr() + halfBytes, Length: uint32(n), LKey: h.mr.LKey()}}}
+			SGL: []verbs.SGE{{Addr: from, Length: uint32(n), LKey: h.mr.LKey()}}}
 	}
 	wrs[batch-1].Flags = verbs.SendSignaled
 	var wcs [8]verbs.WC
@@ -393,6 +530,10 @@ func (h *half) stream(t *testing.T, c *child, n, batch, count int) float64 {
 	outstanding := 0
 	for done := 0; done < count || outstanding != 0; {
 		if outstanding < 2 && done < count {
+			for i := 0; buffers > 1 && i < batch; i++ {
+				at := uint64((done + i) % buffers * n)
+				wrs[i].RemoteAddr, wrs[i].SGL[0].Addr = c.to.Addr+at, from+at
+			}
 			if n, err := h.qp.PostSend(wrs); n != batch {
 				t.Fatal(n, err)
 			}
@@ -406,41 +547,4 @@ func (h *half) stream(t *testing.T, c *child, n, batch, count int) float64 {
 		outstanding -= k
 	}
 	return float64(count*n) / time.Since(begin).Seconds()
-}
-
-// One goroutine drives both NICs, so an operation is what the two ends cost together, without the
-// time that a line takes from one core to another.
-func BenchmarkBothEnds(b *testing.B) {
-	for _, c := range []struct {
-		name     string
-		n, batch int
-	}{{"8B", 8, 1}, {"8B batch 64", 8, 64}, {"4KiB", 4096, 1}, {"64KiB", 65536, 1}} {
-		b.Run(c.name, func(b *testing.B) {
-			p := openNICs(b, Config{Devices: 2})
-			env := verbstest.Env{}
-			pair := verbstest.NewPair(verbstest.NewNode(b, env, p.Device(0)),
-				verbstest.NewNode(b, env, p.Device(1)), verbstest.PairConfig{BufSize: 1 << 17})
-			wrs := make([]verbs.SendWR, c.batch)
-			for i := range wrs {
-				wrs[i] = verbs.SendWR{Opcode: verbs.OpRDMAWrite, SGL: pair.A.Buf.SGL(0, c.n),
-					RemoteAddr: pair.B.Buf.Addr(), RKey: pair.B.Buf.RKey()}
-			}
-			wrs[c.batch-1].Flags = verbs.SendSignaled
-			var wcs [4]verbs.WC
-			b.SetBytes(int64(c.n))
-			b.ReportAllocs()
-			for i := 0; i < b.N; i += c.batch {
-				if n, err := pair.A.QP.PostSend(wrs); n != c.batch {
-					b.Fatal(err)
-				}
-				for n := 0; n == 0; {
-					_, _ = pair.B.SendCQ.Poll(wcs[:])
-					var err error
-					if n, err = pair.A.SendCQ.Poll(wcs[:]); err != nil || n > 0 && wcs[0].Status != 0 {
-						b.Fatal(err, wcs[0])
-					}
-				}
-			}
-		})
-	}
 }

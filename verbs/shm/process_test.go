@@ -156,7 +156,7 @@ func peer(task string) error {
 	if err != nil {
 		return err
 	}
-	h, err := newHalf(p.Device(0))
+	h, err := newHalfOf(p.Device(0), sizeOf(task))
 	if err == nil && arena {
 		err = h.useArena()
 	}

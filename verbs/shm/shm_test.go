@@ -357,3 +357,40 @@ func TestFewDescriptors(t *testing.T) {
 	}
 	t.Logf("%s", out)
 }
+
+// One goroutine drives both NICs, so an operation is what the two ends cost together, without the
+// time that a line takes from one core to another.
+func BenchmarkBothEnds(b *testing.B) {
+	for _, c := range []struct {
+		name     string
+		n, batch int
+	}{{"8B", 8, 1}, {"8B batch 64", 8, 64}, {"4KiB", 4096, 1}, {"64KiB", 65536, 1}} {
+		b.Run(c.name, func(b *testing.B) {
+			p := openNICs(b, Config{Devices: 2})
+			env := verbstest.Env{}
+			pair := verbstest.NewPair(verbstest.NewNode(b, env, p.Device(0)),
+				verbstest.NewNode(b, env, p.Device(1)), verbstest.PairConfig{BufSize: 1 << 17})
+			wrs := make([]verbs.SendWR, c.batch)
+			for i := range wrs {
+				wrs[i] = verbs.SendWR{Opcode: verbs.OpRDMAWrite, SGL: pair.A.Buf.SGL(0, c.n),
+					RemoteAddr: pair.B.Buf.Addr(), RKey: pair.B.Buf.RKey()}
+			}
+			wrs[c.batch-1].Flags = verbs.SendSignaled
+			var wcs [4]verbs.WC
+			b.SetBytes(int64(c.n))
+			b.ReportAllocs()
+			for i := 0; i < b.N; i += c.batch {
+				if n, err := pair.A.QP.PostSend(wrs); n != c.batch {
+					b.Fatal(err)
+				}
+				for n := 0; n == 0; {
+					_, _ = pair.B.SendCQ.Poll(wcs[:])
+					var err error
+					if n, err = pair.A.SendCQ.Poll(wcs[:]); err != nil || n > 0 && wcs[0].Status != 0 {
+						b.Fatal(err, wcs[0])
+					}
+				}
+			}
+		})
+	}
+}
