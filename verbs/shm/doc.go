@@ -94,8 +94,12 @@
 // returns verbs.ErrNoMemory; if the peer has none left then, requests time out.
 //
 // A link shows at most 64 arenas, and a queue pair grants at most 32 regions at a time. Further
-// ones, and memory that is no arena, are written and read through the window. Not there is copying
-// by process_vm_writev.
+// ones, and memory that is no arena, are written and read through the window. The kernel could copy
+// there at once (process_vm_writev). That is not built: it needs the right to trace the peer, which
+// Yama and process numbers of a container's own refuse, it would be one more way that checks
+// memory, and it gains little. The window gives 8.7 GB/s for 4 KiB, an arena 58, and that call 6.6;
+// for buffers of 1 MiB beyond the caches 6.7, 7.6 and 5.4. The call is ahead of the window, with 23
+// to 14, only for large buffers that stay in the caches, where an arena has 23 too.
 //
 // One lock guards a NIC and its objects, and a second one those who poll, so polling an empty queue
 // does not block posting. While a program polls, the report of its latest messages waits for its
