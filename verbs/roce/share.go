@@ -47,6 +47,9 @@ type budget struct {
 	starts          bool // it still doubles
 	arrived, missed int  // packets of the present round, or since the start
 	stale           int  // bytes that were under way at the last cut, and do not count
+	// base is the shortest round trip there was, and shortest that of the present round; 0 while
+	// there is none. If the path becomes longer, all losses count.
+	base, shortest int64
 }
 
 const (
@@ -54,6 +57,11 @@ const (
 	budgetRound = 512
 	// tolerated is how many of them may be lost: 2 %, as in windows.
 	tolerated = budgetRound / 50
+	// heavy is how many are too many, however short the round trips are.
+	heavy = 4 * tolerated
+	// longer is by how much a queue lengthens every round trip, or half of the shortest one if that
+	// is less.
+	longer = int64(500 * time.Microsecond)
 	// budgetGrows is how many packets a round adds that loses no more.
 	budgetGrows = 2
 	// leastBudget is two turns. A queue that holds less would be too short for one window.
@@ -100,34 +108,47 @@ func (b *budget) start(limit, cost, arrived, missed int) bool {
 	switch {
 	case b.missed <= 1+b.arrived*tolerated/budgetRound:
 		if b.bytes += arrived * cost; b.bytes >= limit {
-			*b = budget{}
+			*b = budget{base: b.base}
 		}
 	case b.arrived == 0:
 		b.bytes, b.missed = cost, 0
 	default:
-		*b = budget{bytes: b.bytes}
+		*b = budget{bytes: b.bytes, base: b.base}
 		return false
 	}
 	return true
 }
 
-// addOne is add for the only NIC that sends to the peer.
+// took records a round trip.
+func (b *budget) took(rtt int64) {
+	if b.base == 0 || rtt < b.base {
+		b.base = rtt
+	}
+	if b.shortest == 0 || rtt < b.shortest {
+		b.shortest = rtt
+	}
+}
+
+// addOne is add for the only NIC that sends to the peer. A queue that is full delays each packet; a
+// network that loses packets at random does not, and would lose as many of a smaller budget.
 func (b *budget) addOne(limit, used, cost, arrived, missed int) {
 	b.arrived, b.missed = b.arrived+arrived, b.missed+missed
+	isRound := b.arrived+b.missed >= budgetRound
+	isQueue := b.shortest > b.base+min(b.base/2, longer)
 	left := b.of(limit)
 	switch {
-	case b.missed > tolerated:
+	case b.missed > heavy || isRound && isQueue && b.missed > tolerated:
 		// What nobody has used does not count.
 		b.bytes = max(max(min(left, used), left/2)*7/10, min(left, leastBudget))
 		b.stale = used
-	case b.arrived+b.missed < budgetRound:
+	case !isRound:
 		return
 	case b.bytes != 0:
 		if b.bytes += budgetGrows * cost; b.bytes >= limit {
 			b.bytes = 0
 		}
 	}
-	b.arrived, b.missed = 0, 0
+	b.arrived, b.missed, b.shortest = 0, 0, 0
 }
 
 // addSeveral is add for one of several NICs. They share the queue, and none sends much: whether one
@@ -245,7 +266,10 @@ func (s *share) note(q *QP) {
 	if s.granted && q.dev.now()-s.grantedAt > grantLasts {
 		s.limit, s.granted = q.dev.crowd.own, false
 	}
-	if arrived, missed := q.engine.Outcome(); arrived+missed != 0 {
+	if arrived, missed, rtt := q.engine.Outcome(); arrived+missed != 0 {
+		if rtt != 0 {
+			s.budget.took(rtt)
+		}
 		if s.isAlone(q) && s.budget.bytes == 0 && !q.engine.IsShrunk() {
 			missed = 0 // its window shrinks, and losses have taken nothing from the budget
 		}

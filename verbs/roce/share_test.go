@@ -171,6 +171,22 @@ func TestManyBegin(t *testing.T) {
 	t.Logf("%d ms", c.net.now/1e6)
 }
 
+// A network that loses packets at random would lose as many of fewer: the budget leaves it full.
+func TestRandomLoss(t *testing.T) {
+	const rate, writes = 1.25e9, 1500
+	c := newWriters(t, 1, 64, 4<<20)
+	c.net.plan.Latency, c.net.plan.Lose = 50*time.Microsecond, 0.03
+	to := c.net.nics[1]
+	to.rate, to.queue = rate, math.MaxInt
+	c.run(t, 600, 2)
+	took := c.run(t, writes, 0)
+	full := writes * writeSize / float64(took) * 1e9 / rate
+	t.Logf("%.2f of the link, %d ms", full, c.net.now/1e6)
+	if full < 0.6 {
+		t.Error("slow")
+	}
+}
+
 // counted is what the senders have counted, in all.
 func (c *writers) counted() (all Counters) {
 	for _, from := range c.from {
@@ -466,30 +482,39 @@ func TestGrantCuts(t *testing.T) {
 	}
 }
 
-// Losses of more than 2 % take a part of the limit, once for all that was under way, and down to
-// two turns. Rounds without them give it back.
+// Losses of more than 2 % in a round take a part of the limit if a queue delays all of its
+// packets, or if they are heavy: once for all that was under way, and down to two turns. Other
+// rounds give it back.
 func TestBudget(t *testing.T) {
 	const limit, cost = 400 * 4096, 4096
 	var b budget
-	for i, c := range []struct{ used, arrived, missed, left int }{
-		{400, 10000, 10, 400},
-		{400, 400, 11, 280},
-		{280, 0, 300, 280}, // was under way before
-		{280, 100, 0, 280}, // so was this
-		{280, 0, 11, 196},
-		{50, 280, 0, 196},
-		{50, 0, 11, 68}, // of what was used, or half
-		{68, 50, 0, 68},
-		{68, 0, 11, 47},
-		{47, 68, 0, 47},
-		{47, 0, 11, 32},
-		{32, 47, 0, 32},
-		{32, 0, 400, 32},
-		{32, 32, 0, 32},
-		{32, 511, 0, 32},
-		{32, 1, 0, 34},
-		{34, 502, 10, 36},
+	for i, c := range []struct {
+		used, arrived, missed int
+		rtt                   int64
+		left                  int
+	}{
+		{400, 10000, 10, 100, 400},
+		{400, 400, 11, 151, 400},
+		{400, 101, 0, 151, 280},
+		{280, 0, 300, 151, 280}, // was under way before
+		{280, 100, 0, 151, 280}, // so was this
+		{280, 501, 11, 150, 282},
+		{280, 501, 11, 200, 196},
+		{50, 280, 0, 200, 196},
+		{50, 0, 40, 100, 196},
+		{50, 0, 1, 200, 68}, // of what was used, or half
+		{68, 50, 0, 100, 68},
+		{68, 0, 41, 100, 47},
+		{47, 68, 0, 100, 47},
+		{47, 0, 41, 100, 32},
+		{32, 47, 0, 100, 32},
+		{32, 0, 400, 100, 32},
+		{32, 32, 0, 100, 32},
+		{32, 511, 0, 100, 32},
+		{32, 1, 0, 100, 34},
+		{34, 502, 10, 200, 36},
 	} {
+		b.took(c.rtt)
 		b.add(limit, c.used*cost, cost, c.arrived, c.missed)
 		if left := b.of(limit) / cost; left != c.left {
 			t.Fatalf("step %d: %d packets are left, want %d", i, left, c.left)
@@ -498,8 +523,17 @@ func TestBudget(t *testing.T) {
 	for range (400 - 36) / budgetGrows {
 		b.add(limit, 32*cost, cost, budgetRound, 0)
 	}
-	if b != (budget{}) || b.of(64<<10) != 64<<10 {
+	if b != (budget{base: 100}) || b.of(64<<10) != 64<<10 {
 		t.Errorf("after many rounds without losses: %+v", b)
+	}
+	for _, c := range []struct {
+		rtt  int64
+		left int
+	}{{10e6 + longer, 400}, {10e6 + longer + 1, 280}} {
+		b = budget{base: 10e6, shortest: c.rtt}
+		if b.add(limit, limit, cost, 501, 11); b.of(limit)/cost != c.left {
+			t.Errorf("%d ns on a long path: %d packets are left, want %d", c.rtt, b.of(limit)/cost, c.left)
+		}
 	}
 }
 

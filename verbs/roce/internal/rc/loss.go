@@ -79,6 +79,7 @@ func (q *QP) arrived(last seq, t *track, n int) {
 		rtt = 0 // it may answer either of the two packets
 	} else {
 		r.timers.sample(rtt, n)
+		q.roundTrip = rtt
 	}
 	if q.ours {
 		r.window.arrived(q.now, rtt, r.flying, n)

@@ -59,8 +59,10 @@ type QP struct {
 	allowed  int
 	heldBack bool
 	granted  wire.Syndrome // by the last acknowledgement; 0 if Granted has returned it
-	// arrivals and misses count packets since the last call of Outcome.
+	// Since the last call of Outcome arrivals and misses count packets, and roundTrip is the last
+	// one that was measured; 0 if none was.
 	arrivals, misses int
+	roundTrip        int64
 
 	req     requester
 	resp    responder
@@ -116,11 +118,11 @@ func (q *QP) Granted() (s wire.Syndrome, ok bool) {
 }
 
 // Outcome returns how many packets have reached the peer, and how many the network has lost, since
-// the last call.
-func (q *QP) Outcome() (arrivals, misses int) {
-	arrivals, misses = q.arrivals, q.misses
-	q.arrivals, q.misses = 0, 0
-	return arrivals, misses
+// the last call; rtt is the last round trip that was measured, or 0.
+func (q *QP) Outcome() (arrivals, misses int, rtt int64) {
+	arrivals, misses, rtt = q.arrivals, q.misses, q.roundTrip
+	q.arrivals, q.misses, q.roundTrip = 0, 0, 0
+	return arrivals, misses, rtt
 }
 
 // UnderWay returns how many numbers are under way, or 0 once the peer was silent for silentProbes
