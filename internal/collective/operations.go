@@ -1,0 +1,257 @@
+package collective
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// Op is an operation that combines two elements.
+type Op uint8
+
+// The operations. Min and Max are Go's, also of floats: NaN if one is NaN.
+const (
+	Sum Op = iota
+	Prod
+	Min
+	Max
+	And
+	Or
+	Xor
+	ops
+)
+
+// opNames has the names in the order of the constants.
+var opNames = [ops]string{"sum", "prod", "min", "max", "and", "or", "xor"}
+
+// String returns the name of the operation.
+func (o Op) String() string {
+	if o < ops {
+		return opNames[o]
+	}
+	return fmt.Sprintf("unknown operation %d", uint8(o))
+}
+
+// Ordered is a type whose elements have all operations but the bitwise ones. [Float16] and
+// [BFloat16] are floats here; other types that are built on uint16 are integers.
+type Ordered interface {
+	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
+}
+
+// Float16 is a float of 16 bits: 5 of exponent, 10 of fraction.
+type Float16 uint16
+
+// BFloat16 is a float of 16 bits: the upper half of a float32.
+type BFloat16 uint16
+
+// IsFloat reports whether elements are floats, which have no bits to combine.
+func IsFloat[T Ordered]() bool {
+	switch any(T(0)).(type) {
+	case Float16, BFloat16:
+		return true
+	}
+	one, two := T(1), T(2)
+	return one/two != 0
+}
+
+// Apply sets to[i] to a[i] op b[i]. The slices have the same length; to may be a or b. It does
+// nothing and returns false for an operation that only [Bitwise] has.
+func Apply[T Ordered](op Op, to, a, b []T) (ok bool) {
+	switch to := any(to).(type) {
+	case []Float16:
+		return combineFloat16(op, to, any(a).([]Float16), any(b).([]Float16))
+	case []BFloat16:
+		return combineBFloat16(op, to, any(a).([]BFloat16), any(b).([]BFloat16))
+	}
+	switch op {
+	case Sum:
+		sum(to, a, b)
+	case Prod:
+		prod(to, a, b)
+	case Min:
+		least(to, a, b)
+	case Max:
+		most(to, a, b)
+	default:
+		return false
+	}
+	return true
+}
+
+// Bitwise returns the function of And, Or and Xor for integers of any size, as bytes; nil for
+// others.
+func Bitwise(op Op) func(to, a, b []byte) {
+	switch op {
+	case And:
+		return and
+	case Or:
+		return or
+	case Xor:
+		return xor
+	}
+	return nil
+}
+
+func sum[T Ordered](to, a, b []T) {
+	a, b = a[:len(to)], b[:len(to)]
+	for i := range to {
+		to[i] = a[i] + b[i]
+	}
+}
+
+func prod[T Ordered](to, a, b []T) {
+	a, b = a[:len(to)], b[:len(to)]
+	for i := range to {
+		to[i] = a[i] * b[i]
+	}
+}
+
+func least[T Ordered](to, a, b []T) {
+	a, b = a[:len(to)], b[:len(to)]
+	for i := range to {
+		to[i] = min(a[i], b[i])
+	}
+}
+
+func most[T Ordered](to, a, b []T) {
+	a, b = a[:len(to)], b[:len(to)]
+	for i := range to {
+		to[i] = max(a[i], b[i])
+	}
+}
+
+// Eight bytes at a time: the compiler makes one load of each Uint64.
+
+func and(to, a, b []byte) {
+	a, b = a[:len(to)], b[:len(to)]
+	i := 0
+	for ; i+8 <= len(to); i += 8 {
+		word := binary.NativeEndian.Uint64(a[i:]) & binary.NativeEndian.Uint64(b[i:])
+		binary.NativeEndian.PutUint64(to[i:], word)
+	}
+	for ; i < len(to); i++ {
+		to[i] = a[i] & b[i]
+	}
+}
+
+func or(to, a, b []byte) {
+	a, b = a[:len(to)], b[:len(to)]
+	i := 0
+	for ; i+8 <= len(to); i += 8 {
+		word := binary.NativeEndian.Uint64(a[i:]) | binary.NativeEndian.Uint64(b[i:])
+		binary.NativeEndian.PutUint64(to[i:], word)
+	}
+	for ; i < len(to); i++ {
+		to[i] = a[i] | b[i]
+	}
+}
+
+func xor(to, a, b []byte) {
+	a, b = a[:len(to)], b[:len(to)]
+	i := 0
+	for ; i+8 <= len(to); i += 8 {
+		word := binary.NativeEndian.Uint64(a[i:]) ^ binary.NativeEndian.Uint64(b[i:])
+		binary.NativeEndian.PutUint64(to[i:], word)
+	}
+	for ; i < len(to); i++ {
+		to[i] = a[i] ^ b[i]
+	}
+}
+
+// Floats of 16 bits are widened to float32, combined and rounded, some at a time. The 24 bits of a
+// float32 are more than twice those of either type and two, so rounding twice is as good as
+// rounding once (Figueroa, "When is double rounding innocuous?", 1995).
+const atATime = 64
+
+func combineFloat16(op Op, to, a, b []Float16) (ok bool) {
+	var x, y [atATime]float32
+	for ok = op <= Max; ok && len(to) > 0; {
+		n := min(len(to), len(x))
+		widenFloat16(x[:n], a)
+		widenFloat16(y[:n], b)
+		Apply(op, x[:n], x[:n], y[:n])
+		narrowFloat16(to, x[:n])
+		to, a, b = to[n:], a[n:], b[n:]
+	}
+	return ok
+}
+
+func combineBFloat16(op Op, to, a, b []BFloat16) (ok bool) {
+	var x, y [atATime]float32
+	for ok = op <= Max; ok && len(to) > 0; {
+		n := min(len(to), len(x))
+		widenBFloat16(x[:n], a)
+		widenBFloat16(y[:n], b)
+		Apply(op, x[:n], x[:n], y[:n])
+		narrowBFloat16(to, x[:n])
+		to, a, b = to[n:], a[n:], b[n:]
+	}
+	return ok
+}
+
+// One loop each: a call for each element takes three times as long.
+
+func widenFloat16(to []float32, from []Float16) {
+	from = from[:len(to)]
+	for i := range to {
+		to[i] = from[i].Float32()
+	}
+}
+
+func narrowFloat16(to []Float16, from []float32) {
+	to = to[:len(from)]
+	for i := range from {
+		to[i] = ToFloat16(from[i])
+	}
+}
+
+func widenBFloat16(to []float32, from []BFloat16) {
+	from = from[:len(to)]
+	for i := range to {
+		to[i] = from[i].Float32()
+	}
+}
+
+func narrowBFloat16(to []BFloat16, from []float32) {
+	to = to[:len(from)]
+	for i := range from {
+		to[i] = ToBFloat16(from[i])
+	}
+}
+
+// Float32 returns the value.
+func (f BFloat16) Float32() float32 { return math.Float32frombits(uint32(f) << 16) }
+
+// ToBFloat16 rounds to nearest, ties to even.
+func ToBFloat16(v float32) BFloat16 {
+	b := math.Float32bits(v)
+	if v != v {
+		return BFloat16(b>>16 | 1<<6) // a quiet NaN
+	}
+	return BFloat16((b + 1<<15 - 1 + b>>16&1) >> 16)
+}
+
+// Float32 returns the value. With the bits in the places of a float32 the exponent is 112 too low,
+// which the product puts right, of subnormal values too.
+func (f Float16) Float32() float32 {
+	b := math.Float32bits(math.Float32frombits(uint32(f)&(1<<15-1)<<13) * 0x1p112)
+	if b >= 143<<23 { // 2¹⁶ and more: infinity and NaN
+		b |= 255 << 23
+	}
+	return math.Float32frombits(b | uint32(f)>>15<<31)
+}
+
+// ToFloat16 rounds to nearest, ties to even.
+func ToFloat16(v float32) Float16 {
+	b := math.Float32bits(v)
+	sign, b := Float16(b>>16&(1<<15)), b&(1<<31-1)
+	switch {
+	case b > 255<<23:
+		return sign | 31<<10 | 1<<9 | Float16(b>>13&1023)
+	case b >= 143<<23: // 2¹⁶ and more
+		return sign | 31<<10
+	case b < 113<<23: // below 2⁻¹⁴ the result is subnormal: adding ½ rounds to multiples of 2⁻²⁴
+		return sign | Float16(math.Float32bits(math.Float32frombits(b)+0.5)-126<<23)
+	}
+	return sign | Float16((b-112<<23+1<<12-1+b>>13&1)>>13) // a carry into the exponent is right
+}

@@ -1,0 +1,265 @@
+package collective
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// plain is each operation as one would write it down.
+func plain[T Ordered](op Op, a, b T) T {
+	switch op {
+	case Sum:
+		return a + b
+	case Prod:
+		return a * b
+	case Min:
+		return min(a, b)
+	}
+	return max(a, b)
+}
+
+func checkOrdered[T Ordered](t *testing.T, value func() T) {
+	t.Run(fmt.Sprintf("%T", T(0)), func(t *testing.T) {
+		for op := Sum; op <= Max; op++ {
+			a, b := make([]T, 67), make([]T, 67)
+			want := make([]T, len(a))
+			for i := range a {
+				a[i], b[i] = value(), value()
+				want[i] = plain(op, a[i], b[i])
+			}
+			Apply(op, b, a, b)
+			for i := range want {
+				if b[i] != want[i] {
+					t.Fatalf("%v: element %d is %v, want %v", op, i, b[i], want[i])
+				}
+			}
+		}
+		if Apply[T](And, nil, nil, nil) || Apply[T](Xor, nil, nil, nil) {
+			t.Error("bits of a type that may be a float")
+		}
+		half := plain(Prod, value(), 0)
+		half++
+		if float := half/2 != 0; IsFloat[T]() != float {
+			t.Errorf("is a float: %v, want %v", IsFloat[T](), float)
+		}
+	})
+}
+
+type celsius float32
+
+func TestApply(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	checkOrdered(t, func() int8 { return int8(rng.Int()) })
+	checkOrdered(t, func() uint8 { return uint8(rng.Int()) })
+	checkOrdered(t, func() int16 { return int16(rng.Int()) })
+	checkOrdered(t, func() uint16 { return uint16(rng.Int()) })
+	checkOrdered(t, rng.Int32)
+	checkOrdered(t, rng.Uint32)
+	checkOrdered(t, rng.Int64)
+	checkOrdered(t, rng.Uint64)
+	checkOrdered(t, rng.Float32)
+	checkOrdered(t, rng.NormFloat64)
+	checkOrdered(t, func() celsius { return celsius(rng.Float32()) })
+}
+
+func TestBitwise(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for n := range 20 {
+		a, b, to := make([]byte, n), make([]byte, n), make([]byte, n)
+		for i := range n {
+			a[i], b[i] = byte(rng.Int()), byte(rng.Int())
+		}
+		for op, want := range map[Op]func(a, b byte) byte{
+			And: func(a, b byte) byte { return a & b },
+			Or:  func(a, b byte) byte { return a | b },
+			Xor: func(a, b byte) byte { return a ^ b },
+		} {
+			Bitwise(op)(to, a, b)
+			for i := range n {
+				if to[i] != want(a[i], b[i]) {
+					t.Fatalf("%v of %d bytes: byte %d is %#x", op, n, i, to[i])
+				}
+			}
+		}
+	}
+	if Bitwise(Sum) != nil {
+		t.Error("a bitwise sum")
+	}
+}
+
+// Every value of 16 bits survives, and a float32 goes to the nearest one, ties to even.
+func TestHalfFloats(t *testing.T) {
+	t.Run("Float16", func(t *testing.T) { checkHalf(t, ToFloat16, Float16.Float32, 0x7c00) })
+	t.Run("BFloat16", func(t *testing.T) { checkHalf(t, ToBFloat16, BFloat16.Float32, 0x7f80) })
+	for _, c := range []struct {
+		bits Float16
+		want float32
+	}{{0x3c00, 1}, {0xc000, -2}, {0x7bff, 65504}, {0x0001, 0x1p-24}, {0x0400, 0x1p-14}} {
+		if got := c.bits.Float32(); got != c.want {
+			t.Errorf("float16 %#x is %v, want %v", uint16(c.bits), got, c.want)
+		}
+	}
+	if got := BFloat16(0x3f80).Float32(); got != 1 {
+		t.Errorf("bfloat16 0x3f80 is %v, want 1", got)
+	}
+}
+
+// checkHalf takes the bits of infinity.
+func checkHalf[T Float16 | BFloat16](t *testing.T, to func(float32) T, from func(T) float32, inf T) {
+	for bits := range 1 << 16 {
+		v := T(bits)
+		f := from(v)
+		if v&^(1<<15) > inf {
+			if f == f || from(to(f)) == from(to(f)) {
+				t.Fatalf("%#x is %v: want NaN", v, f)
+			}
+			continue
+		}
+		if back := to(f); back != v {
+			t.Fatalf("%#x is %v, and that %#x", v, f, back)
+		}
+		if v&^(1<<15) >= inf-1 {
+			continue
+		}
+		next := from(v + 1)
+		middle := float32((float64(f) + float64(next)) / 2)
+		even := v + v&1
+		if got := to(middle); got != even {
+			t.Fatalf("%v, between %#x and the next, goes to %#x, want %#x", middle, v, got, even)
+		}
+		if got := to(math.Nextafter32(middle, f)); got != v {
+			t.Fatalf("just below %v: %#x, want %#x", middle, got, v)
+		}
+		if got := to(math.Nextafter32(middle, next)); got != v+1 {
+			t.Fatalf("just above %v: %#x, want %#x", middle, got, v+1)
+		}
+	}
+	if got := to(math.MaxFloat32); got != inf {
+		t.Errorf("the largest float32 is %#x, want infinity", got)
+	}
+}
+
+func TestApplyHalf(t *testing.T) {
+	n := 130
+	a, b := make([]Float16, n), make([]Float16, n)
+	for i := range n {
+		a[i], b[i] = ToFloat16(float32(i)), ToFloat16(0.5)
+	}
+	Apply(Sum, a, a, b)
+	for i := range n {
+		if got := a[i].Float32(); got != float32(i)+0.5 {
+			t.Errorf("%d + ½ is %v", i, got)
+		}
+	}
+	if x := []BFloat16{ToBFloat16(3)}; true {
+		if Apply(Max, x, x, []BFloat16{ToBFloat16(-4)}); x[0].Float32() != 3 {
+			t.Errorf("the most of 3 and -4 is %v", x[0].Float32())
+		}
+	}
+	if Apply[Float16](Or, nil, nil, nil) || !IsFloat[Float16]() || !IsFloat[BFloat16]() {
+		t.Error("bits of floats")
+	}
+}
+
+// A run allocates nothing once it has carried out as long a schedule.
+func TestAllocations(t *testing.T) {
+	var cache Cache
+	var run Run
+	shape := Shape{Kind: AllReduce, Algorithm: Ring, Ranks: 8, Rank: 3, Count: 1000, Piece: 10, Depth: 4}
+	once := func() {
+		s, err := cache.Schedule(&shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run.Start(s)
+		for !run.Finished() {
+			i, ok := run.Next()
+			if !ok {
+				t.Fatal("nothing to do")
+			}
+			run.Done(i)
+		}
+	}
+	once()
+	if n := testing.AllocsPerRun(10, once); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// A step that has not begun, or is done, cannot be done.
+func TestDoneTwice(t *testing.T) {
+	s, err := New(Shape{Kind: Barrier, Algorithm: Dissemination, Ranks: 3, Piece: 1, Depth: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var run Run
+	run.Start(s)
+	i, _ := run.Next()
+	run.Done(i)
+	for _, step := range []int{i, len(s.Steps) - 1} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("step %d is done in stage %d", step, run.Stage(step))
+				}
+			}()
+			run.Done(step)
+		}()
+	}
+}
+
+// The loops of the package, and one as a caller would write it.
+func BenchmarkApply(b *testing.B) {
+	const n = 16 << 10
+	x, y := make([]float32, n), make([]float32, n)
+	h, k := make([]Float16, n), make([]Float16, n)
+	bytes := make([]byte, 4*n)
+	xor := Bitwise(Xor)
+	for _, c := range []struct {
+		name string
+		loop func()
+	}{
+		{"plain", func() {
+			for i, v := range y {
+				x[i] += v
+			}
+		}},
+		{"float32", func() { Apply(Sum, x, x, y) }},
+		{"float16", func() { Apply(Sum, h, h, k) }},
+		{"xor", func() { xor(bytes, bytes, bytes) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			b.SetBytes(4 * n)
+			for b.Loop() {
+				c.loop()
+			}
+		})
+	}
+}
+
+// What one step costs the transport, and the making of a schedule.
+func BenchmarkRun(b *testing.B) {
+	shape := Shape{Kind: AllReduce, Algorithm: Ring, Ranks: 4, Rank: 1, Count: 16 << 20, Piece: 64 << 10,
+		Depth: 8}
+	s, err := New(shape)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("step", func(b *testing.B) {
+		var run Run
+		for k := 0; k < b.N; k += len(s.Steps) {
+			run.Start(s)
+			for i, ok := run.Next(); ok; i, ok = run.Next() {
+				run.Done(i)
+			}
+		}
+	})
+	b.Run("make", func(b *testing.B) {
+		for b.Loop() {
+			_, _ = New(shape)
+		}
+		b.ReportMetric(float64(len(s.Steps)), "steps")
+	})
+}
