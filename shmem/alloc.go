@@ -116,7 +116,7 @@ func (p *PE) agree(ctx context.Context, op string, kind kind, r request) error {
 	}
 	mine := r.append(make([]byte, 0, requestBytes))
 	all := make([]byte, requestBytes*len(p.peers))
-	if err := p.exchange(ctx, op, g, all, mine, 0, requestBytes); err != nil {
+	if err := p.gather(ctx, op, kind, g, all, mine); err != nil {
 		return err
 	}
 	same := true

@@ -180,7 +180,7 @@ func (v *watcher) lookAround() error {
 		}
 	}
 	for i := range p.peers {
-		if t := &p.peers[i]; t == v.from || v.from == nil && t.out+t.in != 0 {
+		if t := &p.peers[i]; t == v.from || v.from == nil && t.waits() {
 			t.askToWake(v.ctx)
 		}
 	}

@@ -49,7 +49,7 @@ func TestHowLongAWaitSleeps(t *testing.T) {
 			v := watcher{p: lonePE(Config{Step: c.step}), ctx: t.Context(), collective: c.collective}
 			v.step = v.p.cfg.Step
 			if !c.collective {
-				v.p.peers[0].out = 1 // an exchange of another goroutine, about which it must not ask
+				v.p.peers[0].out.add(0) // an exchange of another goroutine, about which it must not ask
 			}
 			pause := v.step / 50
 			for _, want := range c.want {

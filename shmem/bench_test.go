@@ -2,12 +2,15 @@ package shmem_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"ibverbx"
 	"ibverbx/shmem"
 	"ibverbx/verbs"
+	"ibverbx/verbs/shm"
 	"ibverbx/verbs/soft"
 )
 
@@ -155,43 +158,106 @@ func benchLarge(ctx context.Context, b *testing.B, pe *shmem.PE, w *shmem.World,
 	}
 }
 
+// collectiveBench makes a world of n PEs in this process for a benchmark.
+func collectiveBench(b *testing.B, provider string, n int) *shmem.World {
+	b.Helper()
+	var device func(i int) verbs.Device
+	var closeNICs func() error
+	switch provider {
+	case "soft":
+		f, err := soft.New(soft.Config{Devices: n})
+		if err != nil {
+			b.Fatal(err)
+		}
+		device, closeNICs = func(i int) verbs.Device { return f.Device(i) }, f.Close
+	case "shm":
+		f, err := shm.Open(shm.Config{Devices: n})
+		if err != nil {
+			b.Fatal(err)
+		}
+		device, closeNICs = func(i int) verbs.Device { return f.Device(i) }, f.Close
+	}
+	doms := make([]*ibverbx.Domain, n)
+	for i := range doms {
+		var err error
+		if doms[i], err = ibverbx.NewDomain(device(i)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	w, err := shmem.NewLocal(context.Background(), shmem.Config{HeapSize: 1 << 16}, doms...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		errs := []error{w.Close(context.Background())}
+		for _, d := range doms {
+			errs = append(errs, d.Close())
+		}
+		if err := errors.Join(append(errs, closeNICs())...); err != nil {
+			b.Error(err)
+		}
+	})
+	return w
+}
+
 func BenchmarkCollectives(b *testing.B) {
+	type call func(ctx context.Context, pe *shmem.PE, v, all []int64) error
 	calls := []struct {
 		name string
-		call func(ctx context.Context, pe *shmem.PE, v []int64, all []int64) error
+		call call
+		n    int // elements
 	}{
-		{"barrier", func(ctx context.Context, pe *shmem.PE, _, _ []int64) error { return pe.Barrier(ctx) }},
-		{"sync", func(ctx context.Context, pe *shmem.PE, _, _ []int64) error { return pe.Sync(ctx) }},
-		{"broadcast8", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
-			return shmem.Broadcast(ctx, pe, v[:1], 0)
-		}},
-		{"reduce8", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
-			return shmem.Reduce(ctx, pe, v[:1], v[:1], shmem.OpMax)
-		}},
-		{"reduce1M", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
-			return shmem.Reduce(ctx, pe, v, v, shmem.OpMax)
-		}},
-		{"allgather8", func(ctx context.Context, pe *shmem.PE, v, all []int64) error {
-			return shmem.AllGather(ctx, pe, all, v[:1])
-		}},
+		{"barrier", func(ctx context.Context, pe *shmem.PE, _, _ []int64) error {
+			return pe.Barrier(ctx)
+		}, 0},
 	}
-	for _, n := range []int{2, 8} {
-		for _, c := range calls {
-			b.Run(fmt.Sprintf("pes=%d/%s", n, c.name), func(b *testing.B) {
-				l := newTestbed(b, shape{n, 1, 1}, shmem.Config{HeapSize: 1 << 16})
-				b.ReportAllocs()
-				b.ResetTimer()
-				l.run(func(ctx context.Context, pe *shmem.PE) error {
-					v, all := make([]int64, 1<<17), make([]int64, n)
-					for range b.N {
-						if err := c.call(ctx, pe, v, all); err != nil {
-							return err
+	for _, n := range []int{1, 512, 1 << 17} {
+		bytes := fmt.Sprint(8 * n)
+		calls = append(calls, []struct {
+			name string
+			call call
+			n    int
+		}{
+			{"broadcast" + bytes, func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
+				return shmem.Broadcast(ctx, pe, v, 0)
+			}, n},
+			{"reduce" + bytes, func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
+				return shmem.Reduce(ctx, pe, v, v, shmem.OpMax)
+			}, n},
+			{"allgather" + bytes, func(ctx context.Context, pe *shmem.PE, v, all []int64) error {
+				return shmem.AllGather(ctx, pe, all, v)
+			}, n},
+			{"alltoall" + bytes, func(ctx context.Context, pe *shmem.PE, v, all []int64) error {
+				return shmem.AllToAll(ctx, pe, all, v)
+			}, n},
+		}...)
+	}
+	for _, provider := range []string{"soft", "shm"} {
+		for _, n := range []int{2, 4, 8} {
+			for _, c := range calls {
+				b.Run(fmt.Sprintf("%s/pes=%d/%s", provider, n, c.name), func(b *testing.B) {
+					w := collectiveBench(b, provider, n)
+					b.ReportAllocs()
+					b.SetBytes(int64(8 * c.n))
+					b.ResetTimer()
+					err := w.Run(context.Background(), func(ctx context.Context, pe *shmem.PE) error {
+						v, all := make([]int64, c.n), make([]int64, c.n*n)
+						if strings.HasPrefix(c.name, "alltoall") {
+							v = make([]int64, c.n*n)
 						}
+						for range b.N {
+							if err := c.call(ctx, pe, v, all); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+					b.StopTimer()
+					if err != nil {
+						b.Fatal(err)
 					}
-					return nil
 				})
-				b.StopTimer()
-			})
+			}
 		}
 	}
 }

@@ -1,6 +1,13 @@
 package shmem
 
-import "context"
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"ibverbx/internal/collective"
+	"ibverbx/transport"
+)
 
 // Broadcast copies PE root's buf to the buf of every PE. buf may be any memory. It is collective;
 // all PEs pass the same length and root. It returns when this PE has the data, whether or not all
@@ -20,40 +27,8 @@ func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error 
 	if err != nil {
 		return err
 	}
-	if err := pe.broadcast(ctx, op, g, bytesOf(buf), root); err != nil {
-		return err
-	}
-	return pe.flushLocal(ctx, op)
-}
-
-// broadcast sends b down the tree, piece by piece; if b is empty, one piece of no bytes.
-func (p *PE) broadcast(ctx context.Context, op string, g tag, b []byte, root int) error {
-	tree := p.tree(root)
-	for more := true; more; more = len(b) != 0 {
-		n := p.piece(len(b))
-		if tree.me != 0 {
-			t := &p.peers[tree.parent()]
-			from, err := t.openWhenThere(ctx, op, g, n)
-			if err != nil {
-				return err
-			}
-			copy(b, from)
-			if err := t.discard(ctx, op); err != nil {
-				return err
-			}
-		}
-		for bit := highest(tree.n); bit != 0; bit /= 2 { // the largest subtree first
-			child, ok := tree.child(bit)
-			if !ok {
-				continue
-			}
-			if err := p.peers[child].postWhenRoom(ctx, op, g, b[:n]); err != nil {
-				return err
-			}
-		}
-		b = b[n:]
-	}
-	return nil
+	w := work{op: op, kind: kindBroadcast, tag: g, src: bytesOf(buf), dst: bytesOf(buf)}
+	return carryOut[byte](ctx, pe, &w, part{kind: collective.Broadcast, root: root, bytes: len(w.dst)}, nil)
 }
 
 // AllGather copies every PE's src to dst on every PE, in the order of the PEs: len(dst) is len(src)
@@ -75,8 +50,13 @@ func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	if err != nil {
 		return err
 	}
-	b := bytesOf(src)
-	return pe.exchange(ctx, op, g, bytesOf(dst), b, 0, len(b))
+	return pe.gather(ctx, op, kindAllGather, g, bytesOf(dst), bytesOf(src))
+}
+
+// gather is an AllGather of bytes, in a call of any kind.
+func (p *PE) gather(ctx context.Context, op string, kind kind, g tag, dst, src []byte) error {
+	w := work{op: op, kind: kind, tag: g, src: src, dst: dst}
+	return carryOut[byte](ctx, p, &w, part{kind: collective.AllGather, bytes: len(src)}, nil)
 }
 
 // AllToAll sends part i of src to PE i and receives part i of dst from PE i. Both have as many
@@ -98,9 +78,8 @@ func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	if err != nil {
 		return err
 	}
-	b := bytesOf(src)
-	part := len(b) / pe.Size()
-	return pe.exchange(ctx, op, g, bytesOf(dst), b, part, part)
+	w := work{op: op, kind: kindAllToAll, tag: g, src: bytesOf(src), dst: bytesOf(dst)}
+	return carryOut[byte](ctx, pe, &w, part{kind: collective.AllToAll, bytes: len(w.src) / pe.Size()}, nil)
 }
 
 // ReduceOp is the operation by which Reduce combines two values.
@@ -108,58 +87,47 @@ type ReduceOp uint8
 
 // The operations.
 const (
-	OpSum ReduceOp = iota
-	OpProd
-	OpMin // Go's min, also of floats
-	OpMax // Go's max, also of floats
-	OpAnd // integers only, like OpOr and OpXor
-	OpOr
-	OpXor
+	OpSum  = ReduceOp(collective.Sum)
+	OpProd = ReduceOp(collective.Prod)
+	OpMin  = ReduceOp(collective.Min) // Go's min, also of floats
+	OpMax  = ReduceOp(collective.Max) // Go's max, also of floats
+	OpAnd  = ReduceOp(collective.And) // integers only, like OpOr and OpXor
+	OpOr   = ReduceOp(collective.Or)
+	OpXor  = ReduceOp(collective.Xor)
 )
 
 // String names the operation.
-func (o ReduceOp) String() string {
-	switch o {
-	case OpSum:
-		return "sum"
-	case OpProd:
-		return "prod"
-	case OpMin:
-		return "min"
-	case OpMax:
-		return "max"
-	case OpAnd:
-		return "and"
-	case OpOr:
-		return "or"
-	case OpXor:
-		return "xor"
-	}
-	return "unknown"
-}
+func (o ReduceOp) String() string { return collective.Op(o).String() }
 
 // Reduce combines every PE's src element by element, and writes the result to dst on every PE. dst
 // and src may be any memory, and may be the same. The order in which values are combined depends
-// only on the number of PEs, so every PE gets the same bits, in every run. It is collective; all
-// PEs pass the same length and op. If dst and src differ in length, or the elements do not have op,
-// the error is verbs.ErrInvalid, and the call of all other PEs ends with [ErrMismatch].
+// only on the number of PEs and the length, so every PE gets the same bits, in every run. It is
+// collective; all PEs pass the same length and op. If dst and src differ in length, or the elements
+// do not have op, the error is verbs.ErrInvalid, and the call of all other PEs ends with
+// [ErrMismatch].
 func Reduce[T Element](ctx context.Context, pe *PE, dst, src []T, op ReduceOp) error {
-	return reduce(ctx, pe, dst, src, int(op), combiner[T](op))
+	o := collective.Op(op)
+	if bits := collective.Bitwise(o); bits != nil && !collective.IsFloat[T]() {
+		return reduce(ctx, pe, dst, src, int(op), nil, bits)
+	}
+	if !collective.Apply[T](o, nil, nil, nil) {
+		return reduce(ctx, pe, dst, src, int(op), nil, nil)
+	}
+	return reduce(ctx, pe, dst, src, int(op), func(to, a, b []T) { collective.Apply(o, to, a, b) }, nil)
 }
 
 // ReduceFunc is Reduce with the caller's function, which must be associative; its first argument
 // comes from PEs with lower numbers. It must not call anything of this package. All PEs must pass
 // the same function, which cannot be checked.
 func ReduceFunc[T Element](ctx context.Context, pe *PE, dst, src []T, fn func(a, b T) T) error {
-	combine := func(a, b []T) {
-		for i, v := range b {
-			a[i] = fn(a[i], v)
-		}
-	}
 	if fn == nil {
-		combine = nil
+		return reduce(ctx, pe, dst, src, paramFunc, nil, nil)
 	}
-	return reduce(ctx, pe, dst, src, paramFunc, combine)
+	return reduce(ctx, pe, dst, src, paramFunc, func(to, a, b []T) {
+		for i, v := range a {
+			to[i] = fn(v, b[i])
+		}
+	}, nil)
 }
 
 // paramFunc replaces the op in the tag of a ReduceFunc.
@@ -179,174 +147,116 @@ func checkReduce(dst, src, param int, known bool) error {
 	return invalid(op, "op %v of these elements", ReduceOp(param))
 }
 
-// reduce combines up a tree, piece by piece, and sends the result down again. combine combines b
-// into a; param identifies it to the other PEs.
-func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, combine func(a, b []T)) error {
+// reduce is a Reduce by the first function, or, if that is nil, by the second, of bytes. param
+// identifies it to the other PEs.
+func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, combine func(to, a, b []T),
+	bits func(to, a, b []byte)) error {
 	const op = "reduce"
 	if err := pe.enter(op); err != nil {
 		return err
 	}
 	defer pe.collective.Unlock()
-	if err := checkReduce(len(dst), len(src), param, combine != nil); err != nil {
+	if err := checkReduce(len(dst), len(src), param, combine != nil || bits != nil); err != nil {
 		return pe.refuse(ctx, kindReduce, err)
 	}
 	g, err := pe.call(op, kindReduce, shape{n: len(dst), size: sizeOf[T](), param: param})
 	if err != nil {
 		return err
 	}
-	copy(dst, src)
-	if err := combineUp(ctx, pe, op, g, dst, combine); err != nil {
-		return err
+	w := work{op: op, kind: kindReduce, tag: g, src: bytesOf(src), dst: bytesOf(dst)}
+	c := part{kind: collective.AllReduce, bytes: len(w.dst), ordered: param == paramFunc}
+	if c.inPlace = overlap(w.dst, w.src); c.inPlace {
+		copy(dst, src)
 	}
-	if err := pe.broadcast(ctx, op, g, bytesOf(dst), 0); err != nil {
-		return err
+	if combine == nil {
+		return carryOut(ctx, pe, &w, c, bits)
 	}
-	return pe.flushLocal(ctx, op)
+	return carryOut(ctx, pe, &w, c, combine)
 }
 
-// combineUp combines the values of all PEs below this one in the tree into left, and posts the
-// result to the parent.
-func combineUp[T Element](ctx context.Context, pe *PE, op string, g tag, left []T,
-	combine func(a, b []T)) error {
-	tree := pe.tree(0)
-	for more := true; more; more = len(left) != 0 {
-		n := pe.piece(len(bytesOf(left))) / sizeOf[T]()
-		for bit := 1; bit < tree.n; bit *= 2 {
-			child, ok := tree.child(bit)
-			if !ok {
-				break
-			}
-			t := &pe.peers[child]
-			b, err := t.openWhenThere(ctx, op, g, n*sizeOf[T]())
-			if err != nil {
-				return err
-			}
-			combine(left[:n], viewOf[T](b))
-			if err := t.discard(ctx, op); err != nil {
-				return err
-			}
-		}
-		if tree.me != 0 {
-			if err := pe.peers[tree.parent()].postWhenRoom(ctx, op, g, bytesOf(left[:n])); err != nil {
-				return err
-			}
-		}
-		left = left[n:]
+// Barrier calls Quiet and then waits until every PE has called it: what any PE did before it is
+// visible to all PEs after it. It is collective.
+func (p *PE) Barrier(ctx context.Context) error {
+	const op = "barrier"
+	if err := p.enter(op); err != nil {
+		return err
+	}
+	defer p.collective.Unlock()
+	return p.barrier(ctx, op)
+}
+
+// Sync waits until every PE has called it. Unlike Barrier it completes no operation. It is
+// collective.
+func (p *PE) Sync(ctx context.Context) error {
+	const op = "sync"
+	if err := p.enter(op); err != nil {
+		return err
+	}
+	defer p.collective.Unlock()
+	return p.sync(ctx, op)
+}
+
+// enter begins a collective call: it takes collective, which the call releases.
+func (p *PE) enter(op string) error {
+	if !p.collective.TryLock() {
+		return opError(op, ErrBusy)
+	}
+	if p.closing.Load() {
+		p.collective.Unlock()
+		return opError(op, ErrClosed)
 	}
 	return nil
 }
 
-// combiner returns the function that combines b into a, of the same length; nil if the elements do
-// not have the operation.
-func combiner[T Element](op ReduceOp) func(a, b []T) {
-	switch op {
-	case OpSum:
-		return sumInto[T]
-	case OpProd:
-		return prodInto[T]
-	case OpMin:
-		return minInto[T]
-	case OpMax:
-		return maxInto[T]
+// barrier is Barrier with collective held.
+func (p *PE) barrier(ctx context.Context, op string) error {
+	if err := p.quiet(ctx, op); err != nil {
+		return err
 	}
-	if isFloat[T]() {
-		return nil
-	}
-	switch op {
-	case OpAnd:
-		return andInto[T]
-	case OpOr:
-		return orInto[T]
-	case OpXor:
-		return xorInto[T]
-	}
-	return nil
+	return p.sync(ctx, op)
 }
 
-func isFloat[T Element]() bool {
-	one, two := T(1), T(2)
-	return one/two != 0
-}
-
-func sumInto[T Element](a, b []T) {
-	for i, v := range b {
-		a[i] += v
+// sync is Sync with collective held.
+func (p *PE) sync(ctx context.Context, op string) error {
+	if _, err := p.call(op, kindBarrier, shape{size: 1}); err != nil {
+		return err
 	}
+	return p.disseminate(ctx, op, p.layout.rounds, p.record.mark(p.syncs.Add(1)))
 }
 
-func prodInto[T Element](a, b []T) {
-	for i, v := range b {
-		a[i] *= v
-	}
-}
-
-func minInto[T Element](a, b []T) {
-	for i, v := range b {
-		a[i] = min(a[i], v)
-	}
-}
-
-func maxInto[T Element](a, b []T) {
-	for i, v := range b {
-		a[i] = max(a[i], v)
-	}
-}
-
-// Bitwise operations give the same result byte by byte. Bytes have these operators, and a type
-// parameter that includes floats does not.
-
-func andInto[T Element](a, b []T) {
-	x := bytesOf(a)
-	for i, v := range bytesOf(b) {
-		x[i] &= v
-	}
-}
-
-func orInto[T Element](a, b []T) {
-	x := bytesOf(a)
-	for i, v := range bytesOf(b) {
-		x[i] |= v
-	}
-}
-
-func xorInto[T Element](a, b []T) {
-	x := bytesOf(a)
-	for i, v := range bytesOf(b) {
-		x[i] ^= v
-	}
-}
-
-// tree is a PE's place in a binomial tree of all PEs. Clear the lowest bit of a PE's distance from
-// the root to get its parent's; set one bit below it to get a child's.
-type tree struct {
-	root int // number of the root
-	me   int // the PE's distance from the root, counted upwards and around
-	n    int // PEs
-}
-
-// tree returns this PE's place in the tree below root.
-func (p *PE) tree(root int) tree {
+// disseminate sends a mark to all PEs and waits until all have reached it: in round r each PE
+// writes to the PE that is 2^r further on, and so passes on all that it has received. The words
+// only grow, so the word of a PE that is ahead serves as well. A PE that receives a mark of calls
+// other than its own passes nothing on. Each PE receives from every other on some path, and on a
+// path between two PEs whose calls differ some PE detects it: if PEs are out of step, none
+// completes the barrier.
+func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) error {
 	n := len(p.peers)
-	return tree{root: root, me: (p.id - root + n) % n, n: n}
-}
-
-// parent returns the parent's number; the PE must not be the root.
-func (t tree) parent() int { return (t.me&(t.me-1) + t.root) % t.n }
-
-// child returns the number of the child that is bit further from the root, a power of two; ok is
-// false if there is none.
-func (t tree) child(bit int) (pe int, ok bool) {
-	if t.me&bit != 0 || t.me&(bit-1) != 0 || t.me+bit >= t.n {
-		return 0, false
-	}
-	return (t.me + bit + t.root) % t.n, true
-}
-
-// highest returns the largest power of two below n; 0 for 1.
-func highest(n int) int {
-	bit := 0
 	for d := 1; d < n; d *= 2 {
-		bit = d
+		to, from := &p.peers[(p.id+d)%n], &p.peers[(p.id-d+n)%n]
+		if err := to.putWord(ctx, words, mark); err != nil {
+			return to.opError(op, err)
+		}
+		word := word64(p.heap, words)
+		err := p.awaitCollective(ctx, op, from,
+			func() bool { return atomic.LoadUint64(word)>>markBits >= mark>>markBits })
+		if err != nil {
+			return err
+		}
+		if got := atomic.LoadUint64(word); got != mark && got>>markBits == mark>>markBits {
+			return p.mismatch(ctx, op, from, p.record.tag(), p.record.tag())
+		}
+		words += 8
 	}
-	return bit
+	return p.flushLocal(ctx, op)
+}
+
+// flushLocal waits until everything that this PE has put has been sent: PEs that wait for it must
+// not depend on this PE's next call.
+func (p *PE) flushLocal(ctx context.Context, op string) error {
+	err := p.worker.Flush(ctx, transport.FlushLocal)
+	if err == nil || p.closing.Load() && errors.Is(err, transport.ErrPeerClosed) {
+		return nil // a PE that has closed has received everything
+	}
+	return p.opError(op, err)
 }

@@ -5,33 +5,46 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"ibverbx/shmem"
+	"ibverbx/verbs"
 )
 
-// eachWorld runs a test with numbers of PEs that the game does not have, and one that it has.
+// eachWorld runs a test with numbers of PEs that the game does not have, and some that it has.
 func eachWorld(t *testing.T, test func(t *testing.T, l *testbed, pes int)) {
-	for _, n := range []int{1, 3, 8} {
+	for _, n := range []int{1, 2, 3, 5, 8} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) { test(t, newTestbed(t, shape{n, 1, 2}, shmem.Config{}), n) })
 	}
 }
 
 func value(pe, i, round int) int64 { return int64(pe*1000003 + i*7 + round*31) }
 
-// Collective calls take vectors of no elements, and of many: the data of 100,000 goes in pieces.
+// Collective calls take vectors of no elements, and of many, by whichever algorithm: the data goes
+// in pieces, and that of one call by several schedules, one after another.
 func TestLengthsOfVectors(t *testing.T) {
 	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
-		l.run(func(ctx context.Context, pe *shmem.PE) error {
-			for _, n := range []int{0, 1, 100000} {
-				if err := vectors(ctx, pe, n); err != nil {
-					return fmt.Errorf("%d elements: %w", n, err)
+		for _, c := range []struct {
+			window int
+			shared bool
+			most   int
+		}{{512, false, 100000}, {512, true, 20000}, {2, false, 20000}, {16, true, 40000}} {
+			l.run(func(ctx context.Context, pe *shmem.PE) error {
+				shmem.SetAlgorithms(pe, c.window, c.shared)
+				for _, n := range []int{0, 1, 13, 1000, 20000, 40000, 100000} {
+					if n > c.most || n*pes > 300000 {
+						break
+					}
+					if err := vectors(ctx, pe, n); err != nil {
+						return fmt.Errorf("%+v: %d elements: %w", c, n, err)
+					}
 				}
-			}
-			return nil
-		})
+				return nil
+			})
+		}
 	})
 }
 
@@ -51,7 +64,7 @@ func vectors(ctx context.Context, pe *shmem.PE, n int) error {
 		}
 		return v
 	}
-	for root := range pes {
+	for root := 0; root < pes; root += 1 + n/1000 {
 		v := fill(make([]int64, n))
 		err := shmem.Broadcast(ctx, pe, v, root)
 		if err = check("broadcast", err, v, func(i int) int64 { return value(root, i, 0) }); err != nil {
@@ -61,6 +74,17 @@ func vectors(ctx context.Context, pe *shmem.PE, n int) error {
 	v := fill(make([]int64, n))
 	err := shmem.Reduce(ctx, pe, v, v, shmem.OpMax)
 	err = check("reduce", err, v, func(i int) int64 { return value(pes-1, i, 0) })
+	if err != nil {
+		return err
+	}
+	sum := make([]int64, n)
+	err = shmem.Reduce(ctx, pe, sum, fill(v), shmem.OpSum)
+	err = check("sum", err, sum, func(i int) (want int64) {
+		for p := range pes {
+			want += value(p, i, 0)
+		}
+		return want
+	})
 	if err != nil {
 		return err
 	}
@@ -120,6 +144,63 @@ func TestReduceFloatsAndFunc(t *testing.T) {
 				t.Fatalf("PE %d and PE 0 have different bits", i)
 			}
 		}
+	})
+}
+
+// Floats of 16 bits are added as floats, and have no bits to combine.
+func TestReduceFloatsOf16Bits(t *testing.T) {
+	l := newTestbed(t, shape{3, 1, 1}, shmem.Config{})
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		half := []shmem.Float16{shmem.ToFloat16(float32(pe.Rank()) + 0.5)}
+		if err := shmem.Reduce(ctx, pe, half, half, shmem.OpSum); err != nil || half[0].Float32() != 4.5 {
+			return wrong("float16: %v, %v, want 4.5", half[0].Float32(), err)
+		}
+		brain := []shmem.BFloat16{shmem.ToBFloat16(float32(-pe.Rank()))}
+		if err := shmem.Reduce(ctx, pe, brain, brain, shmem.OpMin); err != nil || brain[0].Float32() != -2 {
+			return wrong("bfloat16: %v, %v, want -2", brain[0].Float32(), err)
+		}
+		if err := shmem.Reduce(ctx, pe, half, half, shmem.OpAnd); !errors.Is(err, verbs.ErrInvalid) {
+			return wrong("and: %v", err)
+		}
+		return nil
+	})
+}
+
+// A Reduce may be in place, and its vectors may overlap; it allocates nothing.
+func TestReduceInPlace(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		for _, from := range []int{0, 1, 6, 7} {
+			v := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}
+			if err := shmem.Reduce(ctx, pe, v[3:9], v[from:from+6], shmem.OpXor); err != nil {
+				return err
+			}
+			if want := make([]uint32, 6); !slices.Equal(v[3:9], want) {
+				return wrong("from %d: %v, want %v", from, v[3:9], want)
+			}
+		}
+		return nil
+	})
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		src, dst := make([]float64, 1000), make([]float64, 1000)
+		for i := range src {
+			src[i] = 1
+		}
+		once := func() {
+			if err := shmem.Reduce(ctx, pe, dst, src, shmem.OpSum); err != nil || dst[999] != 2 {
+				t.Errorf("%v, %v", dst[999], err)
+			}
+		}
+		if pe.Rank() == 1 {
+			for range 21 { // AllocsPerRun calls it once more
+				once()
+			}
+			return nil
+		}
+		if n := testing.AllocsPerRun(20, once); n >= 1 {
+			t.Errorf("%v allocations", n)
+		}
+		return nil
 	})
 }
 
@@ -219,4 +300,83 @@ func TestOneCollectiveCallAtATime(t *testing.T) {
 	if err := errors.Join(l.world.PEs()[1].Barrier(ctx), <-done); err != nil {
 		t.Errorf("first call: %v", err)
 	}
+}
+
+// When one PE asks for another size all get an error that says which PE asked for what; they go on
+// afterwards.
+func TestAllocOfDifferentSizes(t *testing.T) {
+	l := newTestbed(t, shape{4, 1, 2}, shmem.Config{})
+	texts := make([]string, 4)
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		n := 200
+		if pe.Rank() == 3 {
+			n = 100
+		}
+		_, err := shmem.Alloc[int64](ctx, pe, n)
+		if !errors.Is(err, shmem.ErrMismatch) {
+			return wrong("%v, want a mismatch", err)
+		}
+		texts[pe.Rank()] = err.Error()
+		_, err = shmem.Alloc[int64](ctx, pe, 50)
+		return err
+	})
+	want := "shmem: alloc: collective calls do not match: PE 0, 1, 2 asked for 200 elements of 8 bytes; PE " +
+		"3 asked for 100 elements of 8 bytes"
+	for i, got := range texts {
+		if got != want {
+			t.Errorf("PE %d:\n%s, want\n%s", i, got, want)
+		}
+	}
+}
+
+// All PEs get the same error for a full heap and for a wrong argument.
+func TestAllocRefusals(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{HeapSize: 1 << 12})
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		s, err := shmem.Alloc[byte](ctx, pe, 4000)
+		if err != nil {
+			return err
+		}
+		for _, n := range []int{100, 1 << 40, 1<<63 - 1} {
+			if _, err := shmem.Alloc[int64](ctx, pe, n); !errors.Is(err, shmem.ErrNoMemory) ||
+				!strings.Contains(err.Error(), fmt.Sprint(n)) && n != 100 {
+				return wrong("alloc of %d: %v", n, err)
+			}
+		}
+		if _, err := shmem.Alloc[int64](ctx, pe, -1); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), "n -1") {
+			return wrong("alloc of -1: %v", err)
+		}
+		for _, part := range []shmem.Sym[byte]{s.Slice(0, 100), s.Slice(64, 4000), {}} {
+			if err := shmem.Free(ctx, pe, part); !errors.Is(err, verbs.ErrInvalid) ||
+				!strings.Contains(err.Error(), "no such block") {
+				return wrong("free of %d bytes at %d: %v", part.Len(), part.Offset(), err)
+			}
+		}
+		if err := shmem.Free(ctx, pe, s); err != nil {
+			return err
+		}
+		if err := shmem.Free(ctx, pe, s); !errors.Is(err, verbs.ErrInvalid) {
+			return wrong("second free: %v", err)
+		}
+		return nil
+	})
+}
+
+// PEs that free different blocks all get ErrMismatch.
+func TestFreeOfDifferentBlocks(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		var s [2]shmem.Sym[byte]
+		for i := range s {
+			var err error
+			if s[i], err = shmem.Alloc[byte](ctx, pe, 10); err != nil {
+				return err
+			}
+		}
+		if err := shmem.Free(ctx, pe, s[pe.Rank()]); !errors.Is(err, shmem.ErrMismatch) {
+			return wrong("free: %v", err)
+		}
+		return shmem.Free(ctx, pe, s[0])
+	})
 }

@@ -16,6 +16,13 @@ func SetSleepStep(d time.Duration, pes ...*PE) {
 	}
 }
 
+// SetAlgorithms sets what the choice of algorithms depends on: how many units one schedule covers,
+// and whether the PEs share processors.
+func SetAlgorithms(pe *PE, window int, shared bool) {
+	pe.exchange.window, pe.exchange.shared = window, shared
+	clear(pe.exchange.plans[:])
+}
+
 // Sleepers is how many PEs have asked one to wake them.
 func Sleepers(pe *PE) (n int) {
 	for i := range pe.peers {

@@ -242,3 +242,35 @@ func FuzzBlocks(f *testing.F) {
 		}
 	})
 }
+
+// A mailbox counts the messages that have been taken out, without a gap, whichever is taken out
+// first. A peer that sends more than it gets is told of each, another one only when it needs the
+// slots.
+func TestTakingMessagesOut(t *testing.T) {
+	for _, c := range []struct {
+		posted uint64
+		more   bool     // the run opens more
+		slots  []uint64 // as they are emptied
+		tells  []uint64 // what the peer is told after each; 0 for nothing
+	}{
+		{slots: []uint64{0, 1, 0, 1}, tells: []uint64{0, 2, 3, 4}},
+		{slots: []uint64{1, 0, 1, 0}, tells: []uint64{0, 2, 0, 4}},
+		{posted: 9, slots: []uint64{0, 1, 0, 1}, tells: []uint64{0, 2, 0, 4}},
+		{posted: 9, more: true, slots: []uint64{0, 1, 1, 0}, tells: []uint64{1, 2, 0, 4}},
+	} {
+		m := mailboxes{posted: c.posted, more: c.more}
+		for i, slot := range c.slots {
+			for m.opened == m.taken || i%2 == 0 && m.opened < m.taken+1+slot {
+				m.opened++
+			}
+			told := uint64(0)
+			if m.emptied(slot) {
+				m.counted = m.taken
+				told = m.counted
+			}
+			if told != c.tells[i] {
+				t.Errorf("%+v: after %d messages the peer is told %d, want %d", c, i+1, told, c.tells[i])
+			}
+		}
+	}
+}

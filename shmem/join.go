@@ -16,6 +16,11 @@ import (
 // joined. The domain stays yours: close it after the PE; several PEs may share one. If one PE
 // cannot join, none does: the others return an error, too, if Exchange still works.
 func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
+	return join(ctx, dom, cfg, false)
+}
+
+// join is Join. shared says, on all PEs alike, whether they share fewer processors.
+func join(ctx context.Context, dom *ibverbx.Domain, cfg Config, shared bool) (*PE, error) {
 	if err := needContext("join", ctx); err != nil {
 		return nil, err
 	}
@@ -27,6 +32,7 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
 	if err != nil {
 		return nil, opError("join", err)
 	}
+	p.exchange.shared = shared
 	if err := p.connect(ctx); err != nil {
 		return nil, errwrap.Join(opError("join", err), p.free())
 	}
@@ -41,6 +47,7 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
 // newPE makes a PE that is connected to itself only.
 func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 	p = &PE{cfg: cfg, id: cfg.Rank, layout: newLayout(cfg.Size), dom: dom, sleepStep: defaultSleepStep}
+	p.exchange.window = defaultWindow
 	p.calls.New = func() any { return &call{} }
 	size := uint64(cfg.HeapSize) &^ (blockAlign - 1)
 	p.blocks = newBlocks(p.layout.user, size)

@@ -48,7 +48,7 @@ func (v *watcher) late(err error) error {
 		said = append(said, "all PEs have entered it")
 		if s := roster.Late("PE", n, func(i int) bool {
 			t := &p.peers[i]
-			return t == v.from || v.from == nil && t.out+t.in != 0
+			return t == v.from || v.from == nil && t.waits()
 		}, "is behind", "are behind"); s != "" {
 			said = append(said, s)
 		}

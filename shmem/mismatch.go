@@ -99,7 +99,7 @@ func (p *PE) compare(ctx context.Context, op string, from *peer) error {
 				return p.mismatch(ctx, op, t, theirs, mine)
 			}
 		}
-		if t == from || from == nil && t.out+t.in != 0 {
+		if t == from || from == nil && t.waits() {
 			if err := t.ask(ctx); err != nil {
 				return t.opError(op, err)
 			}

@@ -36,6 +36,7 @@ type PE struct {
 	collective sync.Mutex
 	blocks     *blocks
 	record     record
+	exchange   exchange
 	wakers     int           // peers that this PE has asked to wake it
 	syncs      atomic.Uint64 // barriers so far; Stats reads it without the lock
 
@@ -165,12 +166,10 @@ type peer struct {
 	fenced   atomic.Uint64           // how many of PE.fences are in force for this peer
 	gone     atomic.Pointer[PEError] // why it failed or closed; nil while it has not
 
-	// The mailboxes, see mailbox.go; guarded by PE.collective.
-	posted   uint64 // pieces sent to this peer so far
-	received uint64 // pieces received from it so far
-	out, in  int    // pieces of an exchange still to be posted, and to be received
-	asked    uint64 // step of the last call that the PE has asked this peer about
-	wakes    bool   // the PE has asked this peer to wake it
+	// Guarded by PE.collective.
+	mailboxes
+	asked uint64 // step of the last call that the PE has asked this peer about
+	wakes bool   // the PE has asked this peer to wake it
 }
 
 // String returns the PE's name in errors, "PE 3".

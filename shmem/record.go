@@ -6,8 +6,8 @@ import (
 )
 
 // All PEs make the same collective calls in the same order. Each keeps its own record of them, and
-// sends a hash of it with everything that it sends in a call. This reveals a piece of another call,
-// and a piece of the same call from a PE that was out of step earlier.
+// sends a hash of it with everything that it sends in a call. This reveals a message of another
+// call, and one of the same call from a PE that was out of step earlier.
 
 // kind is a kind of collective call.
 type kind uint8
@@ -51,7 +51,7 @@ type shape struct {
 
 // tag describes a call to other PEs. From the top: 4 bits of kind, 2 of the logarithm of the
 // element's size, 16 of the parameter, 24 of the number of elements or all ones if there are more,
-// 14 of the record's hash, and 4 that are zero, where a piece has its number.
+// 14 of the record's hash, and 4 that are zero, where a message has its number.
 type tag uint64
 
 const (
@@ -59,7 +59,7 @@ const (
 	tagHashBits = 14
 	tagNumber   = 1<<4 - 1
 	// tagCall masks the bits that describe the call itself: not the hash of earlier calls, and not
-	// the piece's number.
+	// the message's number.
 	tagCall = ^tag(1<<(tagHashBits+4) - 1)
 )
 
@@ -92,7 +92,8 @@ type record struct {
 }
 
 // recent is the number of calls that are remembered. A PE can be ahead of one that waits for it by
-// no more than the depth of a tree, two calls for each level.
+// no more than the depth of a tree, two calls for each level. A chain is deeper, but its calls have
+// many messages, of which there are two on each level.
 const recent = 64
 
 // add records a call, and returns its tag.

@@ -28,8 +28,9 @@ type rowHead struct {
 }
 
 // rowVersion is the version that this package speaks. Version 1 was a single JSON object; PEs of
-// version 2 do not publish how many calls they have entered.
-const rowVersion = 3
+// version 2 do not publish how many calls they have entered, and those of version 3 carry out
+// collective calls by other algorithms.
+const rowVersion = 4
 
 // row is a row that is being written.
 type row struct {

@@ -3,12 +3,27 @@ package shmem
 import (
 	"fmt"
 	"sync/atomic"
+
+	"ibverbx/internal/collective"
 )
 
 // Element is the type of the elements of symmetric memory: integers and floats of a fixed size.
 type Element interface {
 	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
 }
+
+// Float16 is an element of 16 bits, IEEE 754's binary16. Its method Float32 returns the value.
+// Reduce combines it in float32 and rounds each result to nearest, ties to even.
+type Float16 = collective.Float16
+
+// BFloat16 is the same for the upper half of a float32.
+type BFloat16 = collective.BFloat16
+
+// ToFloat16 rounds to nearest, ties to even.
+func ToFloat16(v float32) Float16 { return collective.ToFloat16(v) }
+
+// ToBFloat16 rounds to nearest, ties to even.
+func ToBFloat16(v float32) BFloat16 { return collective.ToBFloat16(v) }
 
 // Word is the type of the values of atomics and waits: integers of four and of eight bytes.
 type Word interface {

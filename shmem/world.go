@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -31,6 +32,7 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	shared := len(doms) > runtime.GOMAXPROCS(0)
 	meeting := newMeeting(len(doms))
 	world := &World{pes: make([]*PE, len(doms))}
 	var results results
@@ -43,7 +45,7 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 		}
 		wg.Go(func() {
 			var err error
-			if world.pes[i], err = Join(ctx, dom, cfg); err != nil {
+			if world.pes[i], err = join(ctx, dom, cfg, shared); err != nil {
 				results.add(i, err)
 				cancel() // so that the others stop waiting
 			}
