@@ -142,6 +142,11 @@ func TestArena(t *testing.T) {
 // last one, also if the queue pair fails in between.
 func TestHolds(t *testing.T) {
 	a, b := halves(t)
+	const depth = 8 // of the completion queue, which overruns at the end
+	a, b = a.sibling(t, depth), b.sibling(t, depth)
+	if err := errors.Join(a.connect(b.address()), b.connect(a.address())); err != nil {
+		t.Fatal(err)
+	}
 	a.granted(t, b.address())
 	o := &a.qp.(*QP).out
 	holds := func() uint64 {
@@ -170,10 +175,31 @@ func TestHolds(t *testing.T) {
 			t.Errorf("%d times %d bytes took %d holds, want %d", c.count, c.n, got, c.want)
 		}
 	}
-	for i := 0; a.qp.State() == verbs.StateRTS && i < 100; i++ { // until the completion queue overruns
-		_, _ = a.qp.PostSend(list(300, 8, verbs.SendSignaled))
+	_, _ = a.qp.PostSend(list(depth+2, 8, verbs.SendSignaled))
+	if s := a.qp.State(); s != verbs.StateErr {
+		t.Errorf("the queue pair is in %v", s)
 	}
 	holds()
+}
+
+// sibling makes a queue pair with the memory of another one, and a completion queue of its own.
+func (h *half) sibling(tb testing.TB, depth int) *half {
+	tb.Helper()
+	s := *h
+	var err error
+	if s.cq, err = h.dev.CreateCQ(verbs.CQConfig{Depth: depth}); err != nil {
+		tb.Fatal(err)
+	}
+	if s.qp, err = h.pd.CreateQP(verbs.QPConfig{SendCQ: s.cq, RecvCQ: s.cq,
+		Cap: verbs.QPCap{MaxSendWR: 512}}); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := errors.Join(s.qp.Close(), s.cq.Close()); err != nil {
+			tb.Error(err)
+		}
+	})
+	return &s
 }
 
 // What is written to an arena directly does not overtake what went before it through the ring, and
