@@ -582,6 +582,32 @@ func TestSilentStrangers(t *testing.T) {
 	}
 }
 
+// A NIC that has as many links as it may, some of them of strangers that have not spoken yet, lets
+// in the next peer when one of these goes.
+func TestFullOfStrangers(t *testing.T) {
+	p := openNICs(t, Config{Devices: 2})
+	d := p.Device(1)
+	strangers := make([]link, mostLinks)
+	d.mu.Lock()
+	for i := range strangers {
+		d.in[&strangers[i]] = struct{}{}
+	}
+	d.mu.Unlock()
+	env := verbstest.Env{Strict: true}
+	pair := verbstest.NewPair(verbstest.NewNode(t, env, p.Device(0)), verbstest.NewNode(t, env, d),
+		verbstest.PairConfig{})
+	pair.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled})
+	time.Sleep(20 * time.Millisecond) // a NIC that refuses the peer does so by then
+	d.mu.Lock()
+	for i := range strangers {
+		delete(d.in, &strangers[i])
+	}
+	d.mu.Unlock()
+	if wc := pair.A.WaitSend(1)[0]; wc.Status != verbs.StatusSuccess {
+		t.Error(wc)
+	}
+}
+
 // A process that is stopped is alive: its peer's requests time out.
 func TestStopped(t *testing.T) {
 	h, err := newHalf(openNICs(t, Config{}).Device(0))

@@ -245,6 +245,11 @@ func (d *Device) meet() {
 func (d *Device) welcome(c *conn) {
 	l := &link{dev: d, lanes: map[uint64]*lane{}, conn: c}
 	d.mu.Lock()
+	for len(d.in) >= mostLinks && d.isGreeting() && d.core.Closed == "" {
+		d.mu.Unlock()
+		time.Sleep(time.Millisecond) // who has hung up makes room soon, who is silent after helloTime
+		d.mu.Lock()
+	}
 	full := len(d.in) >= mostLinks || d.core.Closed != ""
 	if !full {
 		d.in[l] = struct{}{}
@@ -258,6 +263,16 @@ func (d *Device) welcome(c *conn) {
 		_ = l.greet(c) // the peer sees the end
 		d.end(l)
 	})
+}
+
+// isGreeting reports whether a peer that has dialed has not introduced itself yet. Call it locked.
+func (d *Device) isGreeting() bool {
+	for l := range d.in {
+		if l.page == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // greet exchanges introductions with a peer that has dialed, and hears it until its end.
