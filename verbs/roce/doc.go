@@ -45,7 +45,8 @@
 // route of this host; if a more distant link is smaller, give the route an MTU (ip route ... mtu
 // 1500). Nothing detects such a link: ICMP messages ("fragmentation needed", "packet too big") have
 // no effect, because anybody could end connections by them. The packets are lost, and requests that
-// are longer than the link carries end in verbs.StatusRetryExcErr.
+// are longer than the link carries end in verbs.StatusRetryExcErr. A queue pair does not search for
+// a smaller path MTU either: both programs have set it before the first packet, as with every NIC.
 //
 // # Foreign peers
 //
@@ -63,8 +64,10 @@
 // sends no bursts to it unless you set [Config].ForeignGSO.
 //
 // Between two ends of this package only lost packets are sent again, and the kernel always moves
-// packets in bursts. The window follows the delay and leaves queues short. Beside a flow that fills
-// every queue, as TCP does, it competes until that flow is gone.
+// packets in bursts. A packet that arrives behind later ones, by less than a quarter of the path's
+// round trip, is not lost. The window follows the delay and leaves queues short. Beside a flow that
+// fills every queue, as TCP does, it competes until that flow is gone; docs/NETWORKS.md shows how
+// they share.
 //
 // The packets are RoCEv2 in both cases, and Wireshark reads them. The packet that reports arrivals
 // behind a gap has the form of a READ response whose AETH is a NAK. A capture on a sending host
@@ -165,12 +168,12 @@
 //
 // The queue pairs of a NIC that write to the same NIC share the receive buffer of its socket. When
 // they have more to send than half of it holds, they take turns, and fewer of them at a time while
-// a short queue on the way drops more than 2 % of their packets. If several NICs send much to one,
-// its answers grant each a part, in the credits that InfiniBand has for receives; what they send at
-// once before the first answers may still overrun the buffer, and is sent again. A part is at least
-// 8 KiB, so a buffer suffices for as many NICs as it has 16 KiB: 256 with 4 MiB, 13 with the usual
-// limit of an unprivileged process. A NIC assumes that the buffer of a peer that grants nothing
-// less is as large as its own. Answers to READs have no such limit.
+// a short queue on the way drops or marks more than 2 % of their packets. If several NICs send much
+// to one, its answers grant each a part, in the credits that InfiniBand has for receives; what they
+// send at once before the first answers may still overrun the buffer, and is sent again. A part is
+// at least 8 KiB, so a buffer suffices for as many NICs as it has 16 KiB: 256 with 4 MiB, 13 with
+// the usual limit of an unprivileged process. A NIC assumes that the buffer of a peer that grants
+// nothing less is as large as its own. Answers to READs have no such limit.
 //
 // # What you must do
 //
@@ -184,6 +187,9 @@
 // polling an empty queue receives the packets that have arrived. While nobody polls, or after the
 // polling program has armed the queue, one goroutine per NIC sleeps in Go's poller. An idle NIC
 // uses no processor.
+//
+// A NIC receives on one port, to which all its peers send, so one core at a time receives for it;
+// queue pairs of several NICs receive on several.
 //
 // # Systems
 //

@@ -69,9 +69,11 @@ type networkNIC struct {
 	room   int            // bytes that the inbox holds; 0 is no bound
 	filled int            // bytes in the inbox
 	// What comes to the NIC passes a link of rate bytes a second, if that is not 0, behind a queue
-	// of so many bytes, and has passed it at free.
+	// of so many bytes, and has passed it at free. What finds more than mark bytes in the queue is
+	// marked, unless mark is 0.
 	rate  float64
 	queue int
+	mark  int
 	free  int64
 	// dropped counts what found the inbox, or the link's queue, full.
 	dropped int
@@ -248,13 +250,23 @@ func (x *networkNIC) pass(now int64, size int) (at int64, ok bool) {
 	if x.rate == 0 {
 		return now, true
 	}
-	backlog := float64(max(x.free-now, 0)) * x.rate / 1e9
-	if int(backlog)+size > x.queue {
+	if x.backlog(now)+size > x.queue {
 		x.dropped++
 		return 0, false
 	}
 	x.free = max(x.free, now) + int64(float64(size)/x.rate*1e9)
 	return x.free, true
+}
+
+// backlog is how many bytes wait to pass the link.
+func (x *networkNIC) backlog(now int64) int { return int(float64(max(x.free-now, 0)) * x.rate / 1e9) }
+
+// marks is whether the network marks a packet to the NIC. Without a slow link it marks some.
+func (x *networkNIC) marks(now int64) bool {
+	if x.rate == 0 {
+		return x.net.rng.IntN(64) == 0
+	}
+	return x.mark != 0 && x.backlog(now) > x.mark
 }
 
 // wake has the receiving goroutine run soon.
@@ -449,10 +461,11 @@ func (p *networkPath) carry(i int, packet []byte) {
 	if rng.IntN(2) == 0 { // the burst comes whole
 		g.Index, g.Bundle = uint8(i), uint8(i+1)
 	}
-	if p.ect && to.rate == 0 && rng.IntN(64) == 0 {
+	leaves := max(n.now, x.held)
+	if p.ect && to.marks(leaves) {
 		g.ECN = udp.CE
 	}
-	sent, ok := to.pass(max(n.now, x.held), len(packet))
+	sent, ok := to.pass(leaves, len(packet))
 	if !ok {
 		return
 	}

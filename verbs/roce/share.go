@@ -266,14 +266,17 @@ func (s *share) note(q *QP) {
 	if s.granted && q.dev.now()-s.grantedAt > grantLasts {
 		s.limit, s.granted = q.dev.crowd.own, false
 	}
-	if arrived, missed, rtt := q.engine.Outcome(); arrived+missed != 0 {
-		if rtt != 0 {
-			s.budget.took(rtt)
+	if o := q.engine.TakeOutcome(); o.Arrived+o.Missed != 0 {
+		if o.RoundTrip != 0 {
+			s.budget.took(o.RoundTrip)
+		}
+		if s.limit >= leastPart*leastBudget {
+			o.Missed += o.Stuck // of several NICs, one that was marked would grow back slowly
 		}
 		if s.isAlone(q) && s.budget.bytes == 0 && !q.engine.IsShrunk() {
-			missed = 0 // its window shrinks, and losses have taken nothing from the budget
+			o.Missed = 0 // its window shrinks, and losses have taken nothing from the budget
 		}
-		s.budget.add(s.limit, s.used, q.cost, arrived, missed)
+		s.budget.add(s.limit, s.used, q.cost, o.Arrived, o.Missed)
 	}
 	now := q.engine.UnderWay() * q.cost
 	s.used += now - q.underWay

@@ -187,6 +187,23 @@ func TestRandomLoss(t *testing.T) {
 	}
 }
 
+// Where a queue marks packets, queue pairs whose windows are as small as they can be take fewer
+// turns at a time, until it does not mark most of them.
+func TestManyMarked(t *testing.T) {
+	c := newWriters(t, 1, 100, 4<<20)
+	c.net.plan.Latency = 50 * time.Microsecond
+	to := c.net.nics[1]
+	to.rate, to.queue, to.mark = 125e6, 400*4200, 65*4200
+	c.run(t, 300, 2)
+	sent, marked, dropped := c.counted().Sent, to.Counters().Marked, to.dropped
+	c.run(t, 600, 0)
+	sent, marked, dropped = c.counted().Sent-sent, to.Counters().Marked-marked, to.dropped-dropped
+	t.Logf("%d of %d packets are marked, %d dropped", marked, sent, dropped)
+	if marked*10 > sent || dropped != 0 {
+		t.Error("too many")
+	}
+}
+
 // counted is what the senders have counted, in all.
 func (c *writers) counted() (all Counters) {
 	for _, from := range c.from {

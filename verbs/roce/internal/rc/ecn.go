@@ -72,12 +72,17 @@ func (q *QP) transmitNotice(b *Batch) {
 	q.stats.CNPsSent++
 }
 
-// yield shrinks the window because the network has marked packets.
+// yield shrinks the window because the network has marked packets. If it cannot shrink, it reports
+// that, because only fewer QPs at a time help then. A CNP of a foreign end it does not report: a
+// CNP has no number, and one that is forged shall not slow down other QPs.
 func (q *QP) yield() {
 	r := &q.req
 	switch {
 	case q.State != verbs.StateRTS && q.State != verbs.StateSQD:
 	case q.ours:
+		if q.window() == minWindow {
+			q.outcome.Stuck++
+		}
 		r.window.marked(r.una, r.next)
 	default:
 		r.foreign.marked(r.una, r.next)

@@ -73,13 +73,13 @@ func (q *QP) markKept(s seq) {
 func (q *QP) arrived(last seq, t *track, n int) {
 	r := &q.req
 	r.flying -= n
-	q.arrivals += n
+	q.outcome.Arrived += n
 	rtt := q.reached(last)
 	if t.resent {
 		rtt = 0 // it may answer either of the two packets
 	} else {
 		r.timers.sample(rtt, n)
-		q.roundTrip = rtt
+		q.outcome.RoundTrip = rtt
 	}
 	if q.ours {
 		r.window.arrived(q.now, rtt, r.flying, n)
@@ -103,7 +103,7 @@ func (q *QP) reached(s seq) int64 {
 // missed reports to the window that the network has lost the packet with a number.
 func (q *QP) missed(s seq) {
 	r := &q.req
-	q.misses++
+	q.outcome.Missed++
 	if q.ours {
 		r.window.missed(s, r.next)
 	} else {

@@ -59,10 +59,7 @@ type QP struct {
 	allowed  int
 	heldBack bool
 	granted  wire.Syndrome // by the last acknowledgement; 0 if Granted has returned it
-	// Since the last call of Outcome arrivals and misses count packets, and roundTrip is the last
-	// one that was measured; 0 if none was.
-	arrivals, misses int
-	roundTrip        int64
+	outcome  Outcome       // since TakeOutcome was called last
 
 	req     requester
 	resp    responder
@@ -117,12 +114,17 @@ func (q *QP) Granted() (s wire.Syndrome, ok bool) {
 	return s, s != 0
 }
 
-// Outcome returns how many packets have reached the peer, and how many the network has lost, since
-// the last call; rtt is the last round trip that was measured, or 0.
-func (q *QP) Outcome() (arrivals, misses int, rtt int64) {
-	arrivals, misses, rtt = q.arrivals, q.misses, q.roundTrip
-	q.arrivals, q.misses, q.roundTrip = 0, 0, 0
-	return arrivals, misses, rtt
+// Outcome is what has become of packets since the last call of TakeOutcome.
+type Outcome struct {
+	Arrived, Missed int   // how many have reached the peer, and how many the network has lost
+	Stuck           int   // how many times it has marked some while the window could not shrink
+	RoundTrip       int64 // the last one that was measured, nanoseconds; 0 if none was
+}
+
+// TakeOutcome returns the outcome since the last call.
+func (q *QP) TakeOutcome() (o Outcome) {
+	o, q.outcome = q.outcome, o
+	return o
 }
 
 // UnderWay returns how many numbers are under way, or 0 once the peer was silent for silentProbes
