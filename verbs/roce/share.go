@@ -234,15 +234,21 @@ func (s *share) leave(q *QP) {
 }
 
 // room is how many packets a queue pair may put under way. While it is alone that is any number, or
-// twice the limit if the peer has granted that, or what losses leave of it.
+// twice the limit if the peer has granted that, or what losses leave of it. While nothing is under
+// way it is at least one: a budget of one packet is less than one of a queue pair with a longer path
+// MTU, and no answer would ever make room for that.
 func (s *share) room(q *QP) int {
+	room := math.MaxInt
 	switch {
 	case !s.isAlone(q):
-		return (s.budget.of(s.limit) - s.used) / q.cost
+		room = (s.budget.of(s.limit) - s.used) / q.cost
 	case s.granted:
-		return (s.budget.of(2*s.limit) - s.used) / q.cost
+		room = (s.budget.of(2*s.limit) - s.used) / q.cost
 	}
-	return math.MaxInt
+	if s.used == 0 {
+		room = max(room, 1)
+	}
+	return room
 }
 
 // turnOf is how many packets a queue pair puts under way in its turn, or in the rest of it: at most

@@ -588,3 +588,54 @@ func TestAloneInShare(t *testing.T) {
 		t.Errorf("room for %d while another waits", room)
 	}
 }
+
+// Two queue pairs with short packets leave a budget of one of them, since their peers are dead. Two
+// others, whose packets are longer, send nevertheless.
+func TestPacketLongerThanTheBudget(t *testing.T) {
+	const size = 64 << 10
+	n := openVirtualNICs(t, Config{}, 2)
+	for _, x := range n.nics {
+		x.buffer = 4 << 20
+	}
+	from, to := newNode(t, n.nics[0].Device, size), newNode(t, n.nics[1].Device, size)
+	open := func(mtu verbs.MTU) (qp, peer verbs.QP) {
+		qp, peer = from.newQP(t), to.newQP(t)
+		t.Cleanup(func() { must(t, qp.Close()); must(t, peer.Close()) })
+		must(t, verbstest.Connect(qp, peer, verbstest.ConnectConfig{Port: 1,
+			Adjust: func(_ verbs.QP, attr *verbs.QPAttr) { attr.PathMTU, attr.RetryCount = mtu, 3 }}))
+		return qp, peer
+	}
+	post := func(qp verbs.QP, id uint64) {
+		_, err := qp.PostSend([]verbs.SendWR{from.write(to, id, size)})
+		must(t, err)
+	}
+	longer := []verbs.QP{}
+	for id := range uint64(2) {
+		qp, peer := open(verbs.MTU1024)
+		must(t, peer.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState))
+		post(qp, id)
+		qp, _ = open(verbs.MTU4096)
+		longer = append(longer, qp)
+	}
+	s := longer[0].(*QP).path.share
+	for s.budget.bytes >= 4096 {
+		n.step()
+	}
+	for i, qp := range longer {
+		post(qp, uint64(2+i))
+	}
+	for got, wcs := 0, make([]verbs.WC, 4); got < 4; {
+		if n.Movable() == 0 {
+			t.Fatalf("nothing moves: %d bytes are under way, the budget is %d", s.used, s.budget.bytes)
+		}
+		n.step()
+		k, err := from.cq.Poll(wcs)
+		must(t, err)
+		for _, wc := range wcs[:k] {
+			if failed := wc.Status == verbs.StatusRetryExcErr; failed != (wc.ID < 2) {
+				t.Errorf("request %d: %v", wc.ID, wc.Status)
+			}
+		}
+		got += k
+	}
+}
