@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"slices"
 
 	"ibverbx/internal/peertext"
 	"ibverbx/rendezvous"
@@ -74,10 +73,12 @@ func share(ctx context.Context, g Group, own *shm.Device, mine offer) (why strin
 	if err != nil {
 		return "", err
 	}
+	said := hosts(all)
+	known := !said[""]
 	switch why = refusalOf(all); {
-	case why == otherHost && all[0].Host != "" && onOneHost(all):
+	case why == otherHost && known && len(said) == 1:
 		return otherNetwork, nil
-	case why == "" && !onOneHost(all): // all have a directory, or one address for several hosts
+	case why == "" && known && len(said) > 1: // all have a directory, or one address for several hosts
 		return otherHost, nil
 	case why != "":
 		return why, nil
@@ -93,9 +94,13 @@ const otherHost = "a process is on another host"
 const otherNetwork = "processes of this host have networks of their own: name a directory that they " +
 	"share, with " + envShmDir + " or Config.Shm.Dir"
 
-// onOneHost reports whether all processes say the same of their host, which may be nothing.
-func onOneHost(all []offer) bool {
-	return !slices.ContainsFunc(all, func(o offer) bool { return o.Host != all[0].Host })
+// hosts returns what processes say of their hosts, which may be nothing.
+func hosts(all []offer) map[string]bool {
+	said := map[string]bool{}
+	for _, o := range all {
+		said[o.Host] = true
+	}
+	return said
 }
 
 // hostID returns what is the same in all containers of a host; empty if the host does not say.

@@ -140,14 +140,13 @@ func TestWhoSharesMemory(t *testing.T) {
 	)
 	const otherwise = "soft0, no RDMA NIC here: using UDP sockets (provider roce)"
 	host := regexp.MustCompile(`"host":"[0-9a-f]*"`)
-	otherHosts := func(a, b *pair) {
-		for i, p := range []*pair{a, b} {
-			send := p.send
-			p.send = func(mine []byte) error {
-				return send(host.ReplaceAll(mine, fmt.Appendf(nil, `"host":"%d"`, i)))
-			}
+	on := func(p *pair, name string) {
+		send := p.send
+		p.send = func(mine []byte) error {
+			return send(host.ReplaceAll(mine, fmt.Appendf(nil, `"host":%q`, name)))
 		}
 	}
+	otherHosts := func(a, b *pair) { on(a, "0"); on(b, "1") }
 	for name, c := range map[string]struct {
 		nicA, nicB bool
 		change     func(b *nics.Config)
@@ -159,6 +158,7 @@ func TestWhoSharesMemory(t *testing.T) {
 		"real NICs":            {true, true, nil, nil, shares, shares, ""},
 		"real NICs at one end": {true, false, nil, nil, shares, sharesToo, ""},
 		"no real NICs":         {false, false, nil, nil, sharesToo, sharesToo, ""},
+		"a host unknown":       {true, true, nil, func(a, _ *pair) { on(a, "") }, shares, shares, ""},
 		"a provider": {true, true, func(b *nics.Config) { b.Provider = nics.Real }, nil, real + asksReal,
 			"soft0", asksReal},
 		"a provider, and sockets": {false, true, func(b *nics.Config) { b.Provider = nics.Real }, nil,

@@ -5,8 +5,11 @@ package jobs_test
 import (
 	"bufio"
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -141,6 +144,25 @@ func TestOpenMPIHosts(t *testing.T) {
 	}
 }
 
+// freeName returns a name for a job on this host at whose port, one of 4,000 that is made of the
+// name, no other job listens at the moment: those of other tests, or of another run of the tests.
+func freeName(t *testing.T) string {
+	t.Helper()
+	for range 100 {
+		name, hash := rand.Text(), fnv.New64a()
+		_, _ = io.WriteString(hash, name)
+		c, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", 61000+hash.Sum64()%4000))
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return name
+		}
+		if err == nil {
+			_ = c.Close()
+		}
+	}
+	t.Fatal("no free port")
+	return ""
+}
+
 // Without libpmix the variables have to do: they do on one host, and else the error says what is
 // missing. So it is where the launcher does not answer.
 func TestWithoutPMIx(t *testing.T) {
@@ -152,7 +174,7 @@ func TestWithoutPMIx(t *testing.T) {
 	missing, silent := "LD_LIBRARY_PATH="+broken, "PMIX_SERVER_URI41=1.0;tcp4://127.0.0.1:9"
 	for name, env := range map[string]string{"no library": missing, "no answer": silent} {
 		t.Run(name, func(t *testing.T) {
-			namespace := rand.Text() // another run of the tests may have a job at the same time
+			namespace := freeName(t)
 			jobtest.EachRank(t, ":", func(rank int) []string {
 				return []string{env, "PMIX_NAMESPACE=" + namespace,
 					fmt.Sprint("PMIX_RANK=", rank), fmt.Sprint("OMPI_COMM_WORLD_RANK=", rank),
