@@ -38,8 +38,8 @@ func (p *PE) await(ctx context.Context, op string, done func() bool) error {
 }
 
 // awaitCollective is await for collective calls, in which the writer is known: from, or, if that is
-// nil, all PEs whose exchange is not finished. In a long wait the PE checks that all are in the
-// same call, asks to be woken, and sleeps.
+// nil, all PEs for which a step that has begun waits. In a long wait the PE checks that all are in
+// the same call, asks to be woken, and sleeps.
 func (p *PE) awaitCollective(ctx context.Context, op string, from *peer, done func() bool) error {
 	v := watcher{p: p, ctx: ctx, op: op, from: from, collective: true, step: p.cfg.Step}
 	return v.watch(done)

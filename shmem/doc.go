@@ -111,5 +111,5 @@
 // Short puts are copied into the work request, longer ones into registered buffers, and data in the
 // symmetric heap is sent from where it is. No call allocates once warm, except Alloc and Free,
 // large transfers from memory outside the heap, which register it for the call, and a collective
-// call that goes in another number of pieces than the last sixteen.
+// call whose root or number of pieces is none of the last sixteen.
 package shmem

@@ -56,13 +56,14 @@ func newLayout(pes int) layout {
 	return l
 }
 
-// slotWord returns the offset of the word that says which piece of PE from is in one of its slots.
+// slotWord returns the offset of the word that says which message of PE from is in one of its
+// slots.
 func (l *layout) slotWord(from int, slot uint64) uint64 {
 	return l.words + wordStride*uint64(from) + 8*slot
 }
 
-// taken returns the offset of the word in which PE from counts the pieces that it has taken out of
-// its slots.
+// taken returns the offset of the word in which PE from counts the messages that it has taken out
+// of its slots.
 func (l *layout) taken(from int) uint64 { return l.words + wordStride*uint64(from) + 16 }
 
 // question returns the offset of three words with which PE from asks this PE about the call that it
@@ -76,7 +77,7 @@ func (l *layout) sleeps(from int) uint64 { return l.words + wordStride*uint64(fr
 // call has passed.
 func (l *layout) gaveUp(from int) uint64 { return l.words + wordStride*uint64(from) + 56 }
 
-// slotOf returns the offset of a slot for pieces of PE from.
+// slotOf returns the offset of a slot for messages of PE from.
 func (l *layout) slotOf(from int, slot uint64) uint64 {
 	return l.slots + (2*uint64(from)+slot)*l.slot
 }

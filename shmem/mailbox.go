@@ -36,8 +36,8 @@ type mailboxes struct {
 }
 
 // emptied records that the message of a slot has been taken out, and reports whether the peer must
-// be told now. A peer that is sent as much as it sends needs no more than one slot for its next
-// call: it is told of the last message of a call together with the one that follows.
+// be told now. It has another slot for its next call, so it is told of the last message of a call
+// together with the one that follows, unless it is more than a message ahead of what it was sent.
 func (m *mailboxes) emptied(slot uint64) (tell bool) {
 	m.empty[slot] = true
 	for ; m.empty[m.taken%depth]; m.taken++ {

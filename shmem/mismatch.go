@@ -90,7 +90,7 @@ func (t *peer) question() (step uint64, g tag, ok bool) {
 }
 
 // compare asks the PE that this one waits for, and fails if a PE that has asked was, or is, in a
-// different call. If from is nil, it asks all PEs whose exchange is not finished.
+// different call. If from is nil, it asks all PEs for which a step waits.
 func (p *PE) compare(ctx context.Context, op string, from *peer) error {
 	for i := range p.peers {
 		t := &p.peers[i]

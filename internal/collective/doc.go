@@ -65,9 +65,9 @@
 //
 // # What is the same everywhere
 //
-// All ranks must pass the same Shape, but for Rank, and for what Counts of an all-to-all say. The
-// order in which values are combined depends on the shape alone, never on what arrives first, so
-// the result is the same bits in every run. All-reduce gives the same bits on every rank. With
+// All ranks must pass the same Shape, but for Rank, InPlace, and what Counts of an all-to-all say.
+// The order in which values are combined depends on the shape alone, never on what arrives first,
+// so the result is the same bits in every run. All-reduce gives the same bits on every rank. With
 // Shape.Ordered the operands are in the order of the ranks: the operation need only be associative.
 //
 // # Elements

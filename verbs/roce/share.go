@@ -235,8 +235,8 @@ func (s *share) leave(q *QP) {
 
 // room is how many packets a queue pair may put under way. While it is alone that is any number, or
 // twice the limit if the peer has granted that, or what losses leave of it. While nothing is under
-// way it is at least one: a budget of one packet is less than one of a queue pair with a longer path
-// MTU, and no answer would ever make room for that.
+// way it is at least one: a budget of one packet is less than one of a queue pair with a longer
+// path MTU, and no answer would ever make room for that.
 func (s *share) room(q *QP) int {
 	room := math.MaxInt
 	switch {

@@ -215,7 +215,7 @@ func (c *writers) counted() (all Counters) {
 	return all
 }
 
-// The budget starts with two turns and doubles until packets are lost, or again with one packet if
+// The budget starts with some turns and doubles until packets are lost, or again with one packet if
 // nothing has come back. Of several NICs, each loses a part with each packet.
 func TestBudgetOfSeveral(t *testing.T) {
 	const limit, cost = 64 * 4096, 4096 // least is 8 packets

@@ -139,6 +139,7 @@ func (q *QP) sendSlot() bool {
 			o.detours++
 		}
 	}
+	o.release(o.lane) // before what may take longer than the owner of an arena should wait
 	n := min(s.Length-o.at, mostBytes)
 	var out slot
 	out.op, out.imm, out.addr, out.rkey, out.n = s.Opcode, s.Imm, s.RemoteAddr+o.at, s.RKey, uint32(n)

@@ -18,7 +18,7 @@ type Config struct {
 	// MaxMsgSize is the longest message, bytes.
 	MaxMsgSize uint64
 	Sink       Sink
-	// Rand draws the fields that a failed completion leaves undefined.
+	// Rand draws the fields that a failed completion leaves undefined, and spreads probes.
 	Rand *rand.Rand
 	// Window is the most bytes under way to an end of this package; 0 means 1 MiB.
 	Window int
