@@ -61,8 +61,8 @@ func (p *PE) gather(ctx context.Context, op string, kind kind, g tag, dst, src [
 
 // AllToAll sends part i of src to PE i and receives part i of dst from PE i. Both have as many
 // equal parts as there are PEs. dst and src may be any memory, and must not overlap. It is
-// collective; all PEs pass the same length. If a length does not fit, the error is
-// verbs.ErrInvalid, and the call of all other PEs ends with [ErrMismatch].
+// collective; all PEs pass the same length. If a length does not fit, or dst and src overlap, the
+// error is verbs.ErrInvalid, and the call of all other PEs ends with [ErrMismatch].
 func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	const op = "all-to-all"
 	if err := pe.enter(op); err != nil {
@@ -73,6 +73,10 @@ func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 		return pe.refuse(ctx, kindAllToAll,
 			invalid(op, "dst has %d elements, src %d: both must have the same multiple of %d, the number "+
 				"of PEs", len(dst), len(src), pe.Size()))
+	}
+	if overlap(bytesOf(dst), bytesOf(src)) {
+		return pe.refuse(ctx, kindAllToAll, invalid(op, "dst and src overlap: a part would be written "+
+			"before it is sent"))
 	}
 	g, err := pe.call(op, kindAllToAll, shape{n: len(src), size: sizeOf[T]()})
 	if err != nil {

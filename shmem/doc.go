@@ -80,15 +80,15 @@
 //
 // # Calls that do not match
 //
-// All PEs make the same collective calls in the same order, with the same lengths, types, roots and
-// ops. If they do not, or if one call is refused for its arguments, all PEs get [ErrMismatch]: in
-// the call itself, or in the next one if the call needed nothing of the others, as a Broadcast's
-// root does not. No PE completes a Barrier, and none takes the data of one call for that of
-// another. The error of one PE says which PEs called what; those of the others at least say which
-// PE found the mismatch. PEs that wait for each other detect it within some milliseconds, a PE that
-// computes detects it in its next call. PEs compare what they call, and a hash of all their calls
-// so far. The hash has 14 bits, or 24 in a Barrier, so different earlier calls may, rarely, go
-// unnoticed.
+// All PEs make the same collective calls in the same order, with elements of the same type and
+// size, of which only the size is compared, and the same lengths, roots and ops. If they do not, or
+// if one call is refused for its arguments, all PEs get [ErrMismatch]: in the call itself, or in
+// the next one if the call needed nothing of the others, as a Broadcast's root does not. No PE
+// completes a Barrier, and none takes the data of one call for that of another. The error of one PE
+// says which PEs called what; those of the others at least say which PE found the mismatch. PEs
+// that wait for each other detect it within some milliseconds, a PE that computes detects it in its
+// next call. PEs compare what they call, and a hash of all their calls so far. The hash has 14
+// bits, or 24 in a Barrier, so different earlier calls may, rarely, go unnoticed.
 //
 // # Faults
 //

@@ -411,6 +411,7 @@ func TestBadArguments(t *testing.T) {
 			shmem.OpXor)},
 		{"all-gather: lengths", "dst has 5 elements", shmem.AllGather(ctx, pe, v, v)},
 		{"all-to-all: lengths", "dst has 5 elements", shmem.AllToAll(ctx, pe, v, v)},
+		{"all-to-all: overlap", "dst and src overlap", shmem.AllToAll(ctx, pe, v[:4], v[1:])},
 	} {
 		if !errors.Is(c.err, verbs.ErrInvalid) || !strings.Contains(c.err.Error(), c.says) {
 			t.Errorf("%s: %v, want %q", c.name, c.err, c.says)

@@ -54,7 +54,7 @@
 // Whether it exits, crashes or is killed: the kernel closes its sockets, and within milliseconds
 // every queue pair that was connected to it is in ERR. Its oldest request ends in
 // verbs.StatusRetryExcErr, the others and the receives are flushed, all with the vendor code
-// 0x53484d01, and a queue pair without a request raises verbs.EventQPFatal. What the process had
+// 0x53484d01, and a queue pair without either raises verbs.EventQPFatal. What the process had
 // published before its death is carried out. Memory is freed with the last process that maps it;
 // there is nothing to clean up.
 //

@@ -316,8 +316,9 @@ func (q *QP) endWith(status verbs.Status, vendor uint32) {
 	if ok {
 		q.completeError(nic.Send, seq, status, vendor)
 	}
+	told := ok || q.out.orphaned && !q.core.RQ.Empty() // the receives are flushed with vendorDied
 	q.toError()
-	if !ok {
+	if !told {
 		q.dev.core.Publish(verbs.Event{Type: verbs.EventQPFatal, QPNum: q.core.Num})
 	}
 }
