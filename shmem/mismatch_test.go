@@ -311,6 +311,7 @@ func TestStragglersAreNamed(t *testing.T) {
 
 // So does Close, and a PE that does not answer is told from one that has not entered the call.
 func TestASilentPEIsNamed(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	l := newTestbed(t, shape{3, 1, 1}, shmem.Config{})
 	l.mayFail = true
 	ctx, cancel := context.WithTimeout(l.ctx, 50*time.Millisecond)
@@ -329,6 +330,7 @@ func TestASilentPEIsNamed(t *testing.T) {
 
 // A PE whose deadline passes after another has given up, and ended, does not name that one.
 func TestWhoGaveUpIsNotNamed(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	l := newTestbed(t, shape{3, 1, 1}, shmem.Config{})
 	l.mayFail = true
 	wait := func(pe int) string {

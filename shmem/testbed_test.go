@@ -2,6 +2,7 @@ package shmem_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"testing"
 	"time"
@@ -14,7 +15,10 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8") // they mostly wait
+	goleak.VerifyTestMain(m)
+}
 
 // shape is the size of a world under test.
 type shape struct {

@@ -22,9 +22,10 @@ var struckRuns = []struct{ args, fault, what, cause string }{
 
 // TestFaultsEndTheColumn reads what is printed of each kind of fault, and the same as a document.
 func TestFaultsEndTheColumn(t *testing.T) {
+	t.Parallel() // links take their time
 	for _, tt := range struckRuns {
 		t.Run(tt.fault+tt.args, func(t *testing.T) {
-			t.Parallel() // links take their time
+			t.Parallel()
 			args := "perf -n 40 -t 16 --memory 1M --sizes 20000,30000 " + tt.args + " --fault " + tt.fault
 			if strings.Contains(args, "fetch-add") {
 				args = strings.Replace(args, "--sizes 20000,30000", "", 1)

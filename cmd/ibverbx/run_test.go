@@ -175,6 +175,7 @@ func (r *readiness) Write(b []byte) (int, error) {
 // TestRunOutputIsLost shows that the job ends when its output cannot be written, and that no
 // process is blamed.
 func TestRunOutputIsLost(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	const script = `echo a; sleep 0.3; echo b; sleep 60 & wait`
 	t.Run("nobody reads", func(t *testing.T) {
 		read, write, err := os.Pipe()

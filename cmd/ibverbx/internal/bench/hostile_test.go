@@ -124,6 +124,7 @@ func asExpected(err error) bool {
 // that says what was wrong; an end that has not received everything must not succeed, but for the
 // goodbye.
 func TestMischief(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	const timeout = 60 * time.Millisecond
 	for name, trick := range map[string]func(frame []byte) (instead []byte, over, hangUp bool){
 		"hangs up":       func([]byte) ([]byte, bool, bool) { return nil, true, true },
