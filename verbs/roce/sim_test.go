@@ -37,7 +37,11 @@ func TestSimulation(t *testing.T) {
 // drawn matches addresses and the numbers that the library draws by itself. They decide nothing.
 var drawn = regexp.MustCompile(`0x[0-9a-f]{6,}|wr [0-9]+|(?i:virtual (qp|cq)) [0-9]+|PSN:[0-9]+`)
 
-func TestSameSeedSameRun(t *testing.T) { worlds.Replays(t, 60, drawn) }
+// TestReplays checks that a seed decides what happens.
+func TestReplays(t *testing.T) {
+	flags.Kit(t)
+	worlds.Replays(t, 60, drawn)
+}
 
 // failoverWorlds are those of package sim whose rails die, on networks that lose, repeat, forge and
 // hold up packets.
