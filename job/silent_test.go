@@ -78,7 +78,7 @@ func TestSilence(t *testing.T) {
 func TestHangUp(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, 2)
-	cfg.Rank, cfg.Patience = 1, 200*time.Millisecond
+	cfg.Rank, cfg.Patience = 1, 2*time.Second
 	l, joined := joining(t, cfg)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
