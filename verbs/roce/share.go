@@ -201,9 +201,9 @@ func (d *Device) takeShare(peer netip.AddrPort) *share {
 // grant takes what an answer to a queue pair grants, in credits of 1 KiB.
 //
 // NICs that begin at once send more than the peer's buffer holds, until it has counted them and
-// grants each its part. That is the cut for what is under way then. If its losses shrank the budget
-// as well, those NICs that lost most would have an eighth of their part, and grow back slowly while
-// the others, which lose nothing any more, keep all of theirs.
+// grants each its part. That is the cut for what is under way, until it fits into the part. If its
+// losses shrank the budget as well, those NICs that lost most would have an eighth of their part,
+// and grow back slowly while the others, which lose nothing any more, keep all of theirs.
 func (s *share) grant(q *QP, now int64, syndrome wire.Syndrome) {
 	own := q.dev.crowd.own
 	switch {
