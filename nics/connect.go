@@ -84,7 +84,7 @@ func (h *Host) Connect(ctx context.Context, c *rendezvous.Conn, cfg ibverbx.Conf
 	}
 	refused := ""
 	if cfg.Conn.Port > 1 || cfg.Conn.GIDIndex > 0 {
-		refused = "a process asks for a port or a GID of its NICs"
+		refused = "a port or a GID of its NICs was asked for"
 	}
 	devices, err := h.agree(ctx, c, refused)
 	if err != nil {

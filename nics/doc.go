@@ -20,13 +20,13 @@
 // [Host.ReachingAll] offer it first, and take it if all processes offer it and reach each other.
 // Otherwise all take their NICs. It is logged in the same way, and so is the reason if processes of
 // one host do not share memory. Containers need a common network namespace, or a directory that
-// IBVERBX_SHM_DIR in the environment or Config.Shm.Dir names. A sandbox may refuse what sharing
-// needs; then the next NICs are taken too.
+// IBVERBX_SHM_DIR in the environment or Config.Shm.Dir names, in at most 62 bytes. A sandbox may
+// refuse what sharing needs; then the next NICs are taken too.
 //
-// If you ask for NICs, no memory is shared: with Config.Provider, Devices, Library or
-// RoCE.Addresses, or with a port or a GID in the configuration of [Host.Connect]. Name the provider
-// Real if you register memory of a GPU: shared memory is copied by processors, which may not reach
-// it.
+// If you ask for NICs, no memory is shared: with another Config.Provider than Shm, with Devices,
+// Library or RoCE.Addresses, or with a port or a GID in the configuration of [Host.Connect]. With
+// the provider Shm a process that is not reached is an error. Name the provider Real if you
+// register memory of a GPU: shared memory is copied by processors, which may not reach it.
 //
 // Config.Provider names a provider, and forces it. Software NICs (verbs/soft) live inside one
 // process, so you get them only by name, with both ends on one [Host].

@@ -180,7 +180,8 @@ func (c *Config) mayTakeSockets(why error) error {
 	case c.Devices == "" || namesAddresses(c.Devices):
 		return nil
 	}
-	return fmt.Errorf("%w; to make NICs of interfaces or addresses take provider %s", why, RoCE)
+	return fmt.Errorf("%s: %w; to make NICs of interfaces or addresses take provider %s", c.Devices, why,
+		RoCE)
 }
 
 // log logs which NICs were opened and why.

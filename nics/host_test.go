@@ -147,7 +147,8 @@ func TestWhichProvider(t *testing.T) {
 		}, "", "", verbs.ErrInvalid, "Devices: 127.0.0.1: Library is of real NICs, and addresses are not"},
 		"no device, and a name of one": {rdmacore.ErrNoDevice, nil,
 			func(c *nics.Config) { c.Devices = "mlx5_0" }, "", "", rdmacore.ErrNoDevice,
-			"to make NICs of interfaces or addresses take provider roce"},
+			"nics: mlx5_0: " + rdmacore.ErrNoDevice.Error() +
+				"; to make NICs of interfaces or addresses take provider roce"},
 		"no device, but a library": {rdmacore.ErrNoLibrary, nil,
 			func(c *nics.Config) { c.Library = "/opt/libibverbs.so" }, "", "", rdmacore.ErrNoLibrary,
 			"nics: "},

@@ -19,14 +19,16 @@ import (
 // conversation, a *[rendezvous.Conn].
 type Group interface {
 	Route
-	// AllGather passes mine to all processes, and returns what each has passed. All call it.
+	// AllGather passes mine to all processes, and returns what each has passed, in the order of
+	// their ranks; without a method Rank a group has two ends, and mine comes first. All call it.
 	AllGather(ctx context.Context, mine []byte) ([][]byte, error)
 }
 
 // ReachingAll is [Host.Reaching] for the NICs that reach all processes of a group; all of them call
-// it. Each offers shared memory first, unless its configuration asks for NICs, and then its NICs.
-// The former is taken if all offer it and each reaches each other one. All hear the same answers,
-// so all take the same. A NIC of shared memory reaches this host only.
+// it. Each offers shared memory first, unless its configuration asks for other NICs, and then its
+// NICs. The former is taken if all offer it and each reaches each other one. All hear the same
+// answers, so all take the same. A NIC of shared memory reaches this host only; if the provider
+// [Shm] is named, and a process is not reached, that is an error.
 func (h *Host) ReachingAll(ctx context.Context, g Group) ([]verbs.Device, error) {
 	return prefixed(h.reachingAll(ctx, g, ""))
 }
@@ -35,15 +37,23 @@ func (h *Host) ReachingAll(ctx context.Context, g Group) ([]verbs.Device, error)
 // this end has that reason against shared memory.
 func (h *Host) reachingAll(ctx context.Context, g Group, refused string) (devices []verbs.Device, err error) {
 	own, mine := h.offer(g, refused)
-	if own == nil { // so an error comes before the others wait
+	_, named := h.Provider().(*shm.Provider)
+	if own == nil && !named { // so an error comes before the others wait
 		if devices, err = h.reaching(g); err != nil {
 			return nil, err
 		}
 	}
 	why, err := share(ctx, g, own, mine)
+	if why != "" {
+		h.cfg.Logger.Debug("ibverbx: no shared memory", "because", why)
+	}
 	switch {
 	case err != nil:
 		return nil, err
+	case named && why != "":
+		return nil, fmt.Errorf("%w: no shared memory: %s", verbs.ErrUnreachable, why)
+	case named:
+		return h.reaching(g)
 	case why == "":
 		h.logShared(g)
 		return []verbs.Device{own}, nil
@@ -52,7 +62,6 @@ func (h *Host) reachingAll(ctx context.Context, g Group, refused string) (device
 	default:
 		h.logOwn(g, why)
 	}
-	h.cfg.Logger.Debug("ibverbx: no shared memory", "because", why)
 	if own != nil {
 		devices, err = h.reaching(g)
 	}
@@ -75,7 +84,7 @@ func share(ctx context.Context, g Group, own *shm.Device, mine offer) (why strin
 	}
 	said := hosts(all)
 	known := !said[""]
-	switch why = refusalOf(all); {
+	switch why = refusalOf(g, all); {
 	case why == otherHost && known && len(said) == 1:
 		return otherNetwork, nil
 	case why == "" && known && len(said) > 1: // all have a directory, or one address for several hosts
@@ -84,15 +93,16 @@ func share(ctx context.Context, g Group, own *shm.Device, mine offer) (why strin
 		return why, nil
 	}
 	all, err = gather(ctx, g, offer{Why: unreached(own, all)})
-	return refusalOf(all), err
+	return refusalOf(g, all), err
 }
 
 // otherHost is the usual reason why memory is not shared. It is not worth a word.
 const otherHost = "a process is on another host"
 
 // otherNetwork takes its place for containers of one host.
-const otherNetwork = "processes of this host have networks of their own: name a directory that they " +
-	"share, with " + envShmDir + " or Config.Shm.Dir"
+const otherNetwork = "processes of this host have networks of their own: " + nameDirectory
+
+const nameDirectory = "name a directory that they share, with " + envShmDir + " or Config.Shm.Dir"
 
 // hosts returns what processes say of their hosts, which may be nothing.
 func hosts(all []offer) map[string]bool {
@@ -118,12 +128,13 @@ func hostID() string {
 func (h *Host) offer(r Route, refused string) (*shm.Device, offer) {
 	mine := offer{Host: hostID()}
 	var own *shm.Device
+	_, named := h.Provider().(*shm.Provider)
 	switch {
 	case refused != "":
 		mine.Why = refused
-	case h.asked:
-		mine.Why = "a process asks for NICs of " + h.Name()
-	case h.cfg.Shm.Dir == "" && !sameHost(r):
+	case h.asked && !named:
+		mine.Why = "NICs of provider " + h.Name() + " were asked for"
+	case h.cfg.Shm.Dir == "" && !named && !sameHost(r):
 		mine.Why = otherHost
 	default:
 		var err error
@@ -134,21 +145,27 @@ func (h *Host) offer(r Route, refused string) (*shm.Device, offer) {
 	return own, mine
 }
 
-// memory returns the NIC of shared memory, which it makes if there is none, and the NIC's GID.
+// memory returns the NIC of shared memory, which it makes if there is none, and the NIC's GID. If
+// the provider was named, that is its first NIC.
 func (h *Host) memory() (*shm.Device, *verbs.GID, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.end {
 		return nil, nil, verbs.ErrClosed
 	}
-	if h.shared == nil {
-		p, err := shm.Open(h.cfg.Shm)
-		if err != nil {
+	p, named := h.Provider().(*shm.Provider)
+	switch {
+	case named:
+	case h.shared == nil:
+		var err error
+		if p, err = openMemory(h.cfg.Shm); err != nil {
 			return nil, nil, err
 		}
 		h.shared = p
+	default:
+		p = h.shared
 	}
-	own := h.shared.Device(0)
+	own := p.Device(0)
 	entry, err := own.QueryGID(1, 0)
 	if err != nil {
 		return nil, nil, err
@@ -178,12 +195,25 @@ func gather(ctx context.Context, g Group, mine offer) ([]offer, error) {
 // maxWhy is the most characters kept of a reason from another process.
 const maxWhy = 300
 
-// refusalOf returns the first reason that a process has given; empty if none has.
-func refusalOf(all []offer) string {
-	for _, o := range all {
-		if o.Why != "" {
-			return cmp.Or(peertext.Line(o.Why, maxWhy), "a process gives no reason")
+// refusalOf returns the first reason that a process of a group has given, and which process that
+// is; empty if none has.
+func refusalOf(g Group, all []offer) string {
+	_, ranked := g.(interface{ Rank() int })
+	for i, o := range all {
+		switch o.Why {
+		case "":
+			continue
+		case otherHost:
+			return otherHost
 		}
+		why := cmp.Or(peertext.Line(o.Why, maxWhy), "no reason is given")
+		switch {
+		case ranked:
+			return fmt.Sprintf("rank %d: %s", i, why)
+		case i == 0:
+			return "this end: " + why
+		}
+		return "the other end: " + why
 	}
 	return ""
 }
@@ -196,7 +226,7 @@ func unreached(own *shm.Device, all []offer) string {
 			return "a process offers none"
 		}
 		if err := own.CheckPath(1, *o.NIC); err != nil {
-			return err.Error()
+			return err.Error() + "; " + nameDirectory
 		}
 	}
 	return ""

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -134,7 +135,9 @@ func TestWhoSharesMemory(t *testing.T) {
 		sharesToo = "shm0, no RDMA NIC here: sharing memory with processes of this host (provider shm)"
 		real      = "soft0, using real NICs (provider rdmacore); no shared memory: "
 		sockets   = "soft0, no RDMA NIC here: using UDP sockets (provider roce); no shared memory: "
-		asksReal  = "a process asks for NICs of rdmacore"
+		here      = "this end: "
+		there     = "the other end: "
+		asksReal  = "NICs of provider rdmacore were asked for"
 		networks  = "processes of this host have networks of their own: name a directory that they share, " +
 			"with IBVERBX_SHM_DIR or Config.Shm.Dir"
 	)
@@ -153,22 +156,29 @@ func TestWhoSharesMemory(t *testing.T) {
 		meet       func(a, b *pair)
 		wantA      string
 		wantB      string
-		because    string // logged at DEBUG by both
+		because    string // logged at DEBUG by both, behind the end
 	}{
 		"real NICs":            {true, true, nil, nil, shares, shares, ""},
 		"real NICs at one end": {true, false, nil, nil, shares, sharesToo, ""},
 		"no real NICs":         {false, false, nil, nil, sharesToo, sharesToo, ""},
 		"a host unknown":       {true, true, nil, func(a, _ *pair) { on(a, "") }, shares, shares, ""},
-		"a provider": {true, true, func(b *nics.Config) { b.Provider = nics.Real }, nil, real + asksReal,
-			"soft0", asksReal},
+		"a provider": {true, true, func(b *nics.Config) { b.Provider = nics.Real }, nil,
+			real + there + asksReal, "soft0", asksReal},
 		"a provider, and sockets": {false, true, func(b *nics.Config) { b.Provider = nics.Real }, nil,
-			sockets + asksReal, "soft0", asksReal},
-		"NICs by name": {true, true, func(b *nics.Config) { b.Devices = "soft0" }, nil, real + asksReal,
-			"soft0", asksReal},
+			sockets + there + asksReal, "soft0", asksReal},
+		"NICs by name": {true, true, func(b *nics.Config) { b.Devices = "soft0" }, nil,
+			real + there + asksReal, "soft0", asksReal},
 		"a library": {true, true, func(b *nics.Config) { b.Library = "/lib/libibverbs.so.1" }, nil,
-			real + asksReal, "soft0", asksReal},
+			real + there + asksReal, "soft0", asksReal},
+		"shared memory by name": {false, true, func(b *nics.Config) { b.Provider = nics.Shm }, nil,
+			sharesToo, "shm0", ""},
+		"shared memory by name, networks of their own": {false, true,
+			func(b *nics.Config) { b.Provider = nics.Shm },
+			func(a, b *pair) { a.apart(1, 2); b.apart(2, 1) }, sockets + networks,
+			"nics: unreachable: no shared memory: " + networks, networks},
 		"no directory": {true, true, func(b *nics.Config) { b.Shm.Dir = "/none" }, nil,
-			real + "shm: open: invalid argument", real + "shm: open: invalid argument", "shm: open: "},
+			real + there + "shm: open: invalid argument", real + here + "shm: open: invalid argument",
+			"shm: open: "},
 		"networks of their own": {true, false, nil, func(a, b *pair) { a.apart(1, 2); b.apart(2, 1) },
 			real + networks, sockets + networks, networks},
 		"two hosts": {true, false, nil, func(a, b *pair) { otherHosts(a.apart(1, 2), b.apart(2, 1)) },
@@ -195,12 +205,58 @@ func TestWhoSharesMemory(t *testing.T) {
 				}
 			}
 			for _, said := range []*bytes.Buffer{saidA, saidB} {
-				_, why, found := strings.Cut(said.String(), `msg="ibverbx: no shared memory" because=`)
-				if found != (c.because != "") || !strings.HasPrefix(strings.TrimPrefix(why, `"`), c.because) {
+				_, why, found := strings.Cut(said.String(), `msg="ibverbx: no shared memory" because="`)
+				why = strings.TrimPrefix(strings.TrimPrefix(why, here), there)
+				if found != (c.because != "") || !strings.HasPrefix(why, c.because) {
 					t.Errorf("logged %s", said)
 				}
 			}
 		})
+	}
+}
+
+// member is a process of a job of two.
+type member struct {
+	*pair
+	rank int
+}
+
+func (m member) Rank() int { return m.rank }
+
+// AllGather returns the contributions in the order of the ranks.
+func (m member) AllGather(ctx context.Context, mine []byte) ([][]byte, error) {
+	all, err := m.pair.AllGather(ctx, mine)
+	if m.rank == 1 {
+		slices.Reverse(all)
+	}
+	return all, err
+}
+
+// In a job the rank is named, and a directory of the environment by its variable.
+func TestRankWithoutDirectory(t *testing.T) {
+	var hosts [2]*nics.Host
+	for i := range hosts {
+		cfg, _ := fakeHost(t, false)
+		if i == 1 {
+			t.Setenv("IBVERBX_SHM_DIR", "@place")
+		}
+		hosts[i] = openAs(t, cfg)
+	}
+	a, b := ends()
+	both := make(chan error, 1)
+	go func() {
+		_, err := hosts[0].ReachingAll(t.Context(), member{a, 0})
+		both <- err
+	}()
+	_, err := hosts[1].ReachingAll(t.Context(), member{b, 1})
+	if err := errors.Join(err, <-both); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range hosts {
+		const want = `: rank 1: IBVERBX_SHM_DIR: shm: open: invalid argument: Dir: "@place" is the name of`
+		if !strings.Contains(h.Note(), want) {
+			t.Errorf("%s, want %s", h.Note(), want)
+		}
 	}
 }
 
@@ -251,7 +307,10 @@ func TestReachedOneWay(t *testing.T) {
 			reached := c.there && c.back
 			for i := range got {
 				if strings.HasPrefix(got[i], "shm0, ") != reached ||
-					strings.Contains(got[i], "no shared memory: check path: shm0: ") != !reached {
+					strings.Contains(got[i], " end: check path: shm0: ") != !reached {
+					t.Errorf("end %d: %s", i, got[i])
+				}
+				if c.there != c.back && strings.Contains(got[i], "this end: ") != (c.there == (i == 1)) {
 					t.Errorf("end %d: %s", i, got[i])
 				}
 			}
@@ -412,7 +471,7 @@ func TestContainers(t *testing.T) {
 			here := devices[0].Name() + ", " + h.Note()
 			for _, got := range []string{here, string(there)} {
 				if strings.HasPrefix(got, "shm0, ") != (c.want == "") ||
-					c.want != "" && !strings.Contains(got, "; no shared memory: "+c.want) {
+					c.want != "" && !strings.Contains(got, c.want) {
 					t.Errorf("got %s, want %q", got, c.want)
 				}
 			}
@@ -436,11 +495,13 @@ func TestConnectOverSharedMemory(t *testing.T) {
 		"both": {func(*nics.Config) {},
 			"shm0, ibverbx: no RDMA NIC here: sharing memory with processes of this host (provider shm)"},
 		"another directory": {func(c *nics.Config) { c.Shm.Dir = t.TempDir() },
-			socketsNote + "; no shared memory: check path: shm0: unreachable"},
+			socketsNote + "; no shared memory: this end: check path: shm0: unreachable"},
 		"no such directory": {func(c *nics.Config) { c.Shm.Dir = "/none" },
-			socketsNote + "; no shared memory: shm: open: invalid argument"},
+			socketsNote + "; no shared memory: the other end: shm: open: invalid argument"},
 		"a provider": {func(c *nics.Config) { c.Provider = nics.RoCE },
-			socketsNote + "; no shared memory: a process asks for NICs of roce"},
+			socketsNote + "; no shared memory: the other end: NICs of provider roce were asked for"},
+		"shared memory": {func(c *nics.Config) { c.Provider = nics.Shm },
+			"shm0, ibverbx: no RDMA NIC here: sharing memory with processes of this host (provider shm)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg, _ := hostWith(t, rdmacore.ErrNoDevice, nil)

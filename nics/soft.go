@@ -3,6 +3,7 @@ package nics
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/shm"
@@ -20,11 +21,20 @@ func openSoft(c Config) (verbs.Provider, error) {
 
 // openShm opens NICs of shared memory, and chooses among them.
 func openShm(c Config) (verbs.Provider, error) {
-	p, err := shm.Open(c.Shm)
+	p, err := openMemory(c.Shm)
 	if err != nil {
 		return nil, err
 	}
 	return choose(p, c.Devices)
+}
+
+// openMemory opens NICs of shared memory. An error of their directory says where that is named.
+func openMemory(cfg shm.Config) (*shm.Provider, error) {
+	p, err := shm.Open(cfg)
+	if errors.Is(err, verbs.ErrInvalid) && cfg.Dir != "" && cfg.Dir == os.Getenv(envShmDir) {
+		err = fmt.Errorf("%s: %w", envShmDir, err)
+	}
+	return p, err
 }
 
 // choose offers those NICs of a provider that the filter names, or all without a filter. It closes

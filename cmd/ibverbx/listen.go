@@ -13,6 +13,7 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/nics"
 	"ibverbx/rendezvous"
+	"ibverbx/verbs"
 )
 
 const (
@@ -77,7 +78,7 @@ func (f *perfCmd) serve(c *console, end *endNICs) error {
 		err = f.serveOne(c, end, conn)
 		free()
 		others.Wait()
-		route := errors.As(err, new(*nics.LinkLocalError)) // of the client's address
+		route := errors.As(err, new(*nics.LinkLocalError)) || errors.Is(err, verbs.ErrUnreachable)
 		if c.ctx.Err() != nil || !bench.BrokeOff(err) && !route {
 			return err
 		}

@@ -7,9 +7,9 @@
 //	ibverbx run       N processes of a job on this host
 //
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
-// anywhere. With --listen and --connect it measures between two processes over real NICs, or over
-// UDP sockets if the host has none. The exit code is 0 when all went well, 1 when something failed,
-// 2 when the flags make no sense, and 130 after Ctrl-C.
+// anywhere. With --listen and --connect it measures between two processes: over shared memory, real
+// NICs or, if the host has none, UDP sockets. The exit code is 0 when all went well, 1 when
+// something failed, 2 when the flags make no sense, and 130 after Ctrl-C.
 package main
 
 import (
@@ -136,7 +136,7 @@ func run(c *console, args []string) (code int) {
 	parser, err := kong.New(&flags,
 		kong.Name("ibverbx"),
 		kong.Description("RDMA for Go: one reliable connection of many queue pairs. Without NICs it runs "+
-			"over software NICs in this process, and between two processes over UDP sockets."),
+			"over software NICs in this process, and two processes share memory or use UDP sockets."),
 		kong.Writers(c.out, c.err),
 		kong.Exit(func(int) { panic(helpShown{}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),

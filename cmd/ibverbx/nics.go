@@ -230,8 +230,8 @@ func (n *endNICs) explain() {
 func (n *endNICs) half(ctx context.Context, conn *rendezvous.Conn) (*bench.Half, error) {
 	devices, err := n.ReachingAll(ctx, conn)
 	if err != nil {
-		conn.Fail(err)
-		return nil, err
+		conn.Fail(flagError(err))
+		return nil, flagError(err)
 	}
 	n.explain()
 	return &bench.Half{Conn: conn, Provider: nicoffer.ProviderOf(n.Name(), devices), Devices: devices,

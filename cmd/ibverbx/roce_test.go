@@ -117,7 +117,9 @@ func TestProviderByItself(t *testing.T) {
 	for _, tt := range []struct{ connect, provider, note string }{
 		{"", shmNICs, shmNote},
 		{" --layer tagged --op send --mode lat", shmNICs, shmNote},
-		{" --provider roce", roceNICs, roceNote + "; no shared memory: a process asks for NICs of roce"},
+		{" --provider roce", roceNICs, roceNote + "; no shared memory: the other end: NICs of " +
+			"provider roce were asked for"},
+		{" --provider shm", shmNICs, shmNote},
 	} {
 		server, address := listening(t, "perf --json --listen 127.0.0.1:0")
 		code, out, errs := command(t, "perf --connect "+address+quick+tt.connect)
@@ -135,6 +137,16 @@ func TestProviderByItself(t *testing.T) {
 		if doc.Note != tt.note || doc.Params.Provider != tt.provider || doc.Peer.Provider != tt.provider {
 			t.Errorf("note %q, provider %q, peer's %q", doc.Note, doc.Params.Provider, doc.Peer.Provider)
 		}
+	}
+	server, address := listening(t, "perf --provider shm --listen 127.0.0.1:0")
+	code, _, errs := command(t, "perf --provider roce --connect "+address+quick)
+	const why = "unreachable: no shared memory: the other end: NICs of provider roce were asked for"
+	if code != exitFailed || !strings.Contains(errs, why) {
+		t.Errorf("with other NICs: exit %d, stderr %s", code, errs)
+	}
+	code, _, errs = command(t, "perf --connect "+address+quick)
+	if codeB, _, errsB := server.wait(t); code != exitOK || codeB != exitOK {
+		t.Errorf("the next client: exit %d, stderr %s\nlistening: exit %d, %s", code, errs, codeB, errsB)
 	}
 }
 
@@ -155,10 +167,10 @@ func TestSharedMemoryBesideNICs(t *testing.T) {
 	const shares = "all processes are on this host: sharing memory (provider shm)"
 	for flags, c := range map[string]struct{ here, there, nics string }{
 		"":                     {shares, shares, "shm0"},
-		" --nics 2":            {"", "asks for NICs of rdmacore", "soft0"},
-		" -x 1 --nics 1":       {"", "asks for NICs of rdmacore", "soft0"},
-		" --provider rdmacore": {"", "asks for NICs of rdmacore", "soft0"},
-		" -d soft1":            {"", "asks for NICs of rdmacore", "soft1"},
+		" --nics 2":            {"", "NICs of provider rdmacore were asked for", "soft0"},
+		" -x 1 --nics 1":       {"", "NICs of provider rdmacore were asked for", "soft0"},
+		" --provider rdmacore": {"", "NICs of provider rdmacore were asked for", "soft0"},
+		" -d soft1":            {"", "NICs of provider rdmacore were asked for", "soft1"},
 	} {
 		server, address := listening(t, "perf --listen 127.0.0.1:0")
 		code, out, errs := command(t, "perf --connect "+address+quick+flags)

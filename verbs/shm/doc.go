@@ -46,8 +46,9 @@
 // The sockets are abstract: nothing of them is left behind, and all processes of a network
 // namespace find each other, also from containers with file systems, process numbers and IPC of
 // their own. Containers with network namespaces of their own need a directory that they share: see
-// [Config].Dir. In such a directory a process that was killed leaves a socket file, which the next
-// NIC that is opened there removes. [Device.CheckPath] dials, and says what is in the way.
+// [Config].Dir. In such a directory a process that was killed leaves a socket file. The next NIC
+// that is opened there removes it, if the file is older than 10 seconds: a younger one may belong
+// to a process that is just starting. [Device.CheckPath] dials, and says what is in the way.
 //
 // # When a process dies
 //

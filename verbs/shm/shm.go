@@ -23,7 +23,7 @@ type Config struct {
 	// Dir is a directory in which the NICs' sockets are files. Empty means abstract sockets, which
 	// leave nothing behind and reach all processes of the same network namespace. Containers with
 	// network namespaces of their own need a directory that they share. Both ends name the same
-	// one.
+	// one, by at most 62 bytes, since the system bounds the names of sockets; the first is no '@'.
 	Dir string
 	// Allow reports whether processes of another user may connect. Nil allows the same user only.
 	// Whoever is allowed shares memory with this process: see "Security" in the package comment.
@@ -45,6 +45,10 @@ func Open(cfg Config) (*Provider, error) {
 	if cfg.Devices < 0 || cfg.Devices > verbs.MaxDevices {
 		return nil, &verbs.OpError{Op: "shm: open", Err: verbs.ErrInvalid,
 			Detail: fmt.Sprintf("%d devices, possible are 1 to %d", cfg.Devices, verbs.MaxDevices)}
+	}
+	if strings.HasPrefix(cfg.Dir, "@") || strings.Contains(cfg.Dir, "\x00") {
+		return nil, &verbs.OpError{Op: "shm: open", Err: verbs.ErrInvalid,
+			Detail: fmt.Sprintf("Dir: %q is the name of an abstract socket, not of a directory", cfg.Dir)}
 	}
 	p := &Provider{}
 	for i := range max(cfg.Devices, 1) {
