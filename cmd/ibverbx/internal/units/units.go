@@ -162,7 +162,7 @@ func (r Rate) String() string {
 		return "unlimited"
 	}
 	n, prefix := float64(r)*8/1e3, 0
-	for ; n >= 1e3 && prefix < 3; prefix++ {
+	for ; n >= 999.95 && prefix < 3; prefix++ { // which is written as 1000
 		n /= 1e3
 	}
 	return fmt.Sprintf("%.4g %cbit/s", n, "kMGT"[prefix])
