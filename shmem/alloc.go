@@ -88,11 +88,14 @@ func (p *PE) alloc(ctx context.Context, op string, r request) (uint64, error) {
 	}
 	p.updateUsage()
 	clear(p.heap[off : off+r.bytes()])
-	return off, p.barrier(ctx, op)
+	return off, p.ended(op, kindAlloc, p.barrier(ctx, op))
 }
 
 // freeBlock is Free with collective held.
 func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
+	if err := p.inStep(ctx, op); err != nil {
+		return err
+	}
 	if err := p.quiet(ctx, op); err != nil {
 		return err
 	}
@@ -110,7 +113,7 @@ func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
 
 // agree exchanges what the PEs ask for, and fails unless it is the same.
 func (p *PE) agree(ctx context.Context, op string, kind kind, r request) error {
-	g, err := p.call(op, kind, shape{size: 1})
+	g, err := p.call(ctx, op, kind, shape{size: 1})
 	if err != nil {
 		return err
 	}

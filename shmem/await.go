@@ -58,6 +58,7 @@ type watcher struct {
 	next       time.Time     // when to look around, and to begin longer sleeps
 	err        error         // why the wait must end
 	met        bool          // what p waits for has happened
+	found      bool          // err is a mismatch that p has found: no other PE says what differs
 }
 
 const (
@@ -90,7 +91,7 @@ func (v *watcher) watch(done func() bool) error {
 			return v.met || v.over()
 		})
 		switch {
-		case v.met || done(): // even if the writer has failed or closed right afterwards
+		case v.met || !v.found && done(): // even if the writer has failed or closed right afterwards
 			return nil
 		case err != nil && v.collective:
 			return opError(v.op, v.late(err))
@@ -105,6 +106,10 @@ func (v *watcher) watch(done func() bool) error {
 // over reports whether to stop this wait, because err is set or because longer steps are due.
 func (v *watcher) over() bool {
 	p := v.p
+	if w := p.mustStop(); w != 0 {
+		v.err = p.stopped(v.op, w)
+		return true
+	}
 	gone := p.gone.Load()
 	if gone == nil && v.from != nil {
 		gone = v.from.gone.Load()
@@ -113,18 +118,13 @@ func (v *watcher) over() bool {
 		v.err = opError(v.op, gone)
 		return true
 	}
-	if !p.closing.Load() {
-		if err := p.stopped(); err != nil {
-			v.err = opError(v.op, err)
-			return true
-		}
-	}
 	if v.looks++; !v.due() {
 		return false
 	}
 	v.checks++
 	if v.collective {
 		if v.err = v.lookAround(); v.err != nil {
+			v.found = errors.Is(v.err, ErrMismatch)
 			return true
 		}
 	}
@@ -174,7 +174,7 @@ func (v *watcher) stopWaking() {
 // lookAround compares the PEs' calls, and asks the PEs that this one waits for to wake it.
 func (v *watcher) lookAround() error {
 	p := v.p
-	if !p.closing.Load() {
+	if !p.closing.Load() || p.compared {
 		if err := p.compare(v.ctx, v.op, v.from); err != nil {
 			return err
 		}

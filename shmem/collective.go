@@ -23,7 +23,7 @@ func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error 
 		return pe.refuse(ctx, kindBroadcast, invalid(op, "root %d: the numbers are 0 to %d", root,
 			pe.Size()-1))
 	}
-	g, err := pe.call(op, kindBroadcast, shape{n: len(buf), size: sizeOf[T](), param: root})
+	g, err := pe.call(ctx, op, kindBroadcast, shape{n: len(buf), size: sizeOf[T](), param: root})
 	if err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), pe.Size(),
 				len(src)*pe.Size()))
 	}
-	g, err := pe.call(op, kindAllGather, shape{n: len(src), size: sizeOf[T]()})
+	g, err := pe.call(ctx, op, kindAllGather, shape{n: len(src), size: sizeOf[T]()})
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 		return pe.refuse(ctx, kindAllToAll, invalid(op, "dst and src overlap: a part would be written "+
 			"before it is sent"))
 	}
-	g, err := pe.call(op, kindAllToAll, shape{n: len(src), size: sizeOf[T]()})
+	g, err := pe.call(ctx, op, kindAllToAll, shape{n: len(src), size: sizeOf[T]()})
 	if err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, com
 	if err := checkReduce(len(dst), len(src), param, combine != nil || bits != nil); err != nil {
 		return pe.refuse(ctx, kindReduce, err)
 	}
-	g, err := pe.call(op, kindReduce, shape{n: len(dst), size: sizeOf[T](), param: param})
+	g, err := pe.call(ctx, op, kindReduce, shape{n: len(dst), size: sizeOf[T](), param: param})
 	if err != nil {
 		return err
 	}
@@ -214,27 +214,31 @@ func (p *PE) enter(op string) error {
 
 // barrier is Barrier with collective held.
 func (p *PE) barrier(ctx context.Context, op string) error {
-	if err := p.quiet(ctx, op); err != nil {
+	if err := p.inStep(ctx, op); err != nil {
 		return err
+	}
+	if err := p.quiet(ctx, op); err != nil {
+		return p.explain(op, err) // this PE has not entered the barrier, and may call it again
 	}
 	return p.sync(ctx, op)
 }
 
 // sync is Sync with collective held.
 func (p *PE) sync(ctx context.Context, op string) error {
-	if _, err := p.call(op, kindBarrier, shape{size: 1}); err != nil {
+	if _, err := p.call(ctx, op, kindBarrier, shape{size: 1}); err != nil {
 		return err
 	}
-	return p.disseminate(ctx, op, p.layout.rounds, p.record.mark(p.syncs.Add(1)))
+	number := p.syncs.Add(1)
+	return p.ended(op, kindBarrier, p.disseminate(ctx, op, p.layout.rounds, number, p.record.mark(number)))
 }
 
-// disseminate sends a mark to all PEs and waits until all have reached it: in round r each PE
-// writes to the PE that is 2^r further on, and so passes on all that it has received. The words
+// disseminate sends a mark to all PEs and waits until all have reached its number: in round r each
+// PE writes to the PE that is 2^r further on, and so passes on all that it has received. The words
 // only grow, so the word of a PE that is ahead serves as well. A PE that receives a mark of calls
 // other than its own passes nothing on. Each PE receives from every other on some path, and on a
 // path between two PEs whose calls differ some PE detects it: if PEs are out of step, none
 // completes the barrier.
-func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) error {
+func (p *PE) disseminate(ctx context.Context, op string, words, number, mark uint64) error {
 	n := len(p.peers)
 	for d := 1; d < n; d *= 2 {
 		to, from := &p.peers[(p.id+d)%n], &p.peers[(p.id-d+n)%n]
@@ -243,7 +247,7 @@ func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) err
 		}
 		word := word64(p.heap, words)
 		err := p.awaitCollective(ctx, op, from,
-			func() bool { return atomic.LoadUint64(word)>>markBits >= mark>>markBits })
+			func() bool { return atomic.LoadUint64(word)>>markBits >= number })
 		if err != nil {
 			return err
 		}

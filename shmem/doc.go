@@ -75,20 +75,24 @@
 //     fence, a signal above all, and what exceeds the queues may leave only during a later call of
 //     this PE that waits (Quiet, Barrier, WaitUntil) or in [PE.Progress]. Programs end phases with
 //     one of them anyway.
-//   - A collective call that returns an error leaves the PEs out of step; call Close then. Alloc
-//     and Free are exceptions: all PEs refuse them alike.
+//   - A collective call that returns an error leaves the PEs out of step; call Close then. A PE
+//     whose ctx has ended in a collective call gets ErrMismatch from every later one but Close. In
+//     these, or in Close, the calls of the others end, too. Alloc and Free are exceptions: all PEs
+//     refuse them alike.
 //
 // # Calls that do not match
 //
 // All PEs make the same collective calls in the same order, with elements of the same type and
 // size, of which only the size is compared, and the same lengths, roots and ops. If they do not, or
 // if one call is refused for its arguments, all PEs get [ErrMismatch]: in the call itself, or in
-// the next one if the call needed nothing of the others, as a Broadcast's root does not. No PE
-// completes a Barrier, and none takes the data of one call for that of another. The error of one PE
-// says which PEs called what; those of the others at least say which PE found the mismatch. PEs
+// the next one, Close included, if the call needed nothing of the others, as a Broadcast's root
+// does not. Close is compared like a Barrier: if the others make another call, it returns
+// ErrMismatch and closes without them. A Close that comes after an ErrMismatch is not compared. No
+// PE completes a Barrier, and none takes the data of one call for that of another. The error of one
+// PE says which PEs called what; those of the others at least say which PE found the mismatch. PEs
 // that wait for each other detect it within some milliseconds, a PE that computes detects it in its
 // next call. PEs compare what they call, and a hash of all their calls so far. The hash has 14
-// bits, or 24 in a Barrier, so different earlier calls may, rarely, go unnoticed.
+// bits, or 24 in a Barrier or Close, so different earlier calls may, rarely, go unnoticed.
 //
 // # Faults
 //

@@ -17,9 +17,10 @@ import (
 // [transport.ErrPeerClosed].
 var (
 	// ErrMismatch: the PEs did not make the same collective calls, or one call was refused for an
-	// argument. All PEs get it: the error of one says which PE called what, those of the others
-	// name that PE. Every later collective call but Close returns it, too, except after Alloc or
-	// Free calls that only ask for different things: those have no effect.
+	// argument, or a PE gave up in one and then called another. All PEs get it: the error of one
+	// says which PE called what, those of the others name that PE. Every later collective call
+	// returns it, too, except Close, which only returns it if no call has, and except after Alloc
+	// or Free calls that only ask for different things: those have no effect.
 	ErrMismatch = errors.New("collective calls do not match")
 	// ErrNoMemory: the symmetric heap has no room, on any PE: raise Config.HeapSize.
 	ErrNoMemory = errors.New("symmetric heap is full")

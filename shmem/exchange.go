@@ -285,14 +285,14 @@ func carryOut[T Element](ctx context.Context, p *PE, w *work, c part, combine fu
 			c.stride = length
 		}
 		if err := p.start(w, c); err != nil {
-			return opError(w.op, err)
+			return p.ended(w.op, w.kind, opError(w.op, err))
 		}
 		if err := steps(ctx, p, w, combine); err != nil {
 			p.abandon()
-			return err
+			return p.ended(w.op, w.kind, err)
 		}
 		if left -= c.bytes; left == 0 {
-			return p.flushLocal(ctx, w.op)
+			return p.ended(w.op, w.kind, p.flushLocal(ctx, w.op))
 		}
 		w.src, w.dst = w.src[c.bytes:], w.dst[c.bytes:]
 	}

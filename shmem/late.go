@@ -20,8 +20,8 @@ import (
 // answerTime is how long to wait for answers. NICs answer in microseconds.
 const answerTime = 500 * time.Millisecond
 
-// enteredAll is the number of calls that a closing PE publishes.
-const enteredAll = ^uint64(0)
+// leaving is a bit of the published number: the PE is in Close, after so many other calls.
+const leaving = 1 << 63
 
 // enterCall publishes how many collective calls this PE has entered.
 func (p *PE) enterCall(calls uint64) { atomic.StoreUint64(word64(p.heap, p.layout.entered), calls) }
@@ -115,7 +115,7 @@ func (p *PE) rollCall() (silent, absent []bool) {
 		case c == nil || !c.comp.Fired() || c.comp.Err() != nil:
 			silent[i] = !p.peers[i].gaveUp(mine)
 		default:
-			absent[i] = c.word[0] < mine
+			absent[i] = c.word[0]&leaving < mine&leaving || mine&leaving == 0 && c.word[0]&^leaving < mine
 			p.putCall(c)
 		}
 	}
@@ -124,5 +124,5 @@ func (p *PE) rollCall() (silent, absent []bool) {
 
 // gaveUp reports whether the peer has given up waiting in the call with this number.
 func (t *peer) gaveUp(calls uint64) bool {
-	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.gaveUp(t.id))) >= calls
+	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.gaveUp(t.id))) >= min(calls, leaving)
 }

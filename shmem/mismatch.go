@@ -2,8 +2,11 @@ package shmem
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"ibverbx/transport"
 )
 
 // PEs that are out of step would wait for each other forever. The PE that detects it writes the
@@ -11,27 +14,111 @@ import (
 // once if it receives data that does not fit its call. If nothing arrives, since each PE waits for
 // another, they ask: a PE that has waited for some time writes which call it is in to the heap of
 // the PE that it waits for, and checks the questions that others have written to its own.
+//
+// Close is compared, too. A PE in Close only asks, also those that have asked it about another
+// call, and leaves it to them to find the mismatch: a question in its heap may be of a PE that has
+// given up since, and then closes as well. A PE that closes out of step writes the stop word again,
+// and waits until it is visible, before the others can see that it closes: so they get ErrMismatch,
+// and not the error of a PE that has closed.
+
+// stopWord is why the PEs are out of step: the number of the PE that found it plus one in the lower
+// 32 bits, and above them the kind of call that it has refused, or zero for a mismatch. With the
+// bit of gaveUp the PE was not refused: it gave up in the call.
+type stopWord uint64
+
+// gaveUp is a bit of a stop word.
+const gaveUp stopWord = 1 << 40
+
+// stopWord returns this PE's stop word; it is zero while the PEs are in step.
+func (p *PE) stopWord() stopWord { return stopWord(atomic.LoadUint64(word64(p.heap, p.layout.stop))) }
+
+// err returns the error that the word stands for. It must not be zero.
+func (w stopWord) err() error {
+	who, k := w&(1<<32-1)-1, kind(w>>32)
+	switch {
+	case w&gaveUp != 0:
+		return fmt.Errorf("%w: PE %d gave up in %v: see its error", ErrMismatch, who, k)
+	case k != 0:
+		return fmt.Errorf("%w: PE %d called %v with wrong arguments: see its error", ErrMismatch, who, k)
+	}
+	return fmt.Errorf("%w: PE %d found the mismatch: see its error", ErrMismatch, who)
+}
 
 // call adds a collective call to the record. All PEs must make the same one.
-func (p *PE) call(op string, k kind, s shape) (tag, error) {
-	if err := p.stopped(); err != nil {
-		return 0, opError(op, err)
+func (p *PE) call(ctx context.Context, op string, k kind, s shape) (tag, error) {
+	if err := p.inStep(ctx, op); err != nil {
+		return 0, err
 	}
 	g := p.record.add(k, s)
 	p.enterCall(p.record.step)
 	return g, nil
 }
 
+// inStep returns an error if the PEs are out of step, so that the program can only call Close. If
+// that is because this PE gave up in a call, the others learn it now, so that they do not wait.
+func (p *PE) inStep(ctx context.Context, op string) error {
+	if p.failed.err != nil {
+		if p.stopWord() == 0 {
+			p.stopAll(ctx, p.failed.stopWord(p.id))
+		}
+		return opError(op, fmt.Errorf("%w: this PE gave up in an earlier one (%v), and the others may have "+
+			"completed it: call Close", ErrMismatch, p.failed.err))
+	}
+	return p.stopped(op, p.stopWord())
+}
+
+// stopped returns the error of a call that ends because of the stop word; nil if that is zero. The
+// program then knows that the PEs are out of step, and only closes.
+func (p *PE) stopped(op string, w stopWord) error {
+	if w == 0 {
+		return nil
+	}
+	p.told.Store(true)
+	return opError(op, w.err())
+}
+
+// failure is a collective call in which this PE gave up.
+type failure struct {
+	kind kind
+	err  error // nil while there is no such call
+}
+
+func (f *failure) stopWord(pe int) stopWord { return gaveUp | stopWord(f.kind)<<32 | stopWord(pe) + 1 }
+
+// ended is the end of a collective call that this PE has entered. If ctx or anything else but the
+// loss of a PE has ended it, this PE is out of step from now on.
+func (p *PE) ended(op string, k kind, err error) error {
+	if err == nil {
+		return nil
+	}
+	err = p.explain(op, err)
+	if !errors.Is(err, ErrMismatch) && !errors.As(err, new(*PEError)) {
+		p.failed = failure{kind: k, err: err}
+	}
+	return err
+}
+
+// explain returns ErrMismatch for the error of a PE that is gone if the PEs are out of step: it has
+// closed for that.
+func (p *PE) explain(op string, err error) error {
+	if w := p.stopWord(); w != 0 && errors.As(err, new(*PEError)) {
+		return p.stopped(op, w)
+	}
+	return err
+}
+
 // refuse ends a collective call whose arguments are wrong, on all PEs, so that the others do not
 // wait.
 func (p *PE) refuse(ctx context.Context, k kind, err error) error {
-	p.stopAll(ctx, uint64(k)<<32)
+	p.told.Store(true)
+	p.stopAll(ctx, stopWord(k)<<32|stopWord(p.id)+1)
 	return err
 }
 
 // mismatch ends a collective call on all PEs, because PE t is in a different one.
 func (p *PE) mismatch(ctx context.Context, op string, t *peer, theirs, mine tag) error {
-	p.stopAll(ctx, 0)
+	p.told.Store(true)
+	p.stopAll(ctx, stopWord(p.id)+1)
 	if (theirs^mine)&tagCall == 0 {
 		return opError(op, fmt.Errorf("%w: %v and PE %d called %v, but not the same before it",
 			ErrMismatch, t, p.id, mine))
@@ -39,27 +126,23 @@ func (p *PE) mismatch(ctx context.Context, op string, t *peer, theirs, mine tag)
 	return opError(op, fmt.Errorf("%w: %v called %v, PE %d %v", ErrMismatch, t, theirs, p.id, mine))
 }
 
-// stopAll writes the stop word of all PEs, its own included: this PE's number plus one in the lower
-// 32 bits, and above them the kind of call that it has refused, or zero for a mismatch.
-func (p *PE) stopAll(ctx context.Context, why uint64) {
+// stopAll writes the stop word of all PEs, its own included.
+func (p *PE) stopAll(ctx context.Context, w stopWord) {
 	for i := range p.peers {
 		// A PE that cannot be reached notices by itself that another has failed.
-		_ = p.peers[i].putWord(ctx, p.layout.stop, why|uint64(p.id)+1)
+		_ = p.peers[i].putWord(ctx, p.layout.stop, uint64(w))
 	}
 	_ = p.flushLocal(ctx, "")
 }
 
-// stopped returns the error that the stop word stands for; nil while it is zero.
-func (p *PE) stopped() error {
-	v := atomic.LoadUint64(word64(p.heap, p.layout.stop))
-	if v == 0 {
-		return nil
+// mustStop returns the stop word that ends a wait; zero if none does. Close does not end if the
+// program knew before that the PEs are out of step, nor for a PE that gave up, which closes, too.
+func (p *PE) mustStop() stopWord {
+	w := p.stopWord()
+	if p.closing.Load() && (!p.compared || w&gaveUp != 0) {
+		return 0
 	}
-	who := v&(1<<32-1) - 1
-	if k := kind(v >> 32); k != 0 {
-		return fmt.Errorf("%w: PE %d called %v with wrong arguments: see its error", ErrMismatch, who, k)
-	}
-	return fmt.Errorf("%w: PE %d found the mismatch: see its error", ErrMismatch, who)
+	return w
 }
 
 // ask tells the peer, once per call, which call this PE waits for it in. The words land in any
@@ -90,20 +173,80 @@ func (t *peer) question() (step uint64, g tag, ok bool) {
 }
 
 // compare asks the PE that this one waits for, and fails if a PE that has asked was, or is, in a
-// different call. If from is nil, it asks all PEs for which a step waits.
+// different call. If from is nil, it asks all PEs for which a step waits. In Close it asks back
+// instead of failing.
 func (p *PE) compare(ctx context.Context, op string, from *peer) error {
+	closing := p.closing.Load()
 	for i := range p.peers {
 		t := &p.peers[i]
-		if step, theirs, ok := t.question(); ok {
-			if mine, ok := p.record.at(step); ok && mine != theirs {
-				return p.mismatch(ctx, op, t, theirs, mine)
-			}
+		theirs, mine, differ := p.answer(t)
+		if differ && !closing {
+			return p.mismatch(ctx, op, t, theirs, mine)
 		}
-		if t == from || from == nil && t.waits() {
-			if err := t.ask(ctx); err != nil {
+		if differ || t == from || from == nil && t.waits() {
+			if err := t.ask(ctx); err != nil && !closing { // a PE that has closed need not know
 				return t.opError(op, err)
 			}
 		}
 	}
 	return nil
+}
+
+// answer compares the call that a peer has asked about with that of this PE at the same step.
+func (p *PE) answer(t *peer) (theirs, mine tag, differ bool) {
+	step, theirs, ok := t.question()
+	if !ok {
+		return 0, 0, false
+	}
+	if mine, ok = p.record.at(step); !ok {
+		return theirs, 0, p.closing.Load() && step > p.record.step // no call follows a Close
+	}
+	return theirs, mine, mine != theirs
+}
+
+// closeNumber is the number in the marks of the barrier in Close.
+const closeNumber = 1
+
+// outOfStep is the mark of a PE that closes and knows that the PEs are out of step: it differs in
+// number from every other, so it is not compared.
+const outOfStep = (closeNumber + 1) << markBits
+
+// meet waits in Close until the others close, too, unless a PE is gone. If the PEs are out of step
+// and the program does not know it yet, meet returns ErrMismatch and waits no longer.
+func (p *PE) meet(ctx context.Context, op string) (err error) {
+	p.record.add(kindClose, shape{size: 1})
+	p.compared = p.failed.err == nil && !p.told.Load()
+	switch {
+	case p.gone.Load() != nil || p.mustStop() != 0:
+	case p.compared:
+		err = p.awaitClose(ctx, op, p.record.mark(closeNumber))
+	default:
+		w := p.stopWord()
+		if w == 0 {
+			w = p.failed.stopWord(p.id)
+		}
+		p.stopAll(ctx, w)
+		if err = p.awaitClose(ctx, op, outOfStep); errors.Is(err, transport.ErrPeerClosed) {
+			err = nil // that PE has learned meanwhile that it need not wait
+		}
+	}
+	w := p.mustStop()
+	if w == 0 {
+		return err
+	}
+	if err == nil || errors.As(err, new(*PEError)) {
+		err = p.stopped(op, w)
+	}
+	p.compared = false
+	p.stopAll(ctx, w)
+	_ = p.quiet(ctx, op)
+	return err
+}
+
+// awaitClose is the barrier in Close.
+func (p *PE) awaitClose(ctx context.Context, op string, mark uint64) error {
+	if err := p.quiet(ctx, op); err != nil {
+		return err
+	}
+	return p.disseminate(ctx, op, p.layout.closeRounds, closeNumber, mark)
 }

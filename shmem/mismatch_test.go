@@ -120,6 +120,186 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 	}
 }
 
+// Close is compared like a barrier: a PE that closes while the others make another call, or that
+// has made other calls before, gets ErrMismatch, and so do they. Afterwards they can close.
+func TestCloseDoesNotMatch(t *testing.T) {
+	calls := collectives()
+	calls["close"] = func(ctx context.Context, pe *shmem.PE) error { // after a call that needs nobody
+		if err := shmem.Broadcast(ctx, pe, make([]int64, 0), pe.Rank()); err != nil {
+			return err
+		}
+		return pe.Close(ctx)
+	}
+	for name, call := range calls {
+		for _, pes := range []int{2, 3, 5} {
+			t.Run(fmt.Sprintf("%s/pes=%d", name, pes), func(t *testing.T) {
+				l := newTestbed(t, shape{pes, 1, 2}, shmem.Config{})
+				l.mayFail = true
+				ctx, cancel := context.WithTimeout(l.ctx, 10*time.Second)
+				defer cancel()
+				errs := make([]error, pes)
+				l.run(func(_ context.Context, pe *shmem.PE) error {
+					if pe.Rank() == 0 {
+						errs[0] = pe.Close(ctx)
+						return nil
+					}
+					err := call(ctx, pe)
+					if err == nil {
+						err = pe.Barrier(ctx)
+					}
+					errs[pe.Rank()] = err
+					return nil
+				})
+				for i, err := range errs {
+					if !errors.Is(err, shmem.ErrMismatch) {
+						t.Errorf("PE %d: %v, want a mismatch", i, err)
+					}
+				}
+				if said := fmt.Sprint(errs); !strings.Contains(said, "called close") {
+					t.Errorf("no error says that a PE called close: %s", said)
+				}
+				l.run(func(_ context.Context, pe *shmem.PE) error {
+					if err := pe.Close(ctx); err != nil && !errors.Is(err, shmem.ErrClosed) {
+						return wrong("PE %d: close afterwards: %v", pe.Rank(), err)
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+// A PE whose program has not met a mismatch yet learns of it in Close, which waits for nobody.
+func TestCloseSaysWhatNoCallHasSaid(t *testing.T) {
+	l := newTestbed(t, shape{3, 1, 1}, shmem.Config{})
+	l.mayFail = true // PE 0 has closed
+	pes := l.world.PEs()
+	if err := shmem.Broadcast(l.ctx, pes[1], make([]int64, 1), 3); !errors.Is(err, verbs.ErrInvalid) {
+		t.Fatal(err)
+	}
+	want := "PE 1 called broadcast with wrong arguments"
+	if err := pes[0].Close(l.ctx); !errors.Is(err, shmem.ErrMismatch) ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("close: %v, want that %s", err, want)
+	}
+	if err := pes[1].Close(l.ctx); err != nil {
+		t.Errorf("close of the PE that was refused: %v", err)
+	}
+	if err := pes[2].Barrier(l.ctx); !errors.Is(err, shmem.ErrMismatch) {
+		t.Errorf("barrier: %v, want a mismatch", err)
+	}
+	if err := pes[2].Close(l.ctx); err != nil {
+		t.Errorf("close after a mismatch: %v", err)
+	}
+}
+
+// A program that ends because one PE returns an error, while the others wait for it, has no further
+// error from Close.
+func TestCloseAfterAProgramThatFailed(t *testing.T) {
+	for name, call := range collectives() {
+		t.Run(name, func(t *testing.T) {
+			l := newTestbed(t, shape{4, 1, 1}, shmem.Config{})
+			mine := errors.New("of the program")
+			err := l.world.Run(l.ctx, func(ctx context.Context, pe *shmem.PE) error {
+				if pe.Rank() == 2 {
+					time.Sleep(3 * time.Millisecond) // the others ask meanwhile in which call it is
+					return mine
+				}
+				return call(ctx, pe)
+			})
+			if !errors.Is(err, mine) || errors.Is(err, shmem.ErrMismatch) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// oneGivesUp makes a world of three PEs, of which PE 1 has given up in a Sync that the others have
+// not entered.
+func oneGivesUp(t *testing.T) *testbed {
+	l := newTestbed(t, shape{3, 1, 2}, shmem.Config{})
+	ended, cancel := context.WithCancel(l.ctx)
+	cancel()
+	if err := l.world.PEs()[1].Sync(ended); !errors.Is(err, context.Canceled) {
+		t.Fatalf("sync with a context that has ended: %v", err)
+	}
+	return l
+}
+
+// A PE that has given up in a collective call makes no other: it is refused at once, and the others
+// do not wait for it. All can close.
+func TestACallAfterOneThatGaveUp(t *testing.T) {
+	for name, call := range collectives() {
+		t.Run(name, func(t *testing.T) {
+			l := oneGivesUp(t)
+			l.run(func(ctx context.Context, pe *shmem.PE) error {
+				ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+				defer cancel()
+				want := "PE 1 gave up in barrier: see its error"
+				if pe.Rank() == 1 {
+					want = "this PE gave up in an earlier one (shmem: sync: context canceled)"
+				} else if err := pe.Sync(ctx); err != nil && !errors.Is(err, shmem.ErrMismatch) {
+					return wrong("PE %d: sync: %v", pe.Rank(), err) // it may have got by
+				}
+				var err error
+				for err == nil { // others get by if they need nothing of PE 1
+					err = call(ctx, pe)
+				}
+				if !errors.Is(err, shmem.ErrMismatch) || !strings.Contains(err.Error(), want) {
+					return wrong("PE %d: %v, want %q", pe.Rank(), err, want)
+				}
+				if errors.Is(err, context.Canceled) {
+					return wrong("PE %d: %v: its context has not ended", pe.Rank(), err)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// A Barrier whose context ends in its Quiet has not been entered: the PE may call it again.
+func TestABarrierThatWasNotEntered(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+	s := allocate[uint64](l, 1)
+	stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+	l.one(func(ctx context.Context, pe *shmem.PE) error {
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		put := shmem.P(ctx, pe, s, 1, 1)
+		if err := pe.Barrier(ended); put != nil || !errors.Is(err, context.Canceled) {
+			return wrong("%v, %v", put, err)
+		}
+		return nil
+	})
+	stall.Remove()
+	l.run(func(ctx context.Context, pe *shmem.PE) error { return pe.Barrier(ctx) })
+}
+
+// When a PE gives up in a collective call and closes, the calls of the others end.
+func TestCloseAfterACallThatGaveUp(t *testing.T) {
+	for name, call := range collectives() {
+		t.Run(name, func(t *testing.T) {
+			l := oneGivesUp(t)
+			l.mayFail = true // all have closed
+			l.run(func(ctx context.Context, pe *shmem.PE) error {
+				ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+				defer cancel()
+				if pe.Rank() == 1 {
+					return pe.Close(ctx)
+				}
+				err := pe.Sync(ctx)
+				for err == nil { // it may have got by
+					err = call(ctx, pe)
+				}
+				if !errors.Is(err, shmem.ErrMismatch) || !strings.Contains(err.Error(), "PE 1 gave up") {
+					return wrong("PE %d: %v, want that PE 1 gave up", pe.Rank(), err)
+				}
+				return pe.Close(ctx)
+			})
+		})
+	}
+}
+
 // The PE that finds a mismatch keeps its own error, also if it finds it on its way to sleep, after
 // which its worker asks once more whether to go on waiting.
 func TestTheFinderSaysWhatDiffers(t *testing.T) {
@@ -161,6 +341,7 @@ func TestWhoWaitsForRoomFindsWhatDiffers(t *testing.T) {
 		},
 	} {
 		l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+		l.mayFail = true // the Close of PE 0 says that PE 1 has found a mismatch
 		pes := l.world.PEs()
 		if err := shmem.AskInBarrier(l.ctx, pes[0], 1); err != nil {
 			t.Fatal(err)
@@ -238,13 +419,13 @@ func collectives() map[string]func(context.Context, *shmem.PE) error {
 			return shmem.Reduce(ctx, pe, make([]int64, 9), make([]int64, 9), shmem.OpSum)
 		},
 		"broadcast": func(ctx context.Context, pe *shmem.PE) error {
-			return shmem.Broadcast(ctx, pe, make([]int64, 9), 3)
+			return shmem.Broadcast(ctx, pe, make([]int64, 9), pe.Size()-2)
 		},
 		"all-gather": func(ctx context.Context, pe *shmem.PE) error {
-			return shmem.AllGather(ctx, pe, make([]int64, 40), make([]int64, 8))
+			return shmem.AllGather(ctx, pe, make([]int64, 8*pe.Size()), make([]int64, 8))
 		},
 		"all-to-all": func(ctx context.Context, pe *shmem.PE) error {
-			return shmem.AllToAll(ctx, pe, make([]int64, 40), make([]int64, 40))
+			return shmem.AllToAll(ctx, pe, make([]int64, 8*pe.Size()), make([]int64, 8*pe.Size()))
 		},
 		"alloc": func(ctx context.Context, pe *shmem.PE) error {
 			_, err := shmem.Alloc[byte](ctx, pe, 10)
@@ -325,6 +506,27 @@ func TestASilentPEIsNamed(t *testing.T) {
 		if err == nil || err.Error() != "shmem: "+want {
 			t.Errorf("%v, want %s", err, want)
 		}
+	}
+}
+
+// Nor has a PE entered a call that has gone to Close instead. These PEs look too rarely to compare.
+func TestAPEInCloseIsNamed(t *testing.T) {
+	t.Parallel() // most of the time it waits
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{Step: time.Hour})
+	l.mayFail = true
+	ctx, cancel := context.WithCancel(l.ctx)
+	closed := make(chan error)
+	go func() { closed <- l.world.PEs()[1].Close(ctx) }()
+	soon, stop := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer stop()
+	err := l.world.PEs()[0].Sync(soon)
+	if want := "shmem: sync: context deadline exceeded: PE 1 of 2 has not entered it"; err == nil ||
+		err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	cancel()
+	if err := <-closed; !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 }
 

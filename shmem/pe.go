@@ -37,9 +37,12 @@ type PE struct {
 	blocks     *blocks
 	record     record
 	exchange   exchange
+	failed     failure       // the call in which this PE gave up, if any: then only Close is left
+	compared   bool          // in Close: this PE compares its calls with the others'
 	wakers     int           // peers that this PE has asked to wake it
 	syncs      atomic.Uint64 // barriers so far; Stats reads it without the lock
 
+	told    atomic.Bool             // the program knows that the PEs are out of step
 	fences  atomic.Uint64           // calls of Fence so far
 	gone    atomic.Pointer[PEError] // the first other PE that failed or closed; nil while none has
 	closing atomic.Bool             // Close has begun: collective calls are refused, peers may close
@@ -67,8 +70,9 @@ func (p *PE) Progress() int { return p.worker.Progress() }
 
 // Close ends the PE: it waits until the others close, too, unless one has failed, ends the
 // connections and releases the memory. Do not use blocks and their Local slices afterwards. If ctx
-// ends first, Close ends the rest at once. It returns an error that joins all failures. It is
-// collective, and no other goroutine may be in a call of the PE.
+// ends first, Close ends the rest at once. So it does if the others make another call: then all get
+// [ErrMismatch], which Close does not return if an earlier call has. It returns an error that joins
+// all failures. It is collective, and no other goroutine may be in a call of the PE.
 func (p *PE) Close(ctx context.Context) error {
 	const op = "close"
 	if err := needContext(op, ctx); err != nil {
@@ -79,13 +83,8 @@ func (p *PE) Close(ctx context.Context) error {
 	}
 	defer p.collective.Unlock()
 	p.closing.Store(true)
-	p.enterCall(enteredAll)
-	var err error
-	if p.gone.Load() == nil {
-		if err = p.quiet(ctx, op); err == nil {
-			err = p.disseminate(ctx, op, p.layout.closeRounds, 1<<markBits)
-		}
-	}
+	p.enterCall(leaving | p.record.step)
+	err := p.meet(ctx, op)
 	for i := range p.peers {
 		t := &p.peers[i]
 		if e := t.ep.Close(ctx); e != nil && err == nil && !errors.Is(e, transport.ErrPeerClosed) {

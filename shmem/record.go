@@ -20,6 +20,7 @@ const (
 	kindAlloc
 	kindFree
 	kindBarrier // Barrier and Sync
+	kindClose
 )
 
 func (k kind) String() string {
@@ -38,6 +39,8 @@ func (k kind) String() string {
 		return "free"
 	case kindBarrier:
 		return "barrier"
+	case kindClose:
+		return "close"
 	}
 	return fmt.Sprintf("unknown call %d", uint8(k))
 }
