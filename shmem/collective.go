@@ -23,7 +23,7 @@ func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error 
 		return pe.refuse(ctx, kindBroadcast, invalid(op, "root %d: the numbers are 0 to %d", root,
 			pe.Size()-1))
 	}
-	g, err := pe.call(ctx, op, kindBroadcast, shape{n: len(buf), size: sizeOf[T](), param: root})
+	g, err := pe.call(ctx, op, kindBroadcast, shape{n: len(buf), of: elementOf[T](), param: root})
 	if err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), pe.Size(),
 				len(src)*pe.Size()))
 	}
-	g, err := pe.call(ctx, op, kindAllGather, shape{n: len(src), size: sizeOf[T]()})
+	g, err := pe.call(ctx, op, kindAllGather, shape{n: len(src), of: elementOf[T]()})
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 		return pe.refuse(ctx, kindAllToAll, invalid(op, "dst and src overlap: a part would be written "+
 			"before it is sent"))
 	}
-	g, err := pe.call(ctx, op, kindAllToAll, shape{n: len(src), size: sizeOf[T]()})
+	g, err := pe.call(ctx, op, kindAllToAll, shape{n: len(src), of: elementOf[T]()})
 	if err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, com
 	if err := checkReduce(len(dst), len(src), param, combine != nil || bits != nil); err != nil {
 		return pe.refuse(ctx, kindReduce, err)
 	}
-	g, err := pe.call(ctx, op, kindReduce, shape{n: len(dst), size: sizeOf[T](), param: param})
+	g, err := pe.call(ctx, op, kindReduce, shape{n: len(dst), of: elementOf[T](), param: param})
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func (p *PE) barrier(ctx context.Context, op string) error {
 
 // sync is Sync with collective held.
 func (p *PE) sync(ctx context.Context, op string) error {
-	if _, err := p.call(ctx, op, kindBarrier, shape{size: 1}); err != nil {
+	if _, err := p.call(ctx, op, kindBarrier, shape{}); err != nil {
 		return err
 	}
 	number := p.syncs.Add(1)

@@ -82,11 +82,12 @@
 //
 // # Calls that do not match
 //
-// All PEs make the same collective calls in the same order, with elements of the same type and
-// size, of which only the size is compared, and the same lengths, roots and ops. If they do not, or
-// if one call is refused for its arguments, all PEs get [ErrMismatch]: in the call itself, or in
-// the next one, Close included, if the call needed nothing of the others, as a Broadcast's root
-// does not. Close is compared like a Barrier: if the others make another call, it returns
+// All PEs make the same collective calls in the same order, with elements of the same type, and the
+// same lengths, roots and ops. Of a type they compare the size, and whether it is an unsigned or
+// signed integer, a float, a Float16 or a BFloat16; in Alloc and Free only the size. If they do
+// not, or if one call is refused for its arguments, all PEs get [ErrMismatch]: in the call itself,
+// or in the next one, Close included, if the call needed nothing of the others, as a Broadcast's
+// root does not. Close is compared like a Barrier: if the others make another call, it returns
 // ErrMismatch and closes without them. A Close that comes after an ErrMismatch is not compared. No
 // PE completes a Barrier, and none takes the data of one call for that of another. The error of one
 // PE says which PEs called what; those of the others at least say which PE found the mismatch. PEs

@@ -54,7 +54,7 @@ func Await(ctx context.Context, pe *PE, done func() bool) error { return pe.awai
 
 // AskInBarrier has a PE ask another as it does when it waits for it in a barrier, and not wait.
 func AskInBarrier(ctx context.Context, pe *PE, to int) error {
-	if _, err := pe.call(ctx, "barrier", kindBarrier, shape{size: 1}); err != nil {
+	if _, err := pe.call(ctx, "barrier", kindBarrier, shape{}); err != nil {
 		return err
 	}
 	if err := pe.peers[to].ask(ctx); err != nil {

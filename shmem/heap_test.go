@@ -109,12 +109,29 @@ func TestWireFormat(t *testing.T) {
 		}
 	}
 	var r record
-	g := r.add(kindReduce, shape{n: 5, size: 4, param: 3})
-	if g&tagCall != 2<<60|2<<58|3<<42|5<<18 || g != 0x28000c0000165400 {
-		t.Errorf("tag %#x of a reduction of 5 elements of 4 bytes by operation 3", uint64(g))
+	g := r.add(kindReduce, shape{n: 5, of: elementOf[int32](), param: 3})
+	if g&tagCall != 2<<60|(1<<2|2)<<56|3<<40|5<<18 || g != 0x26000300001513f0 {
+		t.Errorf("tag %#x of a reduction of 5 elements of int32 by operation 3", uint64(g))
 	}
-	if m := r.mark(9); m != 0x99502ba {
+	if m := r.mark(9); m != 0x944fc6b {
 		t.Errorf("mark %#x of barrier 9 behind it", m)
+	}
+}
+
+// halfInt is an integer, although the type that it is defined on is not.
+type halfInt Float16
+
+// TestElements: PEs compare the size of elements, and how they are combined.
+func TestElements(t *testing.T) {
+	for want, got := range map[string]element{
+		"uint8": elementOf[uint8](), "uint16": elementOf[halfInt](), "uint32": elementOf[uint32](),
+		"uint64": elementOf[uint64](), "int8": elementOf[int8](), "int16": elementOf[int16](),
+		"int32": elementOf[int32](), "int64": elementOf[time.Duration](), "Float16": elementOf[Float16](),
+		"float32": elementOf[float32](), "float64": elementOf[float64](), "BFloat16": elementOf[BFloat16](),
+	} {
+		if got.String() != want {
+			t.Errorf("%v, want %s", got, want)
+		}
 	}
 }
 

@@ -214,7 +214,7 @@ const outOfStep = (closeNumber + 1) << markBits
 // meet waits in Close until the others close, too, unless a PE is gone. If the PEs are out of step
 // and the program does not know it yet, meet returns ErrMismatch and waits no longer.
 func (p *PE) meet(ctx context.Context, op string) (err error) {
-	p.record.add(kindClose, shape{size: 1})
+	p.record.add(kindClose, shape{})
 	p.compared = p.failed.err == nil && !p.told.Load()
 	switch {
 	case p.gone.Load() != nil || p.mustStop() != 0:

@@ -80,12 +80,24 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 			[]string{"from PE", "not the same before"}},
 		{"roots, each another", broadcast(0, 4), broadcast(last, 4),
 			[]string{"from PE", "not the same before"}},
-		{"element sizes", narrow, broadcast(0, 4), []string{"8 elements of 4 bytes", "not the same before"}},
+		{"element sizes", narrow, broadcast(0, 4), []string{"8 elements of int32", "not the same before"}},
 		{"lengths", broadcast(0, 5), broadcast(0, 4),
-			[]string{"5 elements of 8 bytes", "not the same before"}},
-		{"lengths of parts", gather(11), gather(10), []string{"all-gather of 11 elements of 8 bytes"}},
-		{"nothing and something", gather(0), gather(4), []string{"all-gather of 0 elements of 8 bytes"}},
-		{"ops", reduce(shmem.OpMin), reduce(shmem.OpSum), []string{"of 8 bytes by min"}},
+			[]string{"5 elements of int64", "not the same before"}},
+		{"lengths of parts", gather(11), gather(10), []string{"all-gather of 11 elements of int64"}},
+		{"nothing and something", gather(0), gather(4), []string{"all-gather of 0 elements of int64"}},
+		{"ops", reduce(shmem.OpMin), reduce(shmem.OpSum), []string{"of int64 by min"}},
+		{"types of a reduce", callsOf[float32]("reduce"), callsOf[int32]("reduce"),
+			[]string{"reduce of 8 elements of float32 by sum"}},
+		{"signs of a reduce", callsOf[uint64]("reduce"), callsOf[int64]("reduce"),
+			[]string{"reduce of 8 elements of uint64 by sum"}},
+		{"halves of a reduce", callsOf[shmem.Float16]("reduce"), callsOf[shmem.BFloat16]("reduce"),
+			[]string{"reduce of 8 elements of Float16 by sum"}},
+		{"types of a broadcast", callsOf[float64]("broadcast"), callsOf[int64]("broadcast"),
+			[]string{"broadcast of 8 elements of float64 from PE 0", "not the same before"}},
+		{"types of an all-gather", callsOf[shmem.BFloat16]("all-gather"), callsOf[uint16]("all-gather"),
+			[]string{"all-gather of 8 elements of BFloat16"}},
+		{"types of an all-to-all", callsOf[int8]("all-to-all"), callsOf[byte]("all-to-all"),
+			[]string{"elements of int8"}},
 		{"op and function", byFunc, reduce(shmem.OpSum), []string{"by a function"}},
 		{"barrier and reduce", barrier, reduce(shmem.OpSum), []string{"barrier"}},
 		{"reduce and barrier", reduce(shmem.OpSum), barrier, []string{"barrier"}},
@@ -117,6 +129,22 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// callsOf is a collective call with eight elements of a type.
+func callsOf[T shmem.Element](name string) func(context.Context, *shmem.PE) error {
+	return func(ctx context.Context, pe *shmem.PE) error {
+		v, all := make([]T, 8), make([]T, 8*pe.Size())
+		switch name {
+		case "reduce":
+			return shmem.Reduce(ctx, pe, v, v, shmem.OpSum)
+		case "broadcast":
+			return shmem.Broadcast(ctx, pe, v, 0)
+		case "all-gather":
+			return shmem.AllGather(ctx, pe, all, v)
+		}
+		return shmem.AllToAll(ctx, pe, all, make([]T, len(all)))
 	}
 }
 

@@ -48,17 +48,67 @@ func (k kind) String() string {
 // shape is the part of a call that all PEs must agree on. The arguments of Alloc and Free are not
 // part of it: the PEs exchange them, and all refuse alike.
 type shape struct {
-	n, size int // elements, and bytes of each
-	param   int // the root of a broadcast, the op of a reduction
+	n     int // elements
+	of    element
+	param int // the root of a broadcast, the op of a reduction
 }
 
-// tag describes a call to other PEs. From the top: 4 bits of kind, 2 of the logarithm of the
-// element's size, 16 of the parameter, 24 of the number of elements or all ones if there are more,
-// 14 of the record's hash, and 4 that are zero, where a message has its number.
+// element is what the PEs compare of an element's type, in 4 bits: the logarithm of its size in the
+// lower two, and its class.
+type element uint8
+
+// The classes of elements.
+const (
+	unsigned element = iota << 2
+	signed
+	float // Float16 among them
+	brain // BFloat16
+
+	classes = 3 << 2
+)
+
+// elementOf returns the element of a type.
+func elementOf[T Element]() element {
+	size := element(bits.TrailingZeros(uint(sizeOf[T]())))
+	zero, one, two := T(0), T(1), T(2)
+	switch any(zero).(type) {
+	case Float16:
+		return float | size
+	case BFloat16:
+		return brain | size
+	}
+	switch {
+	case one/two != 0:
+		return float | size
+	case zero-one < 0:
+		return signed | size
+	}
+	return unsigned | size
+}
+
+// String returns the name of the type, or of the type that it is defined on.
+func (e element) String() string {
+	bits := 8 << (e &^ classes)
+	switch class := e & classes; {
+	case class == unsigned:
+		return fmt.Sprintf("uint%d", bits)
+	case class == signed:
+		return fmt.Sprintf("int%d", bits)
+	case class == brain:
+		return "BFloat16"
+	case bits == 16:
+		return "Float16"
+	}
+	return fmt.Sprintf("float%d", bits)
+}
+
+// tag describes a call to other PEs. From the top: 4 bits of kind, 4 of the element, 16 of the
+// parameter, 22 of the number of elements or all ones if there are more, 14 of the record's hash,
+// and 4 that are zero, where a message has its number.
 type tag uint64
 
 const (
-	tagElements = 1<<24 - 1
+	tagElements = 1<<22 - 1
 	tagHashBits = 14
 	tagNumber   = 1<<4 - 1
 	// tagCall masks the bits that describe the call itself: not the hash of earlier calls, and not
@@ -73,8 +123,8 @@ func (g tag) String() string {
 	if k < kindBroadcast || k > kindAllToAll {
 		return k.String()
 	}
-	s := fmt.Sprintf("%v of %d elements of %d bytes", k, g>>18&tagElements, 1<<(g>>58&3))
-	switch param := g >> 42 & (1<<16 - 1); {
+	s := fmt.Sprintf("%v of %d elements of %v", k, g>>18&tagElements, element(g>>56&15))
+	switch param := g >> 40 & (1<<16 - 1); {
 	case k == kindBroadcast:
 		s += fmt.Sprintf(" from PE %d", param)
 	case k == kindReduce && param == paramFunc:
@@ -102,11 +152,10 @@ const recent = 64
 // add records a call, and returns its tag.
 func (r *record) add(k kind, s shape) tag {
 	r.step++
-	for _, v := range [...]int{int(k), s.n, s.size, s.param} {
+	for _, v := range [...]int{int(k), s.n, int(s.of), s.param} {
 		r.hash = mix(r.hash, uint64(v))
 	}
-	g := tag(k)<<60 | tag(bits.TrailingZeros(uint(s.size)|8))<<58 | tag(s.param)<<42 |
-		tag(min(s.n, tagElements))<<18 |
+	g := tag(k)<<60 | tag(s.of)<<56 | tag(s.param)<<40 | tag(min(s.n, tagElements))<<18 |
 		tag(r.hash>>(64-tagHashBits))<<4
 	r.tags[r.step%recent] = g
 	return g

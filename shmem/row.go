@@ -29,7 +29,8 @@ type rowHead struct {
 
 // rowVersion is the version that this package speaks. Version 1 was a single JSON object; PEs of
 // version 2 do not publish how many calls they have entered, those of version 3 carry out
-// collective calls by other algorithms, and those of version 4 do not compare Close.
+// collective calls by other algorithms, and those of version 4 compare neither Close nor
+// the types of elements.
 const rowVersion = 5
 
 // row is a row that is being written.
