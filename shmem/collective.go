@@ -32,8 +32,9 @@ func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error 
 }
 
 // AllGather copies every PE's src to dst on every PE, in the order of the PEs: len(dst) is len(src)
-// times the number of PEs. dst and src may be any memory, and must not overlap. It is collective;
-// all PEs pass the same length. If the lengths do not fit together, the error is verbs.ErrInvalid,
+// times the number of PEs. dst and src may be any memory. They must not overlap, except that src
+// may be this PE's own part of dst, in place. It is collective; all PEs pass the same length. If
+// the lengths do not fit together, or dst and src overlap otherwise, the error is verbs.ErrInvalid,
 // and the call of all other PEs ends with [ErrMismatch].
 func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	const op = "all-gather"
@@ -46,11 +47,16 @@ func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), pe.Size(),
 				len(src)*pe.Size()))
 	}
+	to, from := bytesOf(dst), bytesOf(src)
+	if own := to[pe.id*len(from):][:len(from)]; overlap(to, from) && &own[0] != &from[0] {
+		return pe.refuse(ctx, kindAllGather, invalid(op, "dst and src overlap, and src is not part %d of "+
+			"dst: it would be overwritten before it is sent", pe.id))
+	}
 	g, err := pe.call(ctx, op, kindAllGather, shape{n: len(src), of: elementOf[T]()})
 	if err != nil {
 		return err
 	}
-	return pe.gather(ctx, op, kindAllGather, g, bytesOf(dst), bytesOf(src))
+	return pe.gather(ctx, op, kindAllGather, g, to, from)
 }
 
 // gather is an AllGather of bytes, in a call of any kind.

@@ -98,6 +98,31 @@ func vectors(ctx context.Context, pe *shmem.PE, n int) error {
 	return check("all-to-all", err, all, func(i int) int64 { return value(i/n, me*n+i%n, 0) })
 }
 
+// An AllGather may be in place, in one schedule or several: src is this PE's part of dst.
+func TestAllGatherInPlace(t *testing.T) {
+	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			shmem.SetAlgorithms(pe, 2, false)
+			for _, n := range []int{0, 1, 13, 1000, 20000} {
+				all := make([]int64, n*pes)
+				mine := all[n*pe.Rank():][:n]
+				for i := range mine {
+					mine[i] = value(pe.Rank(), i, n)
+				}
+				if err := shmem.AllGather(ctx, pe, all, mine); err != nil {
+					return err
+				}
+				for i, v := range all {
+					if want := value(i/n, i%n, n); v != want {
+						return wrong("%d elements: PE %d has %d at %d, want %d", n, pe.Rank(), v, i, want)
+					}
+				}
+			}
+			return nil
+		})
+	})
+}
+
 // The root of a broadcast gets ahead of the others by the two pieces that a mailbox holds.
 func TestARootGetsAhead(t *testing.T) {
 	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})

@@ -32,10 +32,10 @@ func within(heap, b []byte) (off uint64, ok bool) {
 	return uint64(at - start), true
 }
 
-// overlap reports whether two pieces of memory of the same length have bytes in common.
+// overlap reports whether two pieces of memory have bytes in common.
 func overlap(a, b []byte) bool {
 	x, y := uintptr(unsafe.Pointer(unsafe.SliceData(a))), uintptr(unsafe.Pointer(unsafe.SliceData(b)))
-	return max(x, y)-min(x, y) < uintptr(len(a))
+	return len(a) != 0 && len(b) != 0 && x < y+uintptr(len(b)) && y < x+uintptr(len(a))
 }
 
 // word64 returns the word at an offset of the heap, a multiple of eight.

@@ -411,6 +411,9 @@ func TestBadArguments(t *testing.T) {
 		{"reduce: floats", "op xor of these elements", shmem.Reduce(ctx, pe, []float64{1}, []float64{1},
 			shmem.OpXor)},
 		{"all-gather: lengths", "dst has 5 elements", shmem.AllGather(ctx, pe, v, v)},
+		{"all-gather: overlap", "dst and src overlap", shmem.AllGather(ctx, pe, v[:4], v[1:3])},
+		{"all-gather: another's part", "dst and src overlap", shmem.AllGather(ctx, pe, v[:4], v[2:4])},
+		{"all-gather: overlap at the end", "dst and src overlap", shmem.AllGather(ctx, pe, v[:4], v[3:])},
 		{"all-to-all: lengths", "dst has 5 elements", shmem.AllToAll(ctx, pe, v, v)},
 		{"all-to-all: overlap", "dst and src overlap", shmem.AllToAll(ctx, pe, v[:4], v[1:])},
 	} {
