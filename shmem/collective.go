@@ -144,8 +144,7 @@ func ReduceFunc[T Element](ctx context.Context, pe *PE, dst, src []T, fn func(a,
 const paramFunc = 1<<16 - 1
 
 // checkReduce returns an error if the arguments of a reduction are wrong.
-func checkReduce(dst, src, param int, known bool) error {
-	const op = "reduce"
+func checkReduce(op string, dst, src int, of element, param int, known bool) error {
 	switch {
 	case dst != src:
 		return invalid(op, "dst has %d elements, src %d", dst, src)
@@ -153,23 +152,28 @@ func checkReduce(dst, src, param int, known bool) error {
 		return nil
 	case param == paramFunc:
 		return invalid(op, "fn is nil")
+	case of.isFloat():
+		return invalid(op, "op %v: elements of %v have sum, prod, min, max only", ReduceOp(param), of)
 	}
-	return invalid(op, "op %v of these elements", ReduceOp(param))
+	return invalid(op, "op %v: elements of %v have sum, prod, min, max, and, or, xor", ReduceOp(param), of)
 }
 
 // reduce is a Reduce by the first function, or, if that is nil, by the second, of bytes. param
 // identifies it to the other PEs.
 func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, combine func(to, a, b []T),
 	bits func(to, a, b []byte)) error {
-	const op = "reduce"
+	op, of := "reduce", elementOf[T]()
+	if param == paramFunc {
+		op = "reduce func"
+	}
 	if err := pe.enter(op); err != nil {
 		return err
 	}
 	defer pe.collective.Unlock()
-	if err := checkReduce(len(dst), len(src), param, combine != nil || bits != nil); err != nil {
+	if err := checkReduce(op, len(dst), len(src), of, param, combine != nil || bits != nil); err != nil {
 		return pe.refuse(ctx, kindReduce, err)
 	}
-	g, err := pe.call(ctx, op, kindReduce, shape{n: len(dst), of: elementOf[T](), param: param})
+	g, err := pe.call(ctx, op, kindReduce, shape{n: len(dst), of: of, param: param})
 	if err != nil {
 		return err
 	}

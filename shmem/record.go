@@ -86,6 +86,8 @@ func elementOf[T Element]() element {
 	return unsigned | size
 }
 
+func (e element) isFloat() bool { return e&classes >= float }
+
 // String returns the name of the type, or of the type that it is defined on.
 func (e element) String() string {
 	bits := 8 << (e &^ classes)

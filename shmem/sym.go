@@ -7,13 +7,18 @@ import (
 	"ibverbx/internal/collective"
 )
 
-// Element is the type of the elements of symmetric memory: integers and floats of a fixed size.
+// Element is the type of the elements of symmetric memory: integers and floats of a fixed size, and
+// [Float16] and [BFloat16].
 type Element interface {
 	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
 }
 
 // Float16 is an element of 16 bits, IEEE 754's binary16. Its method Float32 returns the value.
 // Reduce combines it in float32 and rounds each result to nearest, ties to even.
+//
+// A type that you define on it (type half shmem.Float16) is an integer to Reduce, which cannot tell
+// it from one that is defined on uint16. An alias (type half = shmem.Float16) is the same type. So
+// it is with BFloat16.
 type Float16 = collective.Float16
 
 // BFloat16 is the same for the upper half of a float32.
