@@ -97,7 +97,7 @@ func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
 		return err
 	}
 	if err := p.quiet(ctx, op); err != nil {
-		return err
+		return p.explain(op, err) // this PE has not entered the call, and may make it again
 	}
 	if err := p.agree(ctx, op, kindFree, r); err != nil {
 		return err

@@ -100,6 +100,15 @@ func (l *testbed) close() {
 	}
 }
 
+// closesWith closes the world, and demands that it says that and no more.
+func (l *testbed) closesWith(says string) {
+	l.t.Helper()
+	if err := l.world.Close(l.ctx); err == nil || err.Error() != says {
+		l.t.Errorf("close: %v, want %s", err, says)
+	}
+	l.world = nil
+}
+
 // run runs a program on all PEs, and fails the test unless all return nil.
 func (l *testbed) run(program func(ctx context.Context, pe *shmem.PE) error) {
 	l.t.Helper()
