@@ -303,6 +303,56 @@ func TestABarrierThatWasNotEntered(t *testing.T) {
 	l.run(func(ctx context.Context, pe *shmem.PE) error { return pe.Barrier(ctx) })
 }
 
+// A PE waits for its puts before a Barrier or Free, and another one, which was refused, closes. The
+// first learns that the PEs are out of step, and not that the other has closed.
+func TestQuietBeforeACallThatDoesNotMatch(t *testing.T) {
+	for name, call := range map[string]func(context.Context, *shmem.PE, shmem.Sym[uint64]) error{
+		"barrier": func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error {
+			return pe.Barrier(ctx)
+		},
+		"free": shmem.Free[uint64],
+	} {
+		l := newTestbed(t, shape{2, 1, 1}, shmem.Config{Transport: transport.Config{KeepAlive: -1}})
+		l.mayFail = true // all have closed
+		s := allocate[uint64](l, 3)
+		pes := l.world.PEs()
+		stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP,
+			Match: func(wr *verbs.SendWR) bool { return wr.Bytes() == 24 }})
+		quiet := make(chan struct{}, 1)
+		l.fabric.Inject(soft.Fault{Kind: soft.Delay, Match: func(wr *verbs.SendWR) bool {
+			if wr.Opcode == verbs.OpRDMARead && len(quiet) == 0 {
+				quiet <- struct{}{}
+			}
+			return false
+		}})
+		for to := range pes {
+			if err := shmem.Put(l.ctx, pes[0], s, make([]uint64, 1+2*to), to); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := make(chan error)
+		go func() { got <- call(l.ctx, pes[0], s) }()
+		select {
+		case <-quiet: // it flushes its puts to itself, too
+		case <-l.ctx.Done():
+			t.Fatal("it does not wait for its puts")
+		}
+		if err := shmem.Broadcast(l.ctx, pes[1], []byte{1}, 2); !errors.Is(err, verbs.ErrInvalid) {
+			t.Fatal(err)
+		}
+		ended, cancel := context.WithCancel(l.ctx)
+		cancel()
+		if err := pes[1].Close(ended); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		stall.Remove()
+		want := "PE 1 called broadcast with wrong arguments"
+		if err := <-got; !errors.Is(err, shmem.ErrMismatch) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want that %s", name, err, want)
+		}
+	}
+}
+
 // When a PE gives up in a collective call and closes, the calls of the others end.
 func TestCloseAfterACallThatGaveUp(t *testing.T) {
 	for name, call := range collectives() {
