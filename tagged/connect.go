@@ -1,6 +1,7 @@
 package tagged
 
 import (
+	"encoding/json"
 	"fmt"
 
 	"ibverbx/transport"
@@ -57,6 +58,18 @@ type Card struct {
 	Version       int            `json:"version"` // of the wire format: 1
 	MaxUnexpected int            `json:"max_unexpected"`
 	Transport     transport.Card `json:"transport"`
+}
+
+// MarshalJSON refuses the zero Card, which no endpoint has: a list of cards with an empty place
+// could be sent, but not read.
+func (c Card) MarshalJSON() ([]byte, error) {
+	if len(c.Transport.QP.QPNums) == 0 {
+		return nil, fmt.Errorf("tagged: card: %w: transport.qp names no queue pair: it is no card of an "+
+			"endpoint; in a list give each place one, or make it a list of *Card with nil places",
+			verbs.ErrInvalid)
+	}
+	type plain Card // without this method
+	return json.Marshal(plain(c))
 }
 
 // wireVersion is the version of the wire format that this package speaks.

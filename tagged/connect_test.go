@@ -49,6 +49,9 @@ func TestCard(t *testing.T) {
 	if err := a.Close(ctx); err != nil {
 		t.Error(err)
 	}
+	if _, err := json.Marshal([]tagged.Card{card, {}}); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("an empty place in a list of cards: %v", err)
+	}
 	if _, err := a.Card(); !errors.Is(err, tagged.ErrClosed) {
 		t.Error(err)
 	}
