@@ -24,7 +24,7 @@ type assembly struct {
 func (w *Worker) arrived(m *transport.Message) {
 	tep := m.Endpoint()
 	e, ok := tep.Value().(*Endpoint)
-	if !ok || e == nil || e.tep != tep {
+	if !ok || e == nil || e.tep != tep && e.loop != tep {
 		w.unexpectedSender(tep)
 		return
 	}
@@ -57,6 +57,9 @@ func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 	if err := h.parse(kind, hdr, data); err != nil {
 		return err
 	}
+	if e.dial == dialAnswered { // the peer sends, so it is connected
+		e.connected()
+	}
 	if !e.ledger.Regain(h.window) {
 		return fmt.Errorf("a window of %d messages: %d were announced",
 			e.ledger.Room()+int(h.window), e.ledger.Most())
@@ -66,6 +69,8 @@ func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 		return e.arrivedDone(h.id)
 	case amWindow:
 		return nil
+	case amRoute:
+		return e.w.ranks.arrived(e, &h, data)
 	}
 	if (kind == amMore) != (e.partial.length != 0) {
 		return fmt.Errorf("message %d with %d bytes missing of the message before", kind,

@@ -84,7 +84,7 @@ func (e *Endpoint) idle() bool {
 // busy reports whether something of the endpoint is outstanding.
 func (e *Endpoint) busy() bool {
 	return !e.queue.Empty() || e.waiting.count() != 0 || e.notices.Len() != 0 || e.scheduled ||
-		e.active != 0 || e.partial.req != nil
+		e.active != 0 || e.partial.req != nil || e.relay != nil && e.relay.queue.Len() != 0
 }
 
 // Abort closes the endpoint at once: its requests complete with ErrCanceled; requests whose memory
@@ -190,9 +190,15 @@ func (e *Endpoint) end(err error) (aborting error) {
 	}
 	w := e.w
 	e.err = err
-	w.endpoints.ended(err)
+	w.endpoints.ended(e, err)
 	if e.stage != stageParting {
 		aborting = e.tep.Abort(&e.transportEnd)
+	}
+	if e.loop != nil {
+		aborting = errors.Join(aborting, e.loop.Abort(nil))
+	}
+	if e.relay != nil {
+		e.relay.reroute()
 	}
 	for r := e.queue.PopFront(); r != nil; r = e.queue.PopFront() {
 		e.waiting.remove(r)

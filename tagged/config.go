@@ -2,6 +2,7 @@ package tagged
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 
 	"ibverbx/transport"
@@ -20,6 +21,17 @@ const FirstAMID transport.AMID = 56
 
 // Config configures a [Worker]. The zero value works.
 type Config struct {
+	// Rank is this process's number among those that [Join], counted from 0, and Size how many
+	// there are; 0 means 1. A job has methods of these names. NewWorker takes neither, nor the next
+	// two.
+	Rank, Size int
+	// Exchange is an all-gather among the ranks: each passes some bytes, about 660 for each
+	// endpoint that it makes in Join, and receives those of all ranks in order of rank, its own
+	// included. Join calls it twice. It may be nil for a single rank.
+	Exchange func(ctx context.Context, mine []byte) ([][]byte, error)
+	// OnDemand makes most endpoints as they are used: see the package comment. It must be the same
+	// on all ranks. It starts the goroutine of [Worker.Start], unless Transport.Idle is set.
+	OnDemand bool
 	// Transport configures the underlying transport worker.
 	Transport transport.Config
 	// EagerLimit is the length in bytes of the longest message that is copied; the receiver reads

@@ -22,16 +22,36 @@ func (e *Endpoint) Connect(peer Card) error {
 	case e.stage == stageOpen:
 		return e.refuse("connect", verbs.ErrInvalid, "the endpoint is connected")
 	}
+	if err := e.connect(peer); err != nil {
+		return err
+	}
+	e.ledger.Connect(e.peerWindow)
+	e.stage = stageOpen
+	return nil
+}
+
+// connect connects the endpoint by its peer's card. No message goes out before ledger.Connect.
+func (e *Endpoint) connect(peer Card) error {
 	if err := peer.check(); err != nil {
 		return e.refuse("connect", err, "")
 	}
 	if err := e.tep.Connect(peer.Transport); err != nil {
 		return err
 	}
-	e.ledger.Connect(peer.MaxUnexpected)
-	e.limits = e.tep.Limits()
-	e.stage = stageOpen
+	e.peerWindow, e.limits = peer.MaxUnexpected, e.tep.Limits()
 	return nil
+}
+
+// connected opens an endpoint whose both ends are connected: the sends that wait go out.
+func (e *Endpoint) connected() {
+	e.dial = dialDone
+	e.ledger.Connect(e.peerWindow)
+	if e.w.cfg.OnDemand && adjacent(e.rank, e.w.cfg.Rank) {
+		e.relay = &relay{e: e}
+	}
+	if e.canPush() {
+		e.kick()
+	}
 }
 
 // Connect connects two endpoints of this process.
@@ -81,8 +101,15 @@ const leastBuffer = 416
 
 // Card describes the endpoint to its peer.
 func (e *Endpoint) Card() (Card, error) {
-	if err := e.Err(); err != nil {
-		return Card{}, err
+	e.w.mu.Lock()
+	defer e.w.mu.Unlock()
+	return e.card()
+}
+
+// card is Card with the lock held.
+func (e *Endpoint) card() (Card, error) {
+	if e.err != nil {
+		return Card{}, e.err
 	}
 	t, err := e.tep.Card()
 	return Card{Version: wireVersion, MaxUnexpected: e.w.cfg.MaxUnexpected, Transport: t}, err

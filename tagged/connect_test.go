@@ -4,12 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 
+	"ibverbx"
 	"ibverbx/tagged"
 	"ibverbx/transport"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // TestCard: a card travels as JSON; an endpoint that is closed has none.
@@ -120,7 +124,7 @@ func TestOtherEndpoints(t *testing.T) {
 	h := newHostile(t)
 	var value any
 	for _, value = range []any{nil, "the program's own", (*tagged.Endpoint)(nil), h.victim} {
-		for kind := range 7 {
+		for kind := range 8 {
 			own, err := h.workers[0].Transport().NewEndpoint(transport.EndpointConfig{Value: value})
 			if err != nil {
 				t.Fatal(err)
@@ -138,8 +142,279 @@ func TestOtherEndpoints(t *testing.T) {
 			}
 		}
 	}
-	if s := h.workers[0].Stats(); s.Violations != 4*7 || s.Failures != 0 || h.victim.Err() != nil {
+	if s := h.workers[0].Stats(); s.Violations != 4*8 || s.Failures != 0 || h.victim.Err() != nil {
 		t.Errorf("%+v; %v", s, h.victim.Err())
 	}
 	h.checkGood()
+}
+
+// TestJoin: each rank sends to every rank, itself included, short and long messages, and receives
+// them by source, with all endpoints made at once and on demand, for numbers of ranks around the
+// powers of two.
+func TestJoin(t *testing.T) {
+	small := transport.Config{AMBuffers: 4, MaxOutstanding: 8, BounceBuffers: 8, BufferSize: 512,
+		QP: ibverbx.Config{QPsPerDevice: 1}}
+	for _, onDemand := range []bool{false, true} {
+		for _, ranks := range []int{1, 2, 3, 5, 8, 11} {
+			t.Run(fmt.Sprintf("%d ranks, on demand %t", ranks, onDemand), func(t *testing.T) {
+				const long = 5000
+				cfg := tagged.Config{OnDemand: onDemand, EagerLimit: 2000, Transport: small}
+				r := newJoined(t, ranks, cfg)
+				ctx := background(r)
+				var sends []*tagged.Request
+				for from := range ranks {
+					for to := range ranks {
+						e := r.peer(from, to)
+						if e.Rank() != to || e != r.peer(from, to) {
+							t.Fatalf("endpoint of rank %d", e.Rank())
+						}
+						sends = append(sends, r.send(e, 1, []byte{byte(from), byte(to)}),
+							r.send(e, 2, pattern(long, from*ranks+to)))
+					}
+				}
+				for to := range ranks {
+					for from := range ranks {
+						buf := make([]byte, long)
+						info, err := r.peer(to, from).RecvWait(ctx, 2, tagged.Exact, buf)
+						if err != nil || info.Source.Rank() != from || string(buf) !=
+							string(pattern(long, from*ranks+to)) {
+							t.Fatalf("%v from rank %d: %v", info, from, err)
+						}
+					}
+					seen := map[byte]bool{}
+					for range ranks {
+						buf := make([]byte, 2)
+						info, err := r.workers[to].RecvWait(ctx, 1, tagged.Exact, buf)
+						if err != nil || info.Source.Rank() != int(buf[0]) || buf[1] != byte(to) ||
+							seen[buf[0]] {
+							t.Fatalf("% x from rank %d: %v", buf, info.Source.Rank(), err)
+						}
+						seen[buf[0]] = true
+					}
+				}
+				for _, s := range sends {
+					if err := s.Wait(ctx); err != nil {
+						t.Error(err)
+					}
+				}
+				if err := r.peer(0, 0).Close(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// TestOnDemand: only endpoints between adjacent ranks are there from the start; another is made, at
+// both ends, when one asks for it, and only once if both ask at the same time. Nobody between them
+// gets one more.
+func TestOnDemand(t *testing.T) {
+	small := transport.Config{BufferSize: 512} // cards travel in pieces
+	r := newJoined(t, 8, tagged.Config{OnDemand: true, Transport: small})
+	ctx := background(r)
+	count := func() (counts []int) {
+		for _, w := range r.workers {
+			counts = append(counts, w.Stats().Endpoints)
+		}
+		return counts
+	}
+	if got := fmt.Sprint(count()); got != "[3 3 3 3 3 3 3 3]" {
+		t.Errorf("endpoints after Join: %s", got)
+	}
+	for round := range 20 {
+		a, b := r.peer(0, 7), r.peer(7, 0)
+		in := make([]byte, 1)
+		for _, e := range []*tagged.Endpoint{a, b} {
+			if err := e.SendWait(ctx, 1, []byte{byte(round)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, e := range []*tagged.Endpoint{a, b} {
+			if _, err := e.RecvWait(ctx, 1, tagged.Exact, in); err != nil || in[0] != byte(round) {
+				t.Fatal(err, in)
+			}
+		}
+	}
+	if got := fmt.Sprint(count()); got != "[4 3 3 3 3 3 3 4]" {
+		t.Errorf("endpoints after messages between two: %s", got)
+	}
+	early := r.peer(1, 6) // closed, perhaps before it is connected
+	if err := early.Close(ctx); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.peer(6, 1).RecvWait(ctx, 1, tagged.Exact); err == nil || ctx.Err() != nil {
+		t.Errorf("from a rank that has closed the endpoint: %v", err)
+	}
+}
+
+// TestOnDemandAroundTheDead: a rank that has failed is passed by on the way to others; to itself no
+// way leads, and the endpoint to it fails and says so.
+func TestOnDemandAroundTheDead(t *testing.T) {
+	r := newJoined(t, 8, tagged.Config{OnDemand: true})
+	ctx := background(r)
+	for _, next := range []int{0, 3, 5} {
+		if err := r.peer(1, next).Abort(); err != nil {
+			t.Fatal(err)
+		}
+		r.until(func() bool { return r.peer(next, 1).Err() != nil })
+	}
+	r.send(r.peer(0, 7), 1, nil)
+	if _, err := r.peer(7, 0).RecvWait(ctx, 1, tagged.Exact); err != nil {
+		t.Errorf("from rank 0 to rank 7 beside rank 1: %v", err)
+	}
+	s := r.send(r.peer(2, 1), 1, nil)
+	if err := s.Wait(ctx); !errors.Is(err, tagged.ErrPeerFailed) ||
+		!strings.Contains(err.Error(), "no rank on the way from rank 3 to rank 1 is left") {
+		t.Errorf("to the dead one: %v", err)
+	}
+	if _, err := r.peer(7, 1).RecvWait(ctx, 1, tagged.Exact); !errors.Is(err, tagged.ErrPeerFailed) {
+		t.Errorf("from the dead one: %v", err)
+	}
+}
+
+// TestJoinRefused: all ranks learn why they cannot join, and nothing stays open.
+func TestJoinRefused(t *testing.T) {
+	r := newRig(t, 3, 1, tagged.Config{})
+	for _, c := range []struct {
+		name   string
+		change func(rank int, cfg *tagged.Config)
+		want   string // in the error of each rank
+	}{
+		{"other size", func(i int, cfg *tagged.Config) { cfg.Size += i / 2 }, "ranks"},
+		{"same rank", func(i int, cfg *tagged.Config) { cfg.Rank = i / 2 }, "it is that of rank"},
+		{"on demand", func(i int, cfg *tagged.Config) { cfg.OnDemand = i == 2 }, "OnDemand"},
+		{"rank", func(_ int, cfg *tagged.Config) { cfg.Rank = 3 }, "of 3 ranks the numbers are 0 to 2"},
+		{"exchange", func(_ int, cfg *tagged.Config) { cfg.Exchange = nil }, "3 ranks need it"},
+		{"other queue pairs", func(i int, cfg *tagged.Config) { cfg.Transport.QP.QPsPerDevice = 1 + i/2 },
+			"configure both alike"},
+		{"too many", func(i int, cfg *tagged.Config) { cfg.Transport.MaxEndpoints = 3 - i }, "MaxEndpoints"},
+	} {
+		for i, err := range r.join(tagged.Config{}, c.change) {
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: rank %d: %v: want %q", c.name, i, err, c.want)
+			}
+		}
+	}
+	_, err := tagged.NewWorker(r.domains[0], tagged.Config{Size: 3})
+	if !errors.Is(err, verbs.ErrInvalid) {
+		t.Error(err)
+	}
+	if _, err = r.workers[0].Peer(0); !errors.Is(err, verbs.ErrInvalid) {
+		t.Error(err)
+	}
+}
+
+// TestNoRankIsLeft: a receive from any peer ends when all other ranks have failed, although this
+// process could send to itself.
+func TestNoRankIsLeft(t *testing.T) {
+	for _, onDemand := range []bool{false, true} {
+		r := newJoined(t, 2, tagged.Config{OnDemand: onDemand})
+		ctx := background(r)
+		r.peer(0, 0)
+		if err := r.peer(1, 0).Abort(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.workers[0].RecvWait(ctx, 1, tagged.Exact); !errors.Is(err, tagged.ErrNoPeer) {
+			t.Errorf("on demand %t: %v", onDemand, err)
+		}
+	}
+}
+
+// TestOnDemandRefused: a rank that cannot make one more endpoint says so to the one that asks.
+func TestOnDemandRefused(t *testing.T) {
+	r := newJoined(t, 8, tagged.Config{OnDemand: true, Transport: transport.Config{MaxEndpoints: 4}})
+	ctx := background(r)
+	r.send(r.peer(7, 0), 1, nil)
+	if _, err := r.peer(0, 7).RecvWait(ctx, 1, tagged.Exact); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.send(r.peer(3, 0), 1, nil).Wait(ctx); !errors.Is(err, tagged.ErrPeerFailed) ||
+		!strings.Contains(err.Error(), "MaxEndpoints") {
+		t.Errorf("a send to a rank that has no place for another endpoint: %v", err)
+	}
+	if _, err := r.workers[7].Peer(1); err == nil || !strings.Contains(err.Error(), "MaxEndpoints") {
+		t.Errorf("no place at this end: %v", err)
+	}
+}
+
+// TestOnDemandByAnotherWay: cards that still wait when the rank next to them fails go by another
+// way.
+func TestOnDemandByAnotherWay(t *testing.T) {
+	small := transport.Config{AMBuffers: 2, QP: ibverbx.Config{QPsPerDevice: 1}}
+	r := newJoined(t, 16, tagged.Config{OnDemand: true, Transport: small})
+	ctx := background(r)
+	card, err := r.peer(0, 1).Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stall := r.fabric.Inject(soft.Fault{Device: r.fabric.Device(0), QPNum: card.Transport.QP.QPNums[0],
+		Kind: soft.StallQP, Count: -1})
+	for to := 3; to < 16; to += 2 { // all by rank 1, which takes two messages; neither arrives
+		r.send(r.peer(0, to), 1, nil)
+	}
+	if err := r.peer(0, 1).Abort(); err != nil {
+		t.Fatal(err)
+	}
+	stall.Remove()
+	for to := 7; to < 16; to += 2 {
+		if _, err := r.workers[to].RecvWait(ctx, 1, tagged.Exact); err != nil {
+			t.Errorf("rank %d: %v", to, err)
+		}
+	}
+}
+
+// TestHostileRanks: routed messages that no rank sends fail the endpoint on which they come, or
+// concern only the rank that they claim to be from.
+func TestHostileRanks(t *testing.T) {
+	for _, c := range []struct {
+		what     string
+		from, to uint64
+		kind     byte
+		offset   uint64
+		fails    bool   // the endpoint to the sender
+		want     string // in the error of the endpoint to rank from; "" if there is none
+	}{
+		{"from the rank itself", 1, 2, 0, 0, true, ""},
+		{"to its sender", 2, 2, 0, 0, true, ""},
+		{"from no rank", 4, 1, 0, 0, true, ""},
+		{"to no rank", 0, 4, 0, 0, true, ""},
+		{"a card that is none", 2, 1, 0, 0, false, "card"},
+		{"an answer that is none", 2, 1, 1, 0, false, "card"},
+		{"ready for nothing", 2, 1, 2, 0, false, ""},
+		{"a refusal of nothing", 2, 1, 3, 0, false, ""},
+		{"a piece of nothing", 2, 1, 0, 1, false, ""},
+		{"a card from one that is connected", 3, 1, 0, 0, false, ""},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			r := newJoined(t, 4, tagged.Config{OnDemand: true})
+			ctx := background(r)
+			before := r.workers[1].Stats().Endpoints
+			header := head(24, 0, c.kind, uint32(4+c.offset), c.from|c.to<<32, c.offset)
+			if _, err := r.peer(0, 1).Transport().AMBcopy(tagged.FirstAMID+route, header,
+				func(b []byte) int { return copy(b, "junk") }); err != nil {
+				t.Fatal(err)
+			}
+			if c.fails {
+				r.until(func() bool { return r.peer(1, 0).Err() != nil })
+				if err := r.peer(1, 0).Err(); !errors.Is(err, tagged.ErrProtocol) {
+					t.Error(err)
+				}
+				return
+			}
+			r.send(r.peer(0, 1), 1, nil)
+			if _, err := r.peer(1, 0).RecvWait(ctx, 1, tagged.Exact); err != nil {
+				t.Fatal(err)
+			}
+			if c.want == "" {
+				if n := r.workers[1].Stats().Endpoints; n != before {
+					t.Errorf("%d endpoints: there were %d", n, before)
+				}
+				return
+			}
+			err := r.peer(1, int(c.from)).Err()
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Error(err)
+			}
+		})
+	}
 }

@@ -24,7 +24,9 @@ type Endpoint struct {
 
 	w       *Worker
 	tep     *transport.Endpoint
+	loop    *transport.Endpoint // of the endpoint to this process itself: where its messages arrive
 	name    string
+	rank    int // of the peer among those that have joined; -1 for others
 	value   any
 	onError func(*Endpoint, error)
 
@@ -48,9 +50,14 @@ type Endpoint struct {
 
 	ledger  flow.Ledger // the window, in both directions: see package flow
 	traffic traffic
-	partial assembly   // the message that is arriving in fragments
-	posted  posted     // receives that wait for a message of this peer
-	kept    unexpected // messages of this peer that wait for a receive; matching.unexpected has them, too
+	relay   *relay // routed messages; nil if the endpoint carries none
+	// dial is how far an endpoint on demand is connected. peerWindow is the window that the peer's
+	// card announces: sends begin once both ends are connected.
+	dial       dial
+	peerWindow int
+	partial    assembly   // the message that is arriving in fragments
+	posted     posted     // receives that wait for a message of this peer
+	kept       unexpected // messages of this peer that wait for a receive; matching.unexpected has them, too
 
 	inDeparted list.Link[Endpoint] // of leftovers.departed
 }
@@ -72,13 +79,18 @@ const (
 func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.newEndpoint(cfg)
+}
+
+// newEndpoint is NewEndpoint with the lock held.
+func (w *Worker) newEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	if w.closed {
 		return nil, refuse("new endpoint", ErrClosed, "")
 	}
 	if cfg.Name == "" {
 		cfg.Name = fmt.Sprintf("endpoint %d", w.endpoints.made)
 	}
-	e := &Endpoint{w: w, name: cfg.Name, value: cfg.Value, onError: cfg.OnError,
+	e := &Endpoint{w: w, rank: -1, name: cfg.Name, value: cfg.Value, onError: cfg.OnError,
 		ledger: flow.New(w.cfg.MaxUnexpected)}
 	e.pending.Func = e.resume
 	e.transportEnd.Init(1, e.transportEnded)
@@ -91,11 +103,25 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	return e, nil
 }
 
+// Peer returns the endpoint to a rank of a worker that has joined; that to this process itself
+// leads to its own receives. With Config.OnDemand the first call makes the endpoint and returns
+// before the peer has connected; sends wait until it has. An endpoint that has ended stays:
+// [Endpoint.Err] says why.
+func (w *Worker) Peer(rank int) (*Endpoint, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ranks.peer(rank)
+}
+
 // Name returns EndpointConfig.Name, or its default.
 func (e *Endpoint) Name() string { return e.name }
 
 // String returns the endpoint's name.
 func (e *Endpoint) String() string { return e.name }
+
+// Rank returns the peer's rank among the processes that have joined: see [Join]. It is -1 for an
+// endpoint of [Worker.NewEndpoint].
+func (e *Endpoint) Rank() int { return e.rank }
 
 // Value returns EndpointConfig.Value.
 func (e *Endpoint) Value() any { return e.value }

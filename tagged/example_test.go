@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"sync"
 
 	"ibverbx"
 	"ibverbx/tagged"
@@ -46,6 +47,52 @@ func Example() {
 	// Output:
 	// alice: hello, bob
 	// alice: 64 MiB of weights
+}
+
+// Four ranks pass a sum round a ring. Each would be a process of its own, and Exchange the
+// AllGather of package job; here they are goroutines.
+func ExampleJoin() {
+	const ranks = 4
+	fabric, err := soft.New(soft.Config{Devices: ranks})
+	check(err)
+	defer fabric.Close()
+	ctx := context.Background()
+	all := newAllGather(ranks)
+	var group sync.WaitGroup
+	for rank := range ranks {
+		group.Go(func() {
+			dom, err := ibverbx.NewDomain(fabric.Device(rank))
+			check(err)
+			defer dom.Close()
+			exchange := func(ctx context.Context, mine []byte) ([][]byte, error) {
+				return all.call(ctx, rank, mine)
+			}
+			cfg := tagged.Config{Rank: rank, Size: ranks, Exchange: exchange, OnDemand: true}
+			w, err := tagged.Join(ctx, dom, cfg)
+			check(err)
+			defer w.Close()
+
+			next, err := w.Peer((rank + 1) % ranks)
+			check(err)
+			sum := []byte{0}
+			if rank != 0 {
+				_, err = w.RecvWait(ctx, 1, tagged.Exact, sum)
+				check(err)
+			}
+			sum[0] += byte(rank)
+			check(next.SendWait(ctx, 1, sum))
+			if rank == 0 {
+				info, err := w.RecvWait(ctx, 1, tagged.Exact, sum)
+				check(err)
+				fmt.Printf("%v: the ranks add up to %d\n", info.Source, sum[0])
+			}
+			_, err = exchange(ctx, nil) // nobody leaves before all are done
+			check(err)
+		})
+	}
+	group.Wait()
+	// Output:
+	// rank 3: the ranks add up to 6
 }
 
 // worker makes a worker on one NIC of the fabric, which makes progress by itself.

@@ -121,6 +121,7 @@ const (
 	done
 	giveBack
 	batch
+	route
 )
 
 // message is one active message.
@@ -199,6 +200,9 @@ func TestProtocolViolations(t *testing.T) {
 		{"batch amid another", "9 bytes missing", []message{begin, {batch, head(8, 0, 0, 0), entry(0, 0)}}},
 		{"batch beyond the window", "beyond the window",
 			[]message{{batch, head(8, 0, 0, 0), bytes.Repeat(entry(0, 0), 9)}}},
+		{"routed to no rank", "a routed message", []message{{route, head(24, 0, 0, 0, 1<<32, 0), nil}}},
+		{"routed beyond its end", "1 bytes at 5 of 5", []message{{route, head(24, 0, 0, 5, 1<<32, 5), x}}},
+		{"routed and unknown", "kind 4", []message{{route, head(24, 0, 4, 1, 1<<32, 0), x}}},
 		{"beyond the window", "beyond the window", []message{whole, whole, whole, whole, whole, whole, whole,
 			whole, whole}},
 	} {

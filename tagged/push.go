@@ -50,6 +50,9 @@ func (e *Endpoint) resume(_ *transport.Pending, headView *transport.Endpoint) tr
 // the window cannot deadlock: see package flow.
 func (e *Endpoint) push(view *transport.Endpoint) (stuck bool) {
 	err := e.pushNotices(view)
+	if e.relay != nil && err == nil {
+		err = e.relay.push(view)
+	}
 	if readErr := e.pushReads(); err == nil || readErr != nil &&
 		!errors.Is(readErr, transport.ErrNoResource) {
 		err = readErr
@@ -82,7 +85,7 @@ func (e *Endpoint) push(view *transport.Endpoint) (stuck bool) {
 // canPush is a cheap test of whether kick would find something to do, for hot paths.
 func (e *Endpoint) canPush() bool {
 	return !e.queue.Empty() && e.ledger.Room() != 0 || e.notices.Len() != 0 || e.ledger.MustGrant() ||
-		!e.readQueue.Empty()
+		!e.readQueue.Empty() || e.relay != nil && e.relay.queue.Len() != 0
 }
 
 // sendGone handles a send that has gone out completely.

@@ -190,6 +190,8 @@ func (r *Request) late(ctx context.Context, err error) error {
 	switch why := errwrap.ContextErr(ctx); {
 	case r.stage == requestDone:
 		return err
+	case r.ep != nil && r.ep.dial != dialDone:
+		return fmt.Errorf("%w: %s has not connected", why, r.ep.name)
 	case r.ep != nil:
 		return fmt.Errorf("%w: %s has not taken the message", why, r.ep.name)
 	case r.stage == requestActive:

@@ -61,6 +61,98 @@ func newRigOver(t testing.TB, fabric soft.Config, workers int, cfg tagged.Config
 	return r
 }
 
+// newJoined makes a rig of workers that have joined, with a NIC each.
+func newJoined(t testing.TB, ranks int, cfg tagged.Config) *rig {
+	t.Helper()
+	f, err := soft.New(soft.Config{Devices: ranks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, fabric: f, workers: make([]*tagged.Worker, ranks)}
+	t.Cleanup(r.close)
+	for i := range ranks {
+		dom, err := ibverbx.NewDomain(f.Device(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.domains = append(r.domains, dom)
+	}
+	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceShort
+	for i, err := range r.join(cfg) {
+		if err != nil {
+			t.Fatalf("rank %d: %v", i, err)
+		}
+	}
+	return r
+}
+
+// join has all workers join, and returns their errors; change may change the configuration of each.
+func (r *rig) join(cfg tagged.Config, change ...func(rank int, cfg *tagged.Config)) []error {
+	errs := make([]error, len(r.workers))
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	all := newAllGather(len(r.workers))
+	var wg sync.WaitGroup
+	for i := range r.workers {
+		cfg := cfg
+		cfg.Rank, cfg.Size = i, len(r.workers)
+		cfg.Exchange = func(ctx context.Context, mine []byte) ([][]byte, error) {
+			return all.call(ctx, i, mine)
+		}
+		for _, f := range change {
+			f(i, &cfg)
+		}
+		wg.Go(func() {
+			w, err := tagged.Join(ctx, r.domains[i], cfg)
+			if errs[i] = err; err == nil {
+				r.workers[i] = w
+			}
+		})
+	}
+	wg.Wait()
+	return errs
+}
+
+// peer returns a rank's endpoint to another.
+func (r *rig) peer(from, to int) *tagged.Endpoint {
+	r.t.Helper()
+	e, err := r.workers[from].Peer(to)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return e
+}
+
+// allGather is an all-gather among the goroutines of a test.
+type allGather struct {
+	mu      sync.Mutex
+	rows    [][]byte
+	missing int
+	full    chan struct{}
+}
+
+func newAllGather(n int) *allGather {
+	return &allGather{rows: make([][]byte, n), missing: n, full: make(chan struct{})}
+}
+
+func (a *allGather) call(ctx context.Context, i int, mine []byte) ([][]byte, error) {
+	a.mu.Lock()
+	a.rows[i] = mine
+	rows, full := a.rows, a.full
+	if a.missing--; a.missing == 0 {
+		n := len(rows)
+		a.rows, a.missing, a.full = make([][]byte, n), n, make(chan struct{})
+		close(full)
+	}
+	a.mu.Unlock()
+	select {
+	case <-full:
+		return rows, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 func (r *rig) close() {
 	for _, f := range r.before {
 		f()

@@ -13,11 +13,14 @@ import (
 //
 //	byte 0, 1   places of the window granted to the receiver of this message
 //	byte 2      announcement: how many pieces of memory the payload describes;
-//	            eager messages: 1 if the sender waits for the notice of the match
+//	            eager messages: 1 if the sender waits for the notice of the match;
+//	            routed messages: their kind
 //	byte 3      zero
-//	byte 4-7    the sender's number for the message, if it waits for a notice; zero otherwise
-//	byte 8-15   tag; of a further fragment its offset
-//	byte 16-23  length of the message
+//	byte 4-7    the sender's number for the message, if it waits for a notice; zero otherwise;
+//	            of a routed message its length
+//	byte 8-15   tag; of a further fragment its offset; of a routed message the ranks that it is
+//	            from, in four bytes, and for
+//	byte 16-23  length of the message; of a routed message where the payload begins in it
 //
 // and end after as many bytes as the kind needs. The payload of an announcement is one description
 // of memory for each piece, see [ibverbx.RemoteSegment.AppendBinary]; that of an eager message is
@@ -31,12 +34,13 @@ const (
 	amDone                        // notice: the message was matched, and read if it was announced: 8
 	amWindow                      // only a grant of window: 8
 	amBatch                       // several short messages: 8
+	amRoute                       // a message between two ranks, passed on by others: 24
 )
 
 // headerSize is the length of a header.
 func headerSize(kind transport.AMID) int {
 	switch kind {
-	case amFirst, amAnnounce:
+	case amFirst, amAnnounce, amRoute:
 		return maxHeader
 	case amEager, amMore:
 		return 16
@@ -112,6 +116,11 @@ func (h *header) check(kind transport.AMID, payload []byte) error {
 		if h.flag == 0 || h.flag > maxPieces || h.length > math.MaxInt64 {
 			return fmt.Errorf("announcement of %d bytes in %d pieces: 1 to %d are possible", h.length, h.flag,
 				maxPieces)
+		}
+	case amRoute:
+		if h.flag > routeRefused || h.id > maxRouted || h.length > maxRouted || h.length+n > uint64(h.id) ||
+			n == 0 && h.id != 0 {
+			return fmt.Errorf("routed message of kind %d: %d bytes at %d of %d", h.flag, n, h.length, h.id)
 		}
 	case amBatch:
 		if h.flag != 0 || h.id != 0 {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 	"testing"
@@ -21,7 +22,7 @@ func FuzzHeader(f *testing.F) {
 	f.Add(byte(3), append(make([]byte, 16), 1, 0, 0, 0, 0, 0, 0, 0), []byte("x"))
 	f.Add(byte(4), []byte{1, 0, 0, 0, 5, 0, 0, 0}, []byte(nil))
 	f.Fuzz(func(t *testing.T, k byte, b, payload []byte) {
-		kind := amEager + transport.AMID(k%7)
+		kind := amEager + transport.AMID(k%8)
 		var h header
 		if h.parse(kind, b, payload) != nil {
 			return
@@ -393,5 +394,35 @@ func TestNamesInACard(t *testing.T) {
 	want := []string{"max_unexpected", "transport", "version"}
 	if got := slices.Sorted(maps.Keys(fields)); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestSteps: between all pairs of ranks, of any number, a routed message arrives in at most as many
+// steps as the number has bits, each between ranks that are adjacent. If one rank between them is
+// gone, it still does or ends at a rank that has no other; it never goes in a circle.
+func TestSteps(t *testing.T) {
+	for size := 1; size <= 70; size++ {
+		for from := range size {
+			for to := range size {
+				for gone := -1; gone < min(size, 8); gone++ {
+					usable := func(rank int) bool { return rank != gone }
+					at, steps := from, 0
+					for at != to {
+						next := step(at, to, size, usable)
+						if next < 0 && gone >= 0 {
+							break
+						}
+						if next < 0 || next >= size || !adjacent(at, next) {
+							t.Fatalf("%d ranks, from %d to %d: %d is after %d", size, from, to, next, at)
+						}
+						at = next
+						steps++
+					}
+					if steps > bits.Len(uint(size-1)) {
+						t.Fatalf("%d ranks, from %d to %d: %d steps", size, from, to, steps)
+					}
+				}
+			}
+		}
 	}
 }

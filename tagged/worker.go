@@ -9,6 +9,7 @@ import (
 	"ibverbx/internal/guard"
 	"ibverbx/internal/list"
 	"ibverbx/transport"
+	"ibverbx/verbs"
 )
 
 // Worker holds the receives that wait for messages of its endpoints, and the messages that wait for
@@ -32,11 +33,21 @@ type Worker struct {
 	stats     counters
 	spares    spares
 	outgoing  outgoing
+	ranks     ranks
 }
 
 // NewWorker makes a worker, with a transport worker of its own, over the NICs of a domain. The
 // caller keeps the domain and closes it after the worker; several workers may share one.
 func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
+	if cfg.Rank != 0 || cfg.Size != 0 || cfg.Exchange != nil || cfg.OnDemand {
+		return nil, refuse("new worker", verbs.ErrInvalid, "Config has a Rank, Size, Exchange or OnDemand: "+
+			"call Join")
+	}
+	return newWorker(dom, cfg)
+}
+
+// newWorker makes a worker without endpoints.
+func newWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -51,7 +62,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	w.matching.init(rand.Uint64())
 	w.spares.init(&cfg)
 	w.outgoing.init(cfg.Transport.BufferSize)
-	for id := amEager; id <= amBatch; id++ {
+	for id := amEager; id <= amRoute; id++ {
 		if err := tw.Handle(id, w.arrived); err != nil {
 			return nil, errors.Join(err, tw.Close())
 		}
@@ -132,7 +143,8 @@ func (w *Worker) free() error {
 // endpointList holds the endpoints that the program has not closed or aborted. Worker.mu guards it.
 //
 // Invariant: alive counts the endpoints in service, whose err is nil. made counts those made so far
-// and numbers their default names. last is why the most recent one ended; nil before.
+// and numbers their default names. last is why the most recent one ended; nil before. The endpoint
+// to this process itself counts in alive only if there is no other rank.
 type endpointList struct {
 	list  []*Endpoint
 	alive int
@@ -148,7 +160,10 @@ func (l *endpointList) add(e *Endpoint) {
 }
 
 // ended counts an endpoint out of service, because of err.
-func (l *endpointList) ended(err error) {
+func (l *endpointList) ended(e *Endpoint, err error) {
+	if e.loop != nil && e.w.cfg.Size > 1 {
+		return
+	}
 	l.alive--
 	l.last = err
 }
@@ -163,7 +178,8 @@ func (l *endpointList) remove(e *Endpoint) {
 	}
 }
 
-// allEnded reports whether there were endpoints and none is in service.
+// allEnded reports whether there were endpoints and none is in service. A rank that has no endpoint
+// yet cannot get one then: it would connect over one that is.
 func (l *endpointList) allEnded() bool { return l.alive == 0 && l.made != 0 }
 
 // leftovers are complete messages from closed endpoints that wait for a receive. Worker.mu guards

@@ -1,0 +1,289 @@
+package tagged
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"ibverbx/internal/ring"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// Ranks that are made on demand exchange their cards over endpoints that all ranks have from the
+// start: rank a has one to each rank b whose number differs from its own in one bit. A routed
+// message changes the lowest bit in which the rank that it is at differs from the one that it is
+// for. The rank after that may not exist, if Size is no power of two; then it changes the next one.
+// There is always one: clearing a bit leads to a smaller number, and if all that differ are to be
+// set, any of them leads to a number below that of the goal. Each step changes a bit that differs,
+// so a message takes log2(Size) steps at most, and no step can be in a circle. A rank whose
+// endpoint has failed is passed by, if another step is possible.
+//
+//	this end                       the peer
+//	Peer: makes an endpoint
+//	   ── routeCard ─────────────►  makes one, and connects it
+//	   ◄───────── routeConnected ─
+//	connects; sends go out
+//	   ── routeReady ────────────►  sends go out
+//
+// If both ask at once, each connects with the other's routeCard, and sends routeReady. Nothing is
+// sent to a queue pair that is not connected: a NIC retries that only for so long.
+
+// The kinds of routed messages, in byte 2 of their header.
+const (
+	routeCard      = iota // the card of an endpoint that is not connected
+	routeConnected        // that of one that is
+	routeReady            // the sender has connected its endpoint
+	routeRefused          // it cannot; the data says why
+)
+
+// maxRouted is the most bytes of a routed message; cards are below 20 KiB.
+const maxRouted = 64 << 10
+
+// routed is a message, or a piece of one, on its way between two ranks.
+//
+// Invariant: offset+len(data) <= total <= maxRouted; sent <= len(data).
+type routed struct {
+	from, to int
+	kind     uint8
+	total    int // bytes of the message
+	offset   int // where data begins in it
+	data     []byte
+	sent     int // bytes of data that this rank has sent on
+}
+
+// size is the memory that a routed message takes, in bytes.
+func (m *routed) size() int { return len(m.data) + 96 }
+
+// relay is the routed messages that wait to go out on an endpoint, in order.
+//
+// Invariant: bytes is the sum of their sizes. It is bounded by what three messages for each rank
+// take, which is more than any program needs.
+type relay struct {
+	e     *Endpoint
+	queue ring.FIFO[*routed]
+	bytes int
+}
+
+// dial is how far an endpoint that is made on demand has come.
+type dial uint8
+
+const (
+	dialDone     dial = iota // both ends are connected, or the program connects them
+	dialAsked                // the peer was sent this end's card
+	dialAnswered             // this end is connected; whether the peer is it does not know
+)
+
+// adjacent reports whether two ranks have an endpoint from the start: whether their numbers differ
+// in one bit.
+func adjacent(a, b int) bool { return bits.OnesCount(uint(a^b)) == 1 }
+
+// step returns the rank of size that a message from rank at to another goes to next; usable says
+// whether it may. It returns -1 if there is none.
+func step(at, to, size int, usable func(rank int) bool) int {
+	for differ := uint(at ^ to); differ != 0; differ &= differ - 1 {
+		if next := at ^ 1<<bits.TrailingZeros(differ); next < size && usable(next) {
+			return next
+		}
+	}
+	return -1
+}
+
+// relays reports whether the endpoint to a rank carries routed messages.
+func (r *ranks) relays(rank int) bool {
+	e := r.peers[rank]
+	return e != nil && e.relay != nil && e.err == nil
+}
+
+// route sends a message, or a piece of one, on its way.
+func (r *ranks) route(m *routed) error {
+	next := step(r.w.cfg.Rank, m.to, r.w.cfg.Size, r.relays)
+	if next < 0 {
+		return fmt.Errorf("%w: no rank on the way from rank %d to rank %d is left", ErrPeerFailed,
+			r.w.cfg.Rank, m.to)
+	}
+	e := r.peers[next]
+	if e.relay.bytes > r.w.cfg.Size*3*maxRouted {
+		return fmt.Errorf("%w: %s, on the way, takes no messages", ErrPeerFailed, e.name)
+	}
+	e.relay.queue.Push(m)
+	e.relay.bytes += m.size()
+	e.kick()
+	return nil
+}
+
+// passOn routes a message of another rank, or tells its sender that it cannot.
+func (r *ranks) passOn(m *routed) {
+	if err := r.route(m); err != nil && m.kind != routeRefused {
+		r.refuseRouted(m.to, m.from, err)
+	}
+}
+
+// refuseRouted tells a rank that the endpoint to another cannot be connected. If that does not
+// reach it either, its waits end with their contexts.
+func (r *ranks) refuseRouted(from, to int, why error) {
+	text := []byte(why.Error())
+	text = text[:min(len(text), 300)]
+	if to != r.w.cfg.Rank {
+		_ = r.route(&routed{from: from, to: to, kind: routeRefused, total: len(text), data: text})
+	} else if e := r.peers[from]; e != nil && e.dial != dialDone {
+		e.fail(why)
+	}
+}
+
+// sendCard sends an endpoint's card to its peer.
+func (r *ranks) sendCard(e *Endpoint, kind uint8) error {
+	card, err := e.card()
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(card)
+	if err != nil {
+		return err
+	}
+	return r.route(&routed{from: r.w.cfg.Rank, to: e.rank, kind: kind, total: len(text), data: text})
+}
+
+// push sends the routed messages that wait. They take no place of the window.
+func (l *relay) push(view *transport.Endpoint) error {
+	o := &l.e.w.outgoing
+	for l.queue.Len() != 0 {
+		m := *l.queue.Front()
+		n := min(len(m.data)-m.sent, l.e.limits.AMBcopy-maxHeader)
+		h := header{flag: m.kind, id: uint32(m.total), tag: uint64(m.from) | uint64(m.to)<<32,
+			length: uint64(m.offset + m.sent)}
+		o.src.set([][]byte{m.data[m.sent : m.sent+n]}, n)
+		o.from, o.left = &o.src, n
+		_, err := view.AMBcopy(amRoute, h.put(&o.hdr, amRoute), o.pack)
+		o.from = nil
+		o.src.clear()
+		if err != nil {
+			return err
+		}
+		if m.sent += n; m.sent == len(m.data) {
+			l.bytes -= m.size()
+			l.queue.Pop()
+		}
+	}
+	return nil
+}
+
+// reroute sends the messages that wait on a failed endpoint by another way.
+func (l *relay) reroute() {
+	for l.queue.Len() != 0 {
+		m := *l.queue.Front()
+		l.queue.Pop()
+		l.bytes -= m.size()
+		if m.offset == 0 && m.total == len(m.data) && !l.e.w.closed {
+			m.sent = 0
+			l.e.w.ranks.passOn(m)
+		}
+	}
+}
+
+// arrived handles a routed message, or a piece of one, that has arrived on an endpoint.
+func (r *ranks) arrived(e *Endpoint, h *header, data []byte) error {
+	m := &routed{from: int(uint32(h.tag)), to: int(h.tag >> 32), kind: h.flag, total: int(h.id),
+		offset: int(h.length)}
+	switch {
+	case e.relay == nil:
+		return errors.New("a routed message, which only ranks on demand that are adjacent send")
+	case m.from >= e.w.cfg.Size || m.to >= e.w.cfg.Size || m.from == e.w.cfg.Rank || m.from == m.to:
+		return fmt.Errorf("a message from rank %d to rank %d of %d routed here", m.from, m.to, e.w.cfg.Size)
+	}
+	if m.to != e.w.cfg.Rank {
+		m.data = append(m.data, data...)
+		r.passOn(m)
+		return nil
+	}
+	if m.total != len(data) {
+		var whole bool
+		if data, whole = r.assemble(m, data); !whole {
+			return nil
+		}
+	}
+	r.handle(m.from, m.kind, data)
+	return nil
+}
+
+// assemble adds a piece to a message that arrives in several, and returns it once it is whole. A
+// piece that does not follow the one before is dropped with it: a rank on the way has failed.
+func (r *ranks) assemble(m *routed, data []byte) (whole []byte, ok bool) {
+	if r.arriving == nil {
+		r.arriving = map[int][]byte{}
+	}
+	got := r.arriving[m.from]
+	if m.offset == 0 {
+		got = nil
+	}
+	if m.offset != len(got) {
+		delete(r.arriving, m.from)
+		return nil, false
+	}
+	got = append(got, data...)
+	if len(got) < m.total {
+		r.arriving[m.from] = got
+		return nil, false
+	}
+	delete(r.arriving, m.from)
+	return got, true
+}
+
+// handle handles a routed message for this rank.
+func (r *ranks) handle(from int, kind uint8, data []byte) {
+	e := r.peers[from]
+	switch kind {
+	case routeReady:
+		if e != nil && e.err == nil && e.dial == dialAnswered {
+			e.connected()
+		}
+		return
+	case routeRefused:
+		if e != nil && e.dial != dialDone {
+			e.fail(fmt.Errorf("%w: it is not connected: %.300s", ErrPeerFailed, data))
+		}
+		return
+	}
+	if err := r.answer(from, kind, data); err != nil {
+		r.refuseRouted(r.w.cfg.Rank, from, err)
+	}
+}
+
+// answer connects the endpoint to a rank with its card, and tells it so.
+func (r *ranks) answer(from int, kind uint8, data []byte) (err error) {
+	e := r.peers[from]
+	asked := e != nil
+	switch {
+	case !asked:
+		if e, err = r.newPeer(from); err != nil {
+			return err
+		}
+	case e.err != nil:
+		return e.err
+	case e.dial != dialAsked:
+		return nil // it is connected: the card came twice
+	}
+	var card Card
+	if err = json.Unmarshal(data, &card); err != nil {
+		err = fmt.Errorf("%w: card: %.200s", verbs.ErrInvalid, err.Error())
+	} else {
+		err = e.connect(card)
+	}
+	e.dial = dialAnswered
+	switch {
+	case err != nil:
+	case !asked:
+		err = r.sendCard(e, routeConnected)
+	default:
+		err = r.route(&routed{from: r.w.cfg.Rank, to: from, kind: routeReady})
+	}
+	if err != nil {
+		e.fail(err)
+		return err
+	}
+	if kind == routeConnected {
+		e.connected()
+	}
+	return nil
+}
