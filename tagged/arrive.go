@@ -256,6 +256,7 @@ type inbound struct {
 	length    int       // of the message, bytes
 	id        uint32    // the sender's number for the message, if it waits for the notice of the match
 	notify    bool      // an eager message whose sender waits for that notice
+	claimed   bool      // match is in matching.claimed, and own nowhere
 	announced bool      // the data is still in the sender's memory
 	count     int       // pieces of memory of an announced message
 	got       int       // bytes of an eager message that have arrived
@@ -317,12 +318,21 @@ func (e *Endpoint) newInbound(tag uint64, length int) *inbound {
 	return in
 }
 
+// unlist takes a waiting message out of matching.
+func (w *Worker) unlist(in *inbound) {
+	w.matching.unexpected.remove(&in.match)
+	in.ep.kept.remove(&in.own)
+	w.leftovers.removed(in.ep, in)
+}
+
 // drop removes a waiting message and frees its memory.
 func (w *Worker) drop(in *inbound) {
 	e := in.ep
-	w.matching.unexpected.remove(&in.match)
-	e.kept.remove(&in.own)
-	w.leftovers.removed(e, in)
+	if in.claimed {
+		w.matching.claimed.Remove(&in.match.inList)
+	} else {
+		w.unlist(in)
+	}
 	if a := &e.partial; a.in == in {
 		a.in = nil
 	}

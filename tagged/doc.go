@@ -29,6 +29,10 @@
 //	info, err := w.RecvWait(ctx, 7, tagged.Exact, buf)    // tag 7
 //	req, err := w.Recv(0x100, 0xff00, buf)                // any tag 0x1xx, without waiting
 //	info, err := ep.RecvWait(ctx, 7, tagged.Exact, buf)   // tag 7 from this peer
+//	b, info, err := w.RecvAlloc(ctx, 7, tagged.Exact, 1<<20) // of unknown length, up to 1 MiB
+//
+// A probe describes a message that has arrived, and a claim ([Worker.ClaimWait]) takes it, to be
+// received when there is memory for it.
 //
 // # Programs of N processes
 //

@@ -95,6 +95,44 @@ func ExampleJoin() {
 	// rank 3: the ranks add up to 6
 }
 
+// A server that does not know how long a request is, nor which client is next.
+func ExampleWorker_RecvAlloc() {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	check(err)
+	defer fabric.Close()
+	client, server := worker(fabric, 0), worker(fabric, 1)
+	defer client.Close()
+	defer server.Close()
+	toServer, err := client.NewEndpoint(tagged.EndpointConfig{Name: "server"})
+	check(err)
+	toClient, err := server.NewEndpoint(tagged.EndpointConfig{Name: "client"})
+	check(err)
+	check(tagged.Connect(toServer, toClient))
+
+	ctx := context.Background()
+	const request, replies = 1, 100 // a reply has the tag replies and the number of its request
+	var waiting []*tagged.Request
+	for i, text := range []string{"short", "somewhat longer"} {
+		answer, err := client.Recv(replies+uint64(i), tagged.Exact, make([]byte, 8))
+		check(err)
+		waiting = append(waiting, answer)
+		check(toServer.SendWait(ctx, request, []byte(text)))
+	}
+	for i := range waiting {
+		body, info, err := server.RecvAlloc(ctx, request, tagged.Exact, 1<<20)
+		check(err)
+		fmt.Printf("%s asks: %q\n", info.Source, body)
+		check(info.Source.SendWait(ctx, replies+uint64(i), []byte{byte(len(body))}))
+	}
+	check(waiting[1].Wait(ctx))
+	fmt.Println(waiting[1].Info())
+
+	// Output:
+	// client asks: "short"
+	// client asks: "somewhat longer"
+	// tag 0x65, 1 bytes from server
+}
+
 // worker makes a worker on one NIC of the fabric, which makes progress by itself.
 func worker(fabric *soft.Fabric, nic int) *tagged.Worker {
 	dom, err := ibverbx.NewDomain(fabric.Device(nic))

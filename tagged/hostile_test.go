@@ -362,3 +362,48 @@ func FuzzHostilePeer(f *testing.F) {
 		}
 	})
 }
+
+// TestClaimWhileItArrives: a message can be claimed when its first fragment is here, and received
+// before the last is, or after; without it, the receive ends with the peer.
+func TestClaimWhileItArrives(t *testing.T) {
+	h := newHostile(t)
+	w := h.workers[0]
+	begin := func() *tagged.Message {
+		t.Helper()
+		h.post(first, head(24, 0, 0, 0, 1, 3), []byte("a"))
+		h.until(func() bool { h.raw.Worker().Progress(); _, ok := w.Probe(1, tagged.Exact); return ok })
+		m, ok := w.Claim(1, tagged.Exact)
+		if !ok || m.Info().Length != 3 {
+			t.Fatal("no claim")
+		}
+		return m
+	}
+	finish := func() {
+		h.post(more, head(16, 0, 0, 0, 1), []byte("bc"))
+		h.until(func() bool { h.raw.Worker().Progress(); return h.victim.Stats().ReceivedBytes%3 == 0 })
+	}
+	for _, early := range []bool{true, false} {
+		m, buf := begin(), make([]byte, 3)
+		if !early {
+			finish()
+		}
+		d, err := m.Recv(buf)
+		if err != nil || d.Done() == early {
+			t.Fatal(err, d.Done())
+		}
+		if early {
+			finish()
+		}
+		if d.Err() != nil || !d.Done() || string(buf) != "abc" {
+			t.Errorf("received early %t: %v, %q", early, d.Err(), buf)
+		}
+	}
+	m := begin()
+	if err := h.victim.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := m.Recv(make([]byte, 3)); err != nil || !errors.Is(d.Err(), tagged.ErrCanceled) {
+		t.Error(err, d.Err())
+	}
+	h.checkGood()
+}

@@ -148,7 +148,8 @@ type matching struct {
 	posted     posted
 	receives   uint64 // receives posted so far, which number them
 	unexpected unexpected
-	factor     uint64 // of all hash tables
+	claimed    list.List[entry] // messages that the program has taken out of unexpected: see Message
+	factor     uint64           // of all hash tables
 }
 
 // init makes the tables.

@@ -2,7 +2,11 @@ package tagged
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"time"
 
+	"ibverbx/internal/errwrap"
 	"ibverbx/verbs"
 )
 
@@ -103,25 +107,227 @@ func (e *Endpoint) hash() {
 
 // Probe describes the message that Recv with the same tag and mask would take; it reports false if
 // there is none yet. It makes no progress.
-func (w *Worker) Probe(tag, mask uint64) (Info, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.matching.unexpected.probe(tag, mask)
-}
+func (w *Worker) Probe(tag, mask uint64) (Info, bool) { return w.probe(nil, tag, mask) }
 
 // Probe is [Worker.Probe] for messages of this peer alone.
-func (e *Endpoint) Probe(tag, mask uint64) (Info, bool) {
-	e.w.mu.Lock()
-	defer e.w.mu.Unlock()
-	return e.kept.probe(tag, mask)
+func (e *Endpoint) Probe(tag, mask uint64) (Info, bool) { return e.w.probe(e, tag, mask) }
+
+// ProbeWait is Probe that waits until there is a message. Another goroutine may receive it first:
+// [Worker.ClaimWait] does not let it. It ends as RecvWait does when no message can arrive.
+func (w *Worker) ProbeWait(ctx context.Context, tag, mask uint64) (Info, error) {
+	return w.probeWait(ctx, nil, tag, mask)
 }
 
-// probe describes the message that a receive would take.
-func (u *unexpected) probe(tag, mask uint64) (Info, bool) {
-	if in := u.find(tag, mask); in != nil {
+// ProbeWait is [Worker.ProbeWait] for messages of this peer alone.
+func (e *Endpoint) ProbeWait(ctx context.Context, tag, mask uint64) (Info, error) {
+	return e.w.probeWait(ctx, e, tag, mask)
+}
+
+// keptFrom returns the messages that wait, of one peer, or of all if from is nil.
+func (w *Worker) keptFrom(from *Endpoint) *unexpected {
+	if from != nil {
+		return &from.kept
+	}
+	return &w.matching.unexpected
+}
+
+func (w *Worker) probe(from *Endpoint, tag, mask uint64) (Info, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if in := w.keptFrom(from).find(tag, mask); in != nil {
 		return in.info(), true
 	}
 	return Info{}, false
+}
+
+func (w *Worker) probeWait(ctx context.Context, from *Endpoint, tag, mask uint64) (info Info, err error) {
+	err = w.awaitMessage(ctx, "probe", from, func() (found bool) {
+		info, found = w.probe(from, tag, mask)
+		return found
+	})
+	return info, err
+}
+
+// lookInterval is how often a sleeping wait looks for what happens outside of progress: the program
+// closes an endpoint, or cancels a request.
+const lookInterval = 10 * time.Millisecond
+
+// awaitMessage makes progress until found reports true, no message can arrive any more, or ctx
+// ends.
+func (w *Worker) awaitMessage(ctx context.Context, op string, from *Endpoint, found func() bool) error {
+	if ctx == nil {
+		return refuse(op, verbs.ErrInvalid, "no context")
+	}
+	var ended error
+	err := w.tw.WaitFor(ctx, lookInterval, func() bool {
+		none := w.cannotArrive(op, from) // before the look: a message may arrive, and then its peer end
+		if found() {
+			return true
+		}
+		ended = none
+		return none != nil
+	})
+	if err == nil {
+		return ended
+	}
+	if over := ctx.Err(); from != nil && over != nil && errors.Is(err, over) {
+		return fmt.Errorf("%w: %s has sent no such message", errwrap.ContextErr(ctx), from.name)
+	}
+	return err
+}
+
+// cannotArrive returns why no message can arrive from a peer, or from any; nil if one can.
+func (w *Worker) cannotArrive(op string, from *Endpoint) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.closed:
+		return refuse(op, ErrClosed, "")
+	case from != nil:
+		return from.err
+	case w.endpoints.allEnded():
+		return noPeer(w.endpoints.last)
+	}
+	return nil
+}
+
+// Message is a message that the program has claimed: no other call receives it. Its memory, and its
+// place among those of Config.MaxUnexpected, are free when it is received.
+type Message struct {
+	w    *Worker
+	in   *inbound // nil once it is received
+	info Info
+}
+
+// Info describes the message.
+func (m *Message) Info() Info { return m.info }
+
+// Recv receives the message as [Worker.Recv] would have. It can be called once.
+func (m *Message) Recv(bufs ...[]byte) (*Request, error) {
+	w := m.w
+	n, ok := size(bufs)
+	if !ok {
+		return nil, refuse("recv", verbs.ErrInvalid, "the pieces are longer than an int holds")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.closed:
+		return nil, refuse("recv", ErrClosed, "")
+	case m.in == nil:
+		return nil, refuse("recv", verbs.ErrInvalid, "the message was received before")
+	}
+	r, in := w.newRequest(m.info.Tag, bufs, n), m.in
+	m.in = nil
+	in.ep.receiveKept(r, in)
+	return r, nil
+}
+
+// Claim takes the message that Recv with the same tag and mask would take, and lets the program
+// receive it once it has memory of the right length. It reports false if there is none yet. It
+// makes no progress.
+func (w *Worker) Claim(tag, mask uint64) (*Message, bool) {
+	m := w.claim(nil, tag, mask)
+	return m, m != nil
+}
+
+// Claim is [Worker.Claim] for messages of this peer alone.
+func (e *Endpoint) Claim(tag, mask uint64) (*Message, bool) {
+	m := e.w.claim(e, tag, mask)
+	return m, m != nil
+}
+
+// ClaimWait is Claim that waits until there is a message. It ends as RecvWait does when no message
+// can arrive.
+func (w *Worker) ClaimWait(ctx context.Context, tag, mask uint64) (*Message, error) {
+	return w.claimWait(ctx, "claim", nil, tag, mask)
+}
+
+// ClaimWait is [Worker.ClaimWait] for messages of this peer alone.
+func (e *Endpoint) ClaimWait(ctx context.Context, tag, mask uint64) (*Message, error) {
+	return e.w.claimWait(ctx, "claim", e, tag, mask)
+}
+
+func (w *Worker) claim(from *Endpoint, tag, mask uint64) *Message {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	in := w.keptFrom(from).find(tag, mask)
+	if in == nil {
+		return nil
+	}
+	w.unlist(in)
+	in.claimed = true
+	w.matching.claimed.PushBack(&in.match.inList, &in.match)
+	return &Message{w: w, in: in, info: in.info()}
+}
+
+func (w *Worker) claimWait(ctx context.Context, op string, from *Endpoint, tag, mask uint64) (m *Message,
+	err error) {
+	err = w.awaitMessage(ctx, op, from, func() bool {
+		m = w.claim(from, tag, mask)
+		return m != nil
+	})
+	return m, err
+}
+
+// RecvAlloc is RecvWait of a message of unknown length, into memory that it allocates. It allocates
+// at most so many bytes: a longer message ends with ErrTruncated, and is gone. If ctx ends while
+// the message arrives, the error is an [*InterruptedError], and the bytes are those that its
+// request fills.
+func (w *Worker) RecvAlloc(ctx context.Context, tag, mask uint64, most int) ([]byte, Info, error) {
+	return w.recvAlloc(ctx, nil, tag, mask, most)
+}
+
+// RecvAlloc is [Worker.RecvAlloc] for messages of this peer alone.
+func (e *Endpoint) RecvAlloc(ctx context.Context, tag, mask uint64, most int) ([]byte, Info, error) {
+	return e.w.recvAlloc(ctx, e, tag, mask, most)
+}
+
+func (w *Worker) recvAlloc(ctx context.Context, from *Endpoint, tag, mask uint64, most int) ([]byte, Info,
+	error) {
+	m, err := w.claimWait(ctx, "recv", from, tag, mask)
+	if err != nil {
+		return nil, Info{}, err
+	}
+	var buf []byte
+	if m.info.Length <= most {
+		buf = make([]byte, m.info.Length)
+	}
+	r, err := m.Recv(buf)
+	if err != nil {
+		return nil, m.info, err
+	}
+	if _, err = r.waitAndFree(ctx); err != nil && !errors.As(err, new(*InterruptedError)) {
+		buf = nil
+	}
+	return buf, m.info, err
+}
+
+// SendRecv sends one message to the peer and receives another, from a peer or, if from is nil, from
+// any: it posts the receive first, so peers that all do so at once do not wait for each other. It
+// is SendWait and RecvWait when ctx ends; if both go on, the error wraps an [*InterruptedError] of
+// each.
+func (e *Endpoint) SendRecv(ctx context.Context, tag uint64, out []byte, from *Endpoint, recvTag uint64,
+	in []byte) (Info, error) {
+	if err := e.mayWait(ctx, "send"); err != nil {
+		return Info{}, err
+	}
+	w := e.w
+	if from != nil {
+		w = from.w
+	}
+	r, err := w.recv(from, from == nil, recvTag, Exact, [][]byte{in})
+	if err != nil {
+		return Info{}, err
+	}
+	if err := e.SendWait(ctx, tag, out); err != nil {
+		if !r.Cancel() && !r.Done() {
+			return Info{}, errors.Join(err, &InterruptedError{Req: r, Err: err})
+		}
+		r.Free()
+		return Info{}, err
+	}
+	return r.waitAndFree(ctx)
 }
 
 // receiveKept receives a message that has arrived before its receive.

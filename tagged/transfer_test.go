@@ -2,10 +2,13 @@ package tagged_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/tagged"
@@ -176,5 +179,212 @@ func TestReadsNeedNoCredit(t *testing.T) {
 		for _, m := range kept[min(len(kept), w.Config().Transport.AMBuffers):] {
 			m.Release()
 		}
+	}
+}
+
+// TestClaim: a claimed message is received by nobody else, whatever its kind, and later by its
+// claim, once; what is not received is gone with the worker.
+func TestClaim(t *testing.T) {
+	cfg := tagged.Config{EagerLimit: 4000, Transport: transport.Config{BufferSize: 1024}}
+	r, a, b := pair(t, 1, cfg)
+	w := b.Worker()
+	var sent []*tagged.Request
+	for tag, n := range []int{0, 10, 3000, 50000} {
+		s, err := a.SendSync(uint64(tag), pattern(n, tag))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent = append(sent, s)
+	}
+	r.settle()
+	var claimed []*tagged.Message
+	for tag := range sent {
+		claim := w.Claim
+		if tag%2 == 1 {
+			claim = b.Claim
+		}
+		m, ok := claim(uint64(tag), tagged.Exact)
+		if !ok || m.Info().Tag != uint64(tag) || m.Info().Source != b {
+			t.Fatalf("message %d: %v", tag, m)
+		}
+		claimed = append(claimed, m)
+	}
+	if _, ok := w.Claim(0, tagged.Any); ok || w.Stats().Unexpected != 0 {
+		t.Error("a message could be claimed twice")
+	}
+	if _, ok := b.Probe(0, tagged.Any); ok {
+		t.Error("a claimed message is found")
+	}
+	r.send(a, 7, []byte("later"))
+	d := r.recv(w, 0, tagged.Any, make([]byte, 5))
+	r.done(d)
+	if d.Info().Tag != 7 || d.Err() != nil {
+		t.Errorf("a receive of any message has %v, %v", d.Info(), d.Err())
+	}
+	for tag, m := range claimed {
+		if sent[tag].Done() {
+			t.Errorf("synchronous send %d is done before its message is received", tag)
+		}
+		buf := make([]byte, m.Info().Length)
+		d, err := m.Recv(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.done(d, sent[tag])
+		err = errors.Join(d.Err(), sent[tag].Err())
+		if err != nil || !bytes.Equal(buf, pattern(len(buf), tag)) {
+			t.Errorf("message %d: %v", tag, err)
+		}
+		if _, err := m.Recv(buf); !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("a second receive: %v", err)
+		}
+	}
+	r.send(a, 8, make([]byte, 3000))
+	r.settle()
+	if _, ok := w.Claim(8, tagged.Exact); !ok {
+		t.Error("nothing to claim")
+	}
+}
+
+// TestClaimAndThePeerEnds: a claimed message that is here whole can be received when its sender is
+// gone; one that was only announced ends with the error.
+func TestClaimAndThePeerEnds(t *testing.T) {
+	r, a, b := pair(t, 1, tagged.Config{})
+	w := b.Worker()
+	r.send(a, 1, []byte("whole"))
+	r.send(a, 2, make([]byte, 50000))
+	r.settle()
+	whole, _ := w.Claim(1, tagged.Exact)
+	announced, _ := w.Claim(2, tagged.Exact)
+	if err := a.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	r.until(func() bool { return b.Err() != nil })
+	if err := b.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 50000)
+	d, err := whole.Recv(buf)
+	if err != nil || d.Err() != nil || string(buf[:5]) != "whole" {
+		t.Error(err, d.Err())
+	}
+	if d, err = announced.Recv(buf); err != nil || !errors.Is(d.Err(), tagged.ErrPeerFailed) &&
+		!errors.Is(d.Err(), tagged.ErrPeerClosed) {
+		t.Error(err, d.Err())
+	}
+	ctx := timeout(t, time.Minute)
+	if _, err := w.ProbeWait(ctx, 1, tagged.Exact); !errors.Is(err, tagged.ErrNoPeer) {
+		t.Errorf("a probe when no peer is left: %v", err)
+	}
+	if _, err := w.ClaimWait(ctx, 1, tagged.Exact); !errors.Is(err, tagged.ErrNoPeer) {
+		t.Errorf("a claim when no peer is left: %v", err)
+	}
+	if _, err := b.ProbeWait(ctx, 1, tagged.Exact); !errors.Is(err, tagged.ErrPeerFailed) &&
+		!errors.Is(err, tagged.ErrPeerClosed) {
+		t.Errorf("a probe of a peer that is gone: %v", err)
+	}
+}
+
+// TestProbeWait: it waits for a message, which stays; when its context ends it says who has not
+// sent one.
+func TestProbeWait(t *testing.T) {
+	r, a, b := pair(t, 1, tagged.Config{})
+	ctx := background(r)
+	result := make(chan error)
+	for _, probe := range []func(context.Context, uint64, uint64) (tagged.Info, error){b.ProbeWait,
+		b.Worker().ProbeWait} {
+		go func() {
+			info, err := probe(ctx, 1, tagged.Exact)
+			if err == nil && info.Length != 5 {
+				err = fmt.Errorf("it has found %v", info)
+			}
+			result <- err
+		}()
+	}
+	r.send(a, 2, []byte("no"))
+	r.send(a, 1, []byte("probe"))
+	if err := errors.Join(<-result, <-result); err != nil {
+		t.Error(err)
+	}
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := b.ProbeWait(over, 1, tagged.Exact); err != nil {
+		t.Errorf("what is there is found: %v", err)
+	}
+	if _, err := b.ProbeWait(over, 3, tagged.Exact); !errors.Is(err, context.Canceled) ||
+		!strings.Contains(err.Error(), "has sent no such message") {
+		t.Error(err)
+	}
+	var none context.Context
+	if _, err := b.ProbeWait(none, 3, tagged.Exact); !errors.Is(err, verbs.ErrInvalid) {
+		t.Error(err)
+	}
+}
+
+// TestRecvAlloc: it allocates what the message needs, and nothing for one that is longer than it
+// may be, which is gone.
+func TestRecvAlloc(t *testing.T) {
+	r, a, b := pair(t, 1, tagged.Config{})
+	ctx := background(r)
+	for _, n := range []int{0, 1, 5000, 100000} {
+		r.send(a, 1, pattern(n, n))
+		r.send(a, 1, pattern(n, n))
+		for _, recv := range []func(context.Context, uint64, uint64, int) ([]byte, tagged.Info, error){
+			b.RecvAlloc, b.Worker().RecvAlloc} {
+			buf, info, err := recv(ctx, 1, tagged.Exact, n)
+			if err != nil || info.Length != n || info.Source != b || !bytes.Equal(buf, pattern(n, n)) {
+				t.Errorf("%d bytes: %v, %v", n, info, err)
+			}
+		}
+		if n == 0 {
+			continue
+		}
+		r.send(a, 2, pattern(n, n))
+		if buf, info, err := b.RecvAlloc(ctx, 2, tagged.Exact, n-1); !errors.Is(err, tagged.ErrTruncated) ||
+			len(buf) != 0 || info.Length != n {
+			t.Errorf("%d bytes where one less is allowed: %v, %v", n, info, err)
+		}
+	}
+	if info, found := b.Probe(0, tagged.Any); found {
+		t.Errorf("%v is left", info)
+	}
+}
+
+// TestSendRecv: peers that all send long messages to each other at once do not wait for each other;
+// a send that fails takes its receive back.
+func TestSendRecv(t *testing.T) {
+	r, a, b := pair(t, 1, tagged.Config{})
+	ctx := background(r)
+	const long = 50000
+	result := make(chan error)
+	for i, e := range []*tagged.Endpoint{a, b} {
+		var from *tagged.Endpoint // any
+		if i == 0 {
+			from = e
+		}
+		go func() {
+			in := make([]byte, long)
+			info, err := e.SendRecv(ctx, uint64(i), pattern(long, i), from, uint64(1-i), in)
+			if err == nil && (info.Length != long || string(in) != string(pattern(long, 1-i))) {
+				err = fmt.Errorf("received %v", info)
+			}
+			result <- err
+		}()
+	}
+	if err := errors.Join(<-result, <-result); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.SendRecv(ctx, 1, nil, nil, 2, nil); !errors.Is(err, tagged.ErrNoPeer) {
+		t.Error(err)
+	}
+	r.connect(0, 1)
+	if _, err := a.SendRecv(ctx, 1, nil, nil, 2, nil); !errors.Is(err, tagged.ErrCanceled) {
+		t.Error(err)
+	}
+	if s := a.Worker().Stats(); s.Posted != 0 {
+		t.Errorf("%d receives are posted", s.Posted)
 	}
 }

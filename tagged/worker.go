@@ -137,6 +137,9 @@ func (w *Worker) free() error {
 	for e := w.matching.unexpected.all.First(); e != nil; e = w.matching.unexpected.all.First() {
 		w.drop(e.in)
 	}
+	for e := w.matching.claimed.First(); e != nil; e = w.matching.claimed.First() {
+		w.drop(e.in)
+	}
 	return w.regions.close()
 }
 
