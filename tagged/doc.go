@@ -30,9 +30,11 @@
 //	req, err := w.Recv(0x100, 0xff00, buf)                // any tag 0x1xx, without waiting
 //	info, err := ep.RecvWait(ctx, 7, tagged.Exact, buf)   // tag 7 from this peer
 //	b, info, err := w.RecvAlloc(ctx, 7, tagged.Exact, 1<<20) // of unknown length, up to 1 MiB
+//	i, err := tagged.WaitAny(ctx, sending, req)           // also WaitSome, WaitAll
 //
 // A probe describes a message that has arrived, and a claim ([Worker.ClaimWait]) takes it, to be
-// received when there is memory for it.
+// received when there is memory for it. docs/FROM-MPI.md has MPI's names beside those of this
+// package.
 //
 // # Programs of N processes
 //

@@ -124,7 +124,7 @@ func ExampleWorker_RecvAlloc() {
 		fmt.Printf("%s asks: %q\n", info.Source, body)
 		check(info.Source.SendWait(ctx, replies+uint64(i), []byte{byte(len(body))}))
 	}
-	check(waiting[1].Wait(ctx))
+	check(tagged.WaitAll(ctx, waiting...))
 	fmt.Println(waiting[1].Info())
 
 	// Output:

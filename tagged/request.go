@@ -9,6 +9,7 @@ import (
 	"ibverbx/internal/guard"
 	"ibverbx/internal/list"
 	"ibverbx/transport"
+	"ibverbx/verbs"
 )
 
 // Info describes a message.
@@ -222,6 +223,69 @@ func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
 	}
 	r.Free()
 	return info, err
+}
+
+// WaitAll waits until all requests are done, and returns the errors of those that failed, joined.
+// If ctx ends before, that error is an [*InterruptedError]; every request that is not Done goes on.
+// Requests of several workers need workers that are started.
+func WaitAll(ctx context.Context, reqs ...*Request) error {
+	var errs []error
+	for _, r := range reqs {
+		if err := r.Wait(ctx); err != nil {
+			if errs = append(errs, err); !r.Done() {
+				break
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// WaitAny waits until one of the requests is done, and returns its index. It skips those that are
+// nil: set to nil what you have handled. If all are, the index is -1 and the error nil. The error
+// is that of the wait; [Request.Err] has that of the request. When ctx ends, all go on. The
+// requests must be of one worker.
+func WaitAny(ctx context.Context, reqs ...*Request) (int, error) {
+	i, w, err := firstDone(reqs)
+	if i >= 0 || w == nil || err != nil {
+		return i, err
+	}
+	err = w.tw.WaitFor(ctx, lookInterval, func() bool {
+		i, _, _ = firstDone(reqs)
+		return i >= 0
+	})
+	return i, err
+}
+
+// WaitSome is WaitAny that appends the indexes of all requests that are done to done, in order. It
+// waits for one.
+func WaitSome(ctx context.Context, done []int, reqs ...*Request) ([]int, error) {
+	first, err := WaitAny(ctx, reqs...)
+	if first < 0 || err != nil {
+		return done, err
+	}
+	for i := first; i < len(reqs); i++ {
+		if reqs[i] != nil && reqs[i].Done() {
+			done = append(done, i)
+		}
+	}
+	return done, nil
+}
+
+// firstDone returns the index of the first request that is done, or -1, and the worker of all, nil
+// if there is no request.
+func firstDone(reqs []*Request) (first int, w *Worker, err error) {
+	for i, r := range reqs {
+		switch {
+		case r == nil:
+		case r.comp.Fired():
+			return i, r.w, nil
+		case w != nil && w != r.w:
+			return -1, nil, refuse("wait", verbs.ErrInvalid, "request %d is of another worker", i)
+		default:
+			w = r.w
+		}
+	}
+	return -1, w, nil
 }
 
 // Cancel cancels a receive that no message has matched, or a send of which nothing has gone out:

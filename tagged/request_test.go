@@ -3,10 +3,12 @@ package tagged_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"ibverbx/tagged"
+	"ibverbx/verbs"
 )
 
 // TestCancelRace: a receive that is cancelled while its message arrives ends in exactly
@@ -103,4 +105,76 @@ func TestFree(t *testing.T) {
 		}
 	}()
 	d.Free()
+}
+
+// TestWaits: WaitAny, WaitSome and WaitAll return what is done, skip what is nil, and leave what
+// goes on as it is when their context ends.
+func TestWaits(t *testing.T) {
+	r, a, b := pair(t, 1, tagged.Config{})
+	ctx := background(r)
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	w := b.Worker()
+	var reqs []*tagged.Request
+	for tag := range uint64(5) {
+		reqs = append(reqs, r.recv(w, tag, tagged.Exact, make([]byte, 1)))
+	}
+	if i, err := tagged.WaitAny(ctx, nil, nil); i != -1 || err != nil {
+		t.Error(i, err)
+	}
+	if i, err := tagged.WaitAny(over, reqs...); i != -1 || !errors.Is(err, context.Canceled) {
+		t.Error(i, err)
+	}
+	if done, err := tagged.WaitSome(over, nil, reqs...); len(done) != 0 || !errors.Is(err, context.Canceled) {
+		t.Error(done, err)
+	}
+	var interrupted *tagged.InterruptedError
+	if err := tagged.WaitAll(over, reqs...); !errors.As(err, &interrupted) || interrupted.Req != reqs[0] {
+		t.Error(err)
+	}
+	r.send(a, 3, []byte("3"))
+	i, err := tagged.WaitAny(ctx, reqs...)
+	if i != 3 || err != nil || reqs[3].Info().Tag != 3 {
+		t.Error(i, err)
+	}
+	reqs[3] = nil
+	for _, tag := range []uint64{4, 1} {
+		r.send(a, tag, []byte("too long"))
+	}
+	done := []int{-7}
+	for len(done) < 3 {
+		if done, err = tagged.WaitSome(ctx, done[:1], reqs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if fmt.Sprint(done) != "[-7 1 4]" {
+		t.Error(done)
+	}
+	reqs[2].Cancel()
+	r.send(a, 0, []byte("0"))
+	if err := tagged.WaitAll(ctx, reqs...); !errors.Is(err, tagged.ErrTruncated) ||
+		!errors.Is(err, tagged.ErrCanceled) {
+		t.Error(err)
+	}
+	other := r.recv(a.Worker(), 1, tagged.Exact)
+	again := r.recv(w, 1, tagged.Exact)
+	if _, err := tagged.WaitAny(ctx, other, again); !errors.Is(err, verbs.ErrInvalid) {
+		t.Error(err)
+	}
+}
+
+// TestWaitAnyEndsWithACancel: a wait that sleeps notices a request that the program cancels.
+func TestWaitAnyEndsWithACancel(t *testing.T) {
+	r, _, b := pair(t, 1, tagged.Config{})
+	ctx := background(r)
+	d := r.recv(b.Worker(), 1, tagged.Exact)
+	result := make(chan int)
+	go func() {
+		i, _ := tagged.WaitAny(ctx, nil, d)
+		result <- i
+	}()
+	d.Cancel()
+	if i := <-result; i != 1 {
+		t.Error(i)
+	}
 }
