@@ -241,7 +241,7 @@ func (w *Worker) endAwaited(err error) {
 	for _, m := range p.all() {
 		if m.req.awaited {
 			p.remove(m)
-			m.req.complete(noPeer(err))
+			m.req.complete(noPeer("recv", err))
 		}
 	}
 }

@@ -99,6 +99,10 @@ const wireVersion = 1
 // fits.
 const leastBuffer = 416
 
+// leastAMBcopy is what every peer takes in an active message: leastBuffer without the transport's
+// header.
+const leastAMBcopy = leastBuffer - 8
+
 // Card describes the endpoint to its peer.
 func (e *Endpoint) Card() (Card, error) {
 	e.w.mu.Lock()

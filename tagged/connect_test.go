@@ -258,6 +258,16 @@ func TestOnDemandAroundTheDead(t *testing.T) {
 		}
 		r.until(func() bool { return r.peer(next, 1).Err() != nil })
 	}
+	before := r.workers[1].Stats().Endpoints
+	for range 2 {
+		if _, err := r.workers[1].Peer(6); !errors.Is(err, tagged.ErrPeerFailed) ||
+			!strings.Contains(err.Error(), "no rank on the way from rank 1 to rank 6 is left") {
+			t.Errorf("an endpoint of the dead one: %v", err)
+		}
+	}
+	if n := r.workers[1].Stats().Endpoints; n != before {
+		t.Errorf("%d endpoints: there were %d", n, before)
+	}
 	r.send(r.peer(0, 7), 1, nil)
 	if _, err := r.peer(7, 0).RecvWait(ctx, 1, tagged.Exact); err != nil {
 		t.Errorf("from rank 0 to rank 7 beside rank 1: %v", err)
@@ -275,6 +285,17 @@ func TestOnDemandAroundTheDead(t *testing.T) {
 // TestJoinRefused: all ranks learn why they cannot join, and nothing stays open.
 func TestJoinRefused(t *testing.T) {
 	r := newRig(t, 3, 1, tagged.Config{})
+	dies := func(after int) func(int, *tagged.Config) { // rank 2, and the job tells the others
+		return func(_ int, cfg *tagged.Config) {
+			exchange, calls := cfg.Exchange, 0
+			cfg.Exchange = func(ctx context.Context, mine []byte) ([][]byte, error) {
+				if calls++; calls > after {
+					return nil, errors.New("rank 2 has died")
+				}
+				return exchange(ctx, mine)
+			}
+		}
+	}
 	for _, c := range []struct {
 		name   string
 		change func(rank int, cfg *tagged.Config)
@@ -283,10 +304,15 @@ func TestJoinRefused(t *testing.T) {
 		{"other size", func(i int, cfg *tagged.Config) { cfg.Size += i / 2 }, "ranks"},
 		{"same rank", func(i int, cfg *tagged.Config) { cfg.Rank = i / 2 }, "it is that of rank"},
 		{"on demand", func(i int, cfg *tagged.Config) { cfg.OnDemand = i == 2 }, "OnDemand"},
+		{"size", func(_ int, cfg *tagged.Config) { cfg.Size = -1 }, "Size -1: must be 1 to 65536"},
 		{"rank", func(_ int, cfg *tagged.Config) { cfg.Rank = 3 }, "of 3 ranks the numbers are 0 to 2"},
 		{"exchange", func(_ int, cfg *tagged.Config) { cfg.Exchange = nil }, "3 ranks need it"},
 		{"other queue pairs", func(i int, cfg *tagged.Config) { cfg.Transport.QP.QPsPerDevice = 1 + i/2 },
 			"configure both alike"},
+		{"a wrong exchange", func(_ int, cfg *tagged.Config) { cfg.Exchange = tooMany(cfg.Exchange) },
+			"it returned 4 entries: there are 3 ranks"},
+		{"a death", dies(0), "tagged: join: exchange: rank 2 has died"},
+		{"a later death", dies(1), "tagged: join: exchange: rank 2 has died"},
 		{"too many", func(i int, cfg *tagged.Config) { cfg.Transport.MaxEndpoints = 3 - i }, "MaxEndpoints"},
 	} {
 		for i, err := range r.join(tagged.Config{}, c.change) {
@@ -301,6 +327,16 @@ func TestJoinRefused(t *testing.T) {
 	}
 	if _, err = r.workers[0].Peer(0); !errors.Is(err, verbs.ErrInvalid) {
 		t.Error(err)
+	}
+}
+
+type exchanger = func(context.Context, []byte) ([][]byte, error)
+
+// tooMany is an all-gather that returns an entry more than there are ranks.
+func tooMany(exchange exchanger) exchanger {
+	return func(ctx context.Context, mine []byte) ([][]byte, error) {
+		all, err := exchange(ctx, mine)
+		return append(all[:len(all):len(all)], nil), err
 	}
 }
 
@@ -337,26 +373,48 @@ func TestOnDemandRefused(t *testing.T) {
 	}
 }
 
-// TestOnDemandByAnotherWay: cards that still wait when the rank next to them fails go by another
-// way.
+// TestOnDemandByAnotherWay: cards that still wait, whole or in pieces, when the next rank on their
+// way fails go by another way.
 func TestOnDemandByAnotherWay(t *testing.T) {
-	small := transport.Config{AMBuffers: 2, QP: ibverbx.Config{QPsPerDevice: 1}}
+	for _, buffer := range []int{416, 8192} {
+		for _, at := range []int{0, 1} {
+			t.Run(fmt.Sprintf("buffers of %d, at rank %d", buffer, at), func(t *testing.T) {
+				testAnotherWay(t, buffer, at)
+			})
+		}
+	}
+}
+
+// testAnotherWay has rank 0 connect to others by rank 1. Its endpoint, or that of rank 1, takes two
+// messages, which do not arrive, and then fails.
+func testAnotherWay(t *testing.T, buffer, at int) {
+	small := transport.Config{AMBuffers: 2, BufferSize: buffer, QP: ibverbx.Config{QPsPerDevice: 8}}
 	r := newJoined(t, 16, tagged.Config{OnDemand: true, Transport: small})
 	ctx := background(r)
-	card, err := r.peer(0, 1).Card()
+	fails := r.peer(at, 2*at+1)
+	card, err := fails.Card()
 	if err != nil {
 		t.Fatal(err)
 	}
-	stall := r.fabric.Inject(soft.Fault{Device: r.fabric.Device(0), QPNum: card.Transport.QP.QPNums[0],
+	stall := r.fabric.Inject(soft.Fault{Device: r.fabric.Device(at), QPNum: card.Transport.QP.NotifyQPNum,
 		Kind: soft.StallQP, Count: -1})
-	for to := 3; to < 16; to += 2 { // all by rank 1, which takes two messages; neither arrives
+	for to := 3; to < 16; to += 2 {
 		r.send(r.peer(0, to), 1, nil)
 	}
-	if err := r.peer(0, 1).Abort(); err != nil {
+	if at == 1 { // it has all cards once it has what is behind them
+		r.send(r.peer(0, 1), 2, nil)
+		if _, err := r.workers[1].RecvWait(ctx, 2, tagged.Exact); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := fails.Abort(); err != nil {
 		t.Fatal(err)
 	}
+	if stall.Hits() == 0 {
+		t.Error("no message has waited")
+	}
 	stall.Remove()
-	for to := 7; to < 16; to += 2 {
+	for _, to := range []int{11, 13, 15} {
 		if _, err := r.workers[to].RecvWait(ctx, 1, tagged.Exact); err != nil {
 			t.Errorf("rank %d: %v", to, err)
 		}
@@ -379,7 +437,7 @@ func TestHostileRanks(t *testing.T) {
 		{"from no rank", 4, 1, 0, 0, true, ""},
 		{"to no rank", 0, 4, 0, 0, true, ""},
 		{"a card that is none", 2, 1, 0, 0, false, "card"},
-		{"an answer that is none", 2, 1, 1, 0, false, "card"},
+		{"an answer to nothing", 2, 1, 1, 0, false, ""},
 		{"ready for nothing", 2, 1, 2, 0, false, ""},
 		{"a refusal of nothing", 2, 1, 3, 0, false, ""},
 		{"a piece of nothing", 2, 1, 0, 1, false, ""},

@@ -53,7 +53,8 @@
 //	a worker                  2.1 MB
 //	each endpoint             5 queue pairs, 350 KB of memory; 120 KB with Transport.AMBuffers of 4
 //	all at once               Size-1 endpoints: 350 MB for 1,000 ranks; each passes 660 bytes for
-//	                          each of them through Exchange
+//	                          each of them through Exchange, which returns those of all ranks:
+//	                          660 MB for 1,000
 //	on demand                 at most log2(Size) at the start: 10 endpoints, 3.5 MB, for 1,000 ranks;
 //	                          8 bytes for each other rank; and what the program uses. The first
 //	                          message between two of 64 ranks takes 0.7 to 1 ms

@@ -24,13 +24,12 @@ type Endpoint struct {
 
 	w       *Worker
 	tep     *transport.Endpoint
-	loop    *transport.Endpoint // of the endpoint to this process itself: where its messages arrive
 	name    string
-	rank    int // of the peer among those that have joined; -1 for others
 	value   any
 	onError func(*Endpoint, error)
 
 	stage        stage
+	dial         dial  // how far an endpoint on demand is connected
 	err          error // why the endpoint is out of service; nil while it is in service
 	failedBusy   bool  // something was outstanding when err was set; false while Close says goodbye
 	limits       transport.Limits
@@ -50,16 +49,22 @@ type Endpoint struct {
 
 	ledger  flow.Ledger // the window, in both directions: see package flow
 	traffic traffic
-	relay   *relay // routed messages; nil if the endpoint carries none
-	// dial is how far an endpoint on demand is connected. peerWindow is the window that the peer's
-	// card announces: sends begin once both ends are connected.
-	dial       dial
-	peerWindow int
-	partial    assembly   // the message that is arriving in fragments
-	posted     posted     // receives that wait for a message of this peer
-	kept       unexpected // messages of this peer that wait for a receive; matching.unexpected has them, too
+	partial assembly   // the message that is arriving in fragments
+	posted  posted     // receives that wait for a message of this peer
+	kept    unexpected // messages of this peer that wait for a receive; matching.unexpected has them, too
 
 	inDeparted list.Link[Endpoint] // of leftovers.departed
+	joint
+}
+
+// joint is the part of an endpoint that workers use which have joined.
+type joint struct {
+	rank  int                 // of the peer; -1 if the program has made the endpoint
+	loop  *transport.Endpoint // of the endpoint to this process itself: where its messages arrive
+	relay *relay              // routed messages; nil if the endpoint carries none
+	// peerWindow is the window that the peer's card announces: sends begin once both ends are
+	// connected.
+	peerWindow int
 }
 
 // stage is how far an endpoint's life has come. It only moves forward. A failure is recorded
@@ -90,7 +95,7 @@ func (w *Worker) newEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	if cfg.Name == "" {
 		cfg.Name = fmt.Sprintf("endpoint %d", w.endpoints.made)
 	}
-	e := &Endpoint{w: w, rank: -1, name: cfg.Name, value: cfg.Value, onError: cfg.OnError,
+	e := &Endpoint{w: w, joint: joint{rank: -1}, name: cfg.Name, value: cfg.Value, onError: cfg.OnError,
 		ledger: flow.New(w.cfg.MaxUnexpected)}
 	e.pending.Func = e.resume
 	e.transportEnd.Init(1, e.transportEnded)
@@ -105,8 +110,8 @@ func (w *Worker) newEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 
 // Peer returns the endpoint to a rank of a worker that has joined; that to this process itself
 // leads to its own receives. With Config.OnDemand the first call makes the endpoint and returns
-// before the peer has connected; sends wait until it has. An endpoint that has ended stays:
-// [Endpoint.Err] says why.
+// before the peer has connected; sends wait until it has. If no rank is left on the way to it, Peer
+// fails. An endpoint that has ended stays: [Endpoint.Err] says why.
 func (w *Worker) Peer(rank int) (*Endpoint, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

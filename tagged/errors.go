@@ -40,8 +40,8 @@ var (
 var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
 
 // noPeer returns ErrNoPeer with err, which says why the last endpoint ended.
-func noPeer(err error) error {
-	return &errwrap.Error{Err: fmt.Errorf("tagged: recv: %w: %w", ErrNoPeer, within{err})}
+func noPeer(op string, err error) error {
+	return &errwrap.Error{Err: fmt.Errorf("tagged: %s: %w: %w", op, ErrNoPeer, within{err})}
 }
 
 // InterruptedError says that a context ended a wait while the request goes on: the request owns its

@@ -21,7 +21,9 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*Worker, error)
 	if ctx == nil {
 		return nil, refuse("join", verbs.ErrInvalid, "no context")
 	}
-	cfg.Size = max(cfg.Size, 1)
+	if cfg.Size == 0 {
+		cfg.Size = 1
+	}
 	if err := cfg.validateRanks(); err != nil {
 		return nil, err
 	}
@@ -40,7 +42,7 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*Worker, error)
 		err = w.Start()
 	}
 	if err != nil {
-		return nil, errors.Join(refuse("join", err, ""), w.Close())
+		return nil, errors.Join(refuse("join", within{err}, ""), w.Close())
 	}
 	return w, nil
 }
@@ -48,7 +50,7 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*Worker, error)
 // validateRanks checks the part of a configuration that Join uses.
 func (c *Config) validateRanks() error {
 	switch {
-	case c.Size > maxRanks:
+	case c.Size < 0 || c.Size > maxRanks:
 		return refuse("join", verbs.ErrInvalid, "Size %d: must be 1 to %d", c.Size, maxRanks)
 	case c.Rank < 0 || c.Rank >= c.Size:
 		return refuse("join", verbs.ErrInvalid, "Rank %d: of %d ranks the numbers are 0 to %d", c.Rank,
@@ -69,8 +71,8 @@ const maxRanks = 1 << 16
 // endpoint has ended.
 type ranks struct {
 	w        *Worker
-	peers    []*Endpoint    // nil for a worker that has not joined
-	arriving map[int][]byte // what has arrived of a routed message in pieces, by its sender
+	peers    []*Endpoint      // nil for a worker that has not joined
+	arriving map[int]*partial // routed messages of which some pieces have arrived, by sender
 }
 
 // peer is Worker.Peer.
@@ -87,11 +89,23 @@ func (r *ranks) peer(rank int) (*Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.sendCard(e, routeCard); err != nil {
-		return nil, errors.Join(err, e.end(err))
-	}
 	e.dial = dialAsked
+	if err = r.sendCard(e, routeCard); err == nil {
+		err = e.err // the way that the card was to go has failed, and there was no other
+	}
+	if err != nil {
+		return nil, r.undo(e, err)
+	}
 	return e, nil
+}
+
+// undo drops an endpoint that could not be connected, so that it can be asked for again.
+func (r *ranks) undo(e *Endpoint, err error) error {
+	err = errors.Join(err, e.end(err))
+	e.stage = stageEnded
+	e.forget(false)
+	r.peers[e.rank] = nil
+	return err
 }
 
 // newPeer makes the endpoint to another rank.
@@ -101,9 +115,8 @@ func (r *ranks) newPeer(rank int) (*Endpoint, error) {
 		return nil, err
 	}
 	e.rank = rank
-	e.stage = stageOpen // sends are accepted, and wait for a place of the window
-	// Until the peer's card says how long an announcement may be, those of one piece fit.
-	e.limits.AMBcopy = leastBuffer / 2
+	e.stage = stageOpen             // sends are accepted, and wait for a place of the window
+	e.limits.AMBcopy = leastAMBcopy // until the peer's card says how long an announcement may be
 	r.peers[rank] = e
 	return e, nil
 }
@@ -125,7 +138,7 @@ func (r *ranks) newSelf() (*Endpoint, error) {
 		err = transport.Connect(e.tep, e.loop)
 	}
 	if err != nil {
-		return nil, errors.Join(err, e.end(err))
+		return nil, r.undo(e, err)
 	}
 	e.ledger.Connect(r.w.cfg.MaxUnexpected)
 	e.limits = e.tep.Limits()

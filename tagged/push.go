@@ -82,10 +82,11 @@ func (e *Endpoint) push(view *transport.Endpoint) (stuck bool) {
 	return false
 }
 
-// canPush is a cheap test of whether kick would find something to do, for hot paths.
+// canPush is a cheap test of whether kick would find something to do, for hot paths. It need not
+// look for routed messages: route kicks.
 func (e *Endpoint) canPush() bool {
 	return !e.queue.Empty() && e.ledger.Room() != 0 || e.notices.Len() != 0 || e.ledger.MustGrant() ||
-		!e.readQueue.Empty() || e.relay != nil && e.relay.queue.Len() != 0
+		!e.readQueue.Empty()
 }
 
 // sendGone handles a send that has gone out completely.

@@ -87,7 +87,7 @@ func (w *Worker) post(r *Request, from *Endpoint, awaited bool, mask uint64) (*R
 		return nil, from.err
 	case awaited && w.endpoints.allEnded():
 		r.discard()
-		return nil, noPeer(w.endpoints.last)
+		return nil, noPeer("recv", w.endpoints.last)
 	}
 	r.match.tag, r.match.mask, r.match.req = tag, mask, r
 	if from != nil || awaited {
@@ -186,13 +186,14 @@ func (w *Worker) cannotArrive(op string, from *Endpoint) error {
 	case from != nil:
 		return from.err
 	case w.endpoints.allEnded():
-		return noPeer(w.endpoints.last)
+		return noPeer(op, w.endpoints.last)
 	}
 	return nil
 }
 
 // Message is a message that the program has claimed: no other call receives it. Its memory, and its
-// place among those of Config.MaxUnexpected, are free when it is received.
+// place among those of Config.MaxUnexpected, are free when it is received. Recv without memory
+// drops it, and completes with ErrTruncated.
 type Message struct {
 	w    *Worker
 	in   *inbound // nil once it is received
@@ -306,7 +307,8 @@ func (w *Worker) recvAlloc(ctx context.Context, from *Endpoint, tag, mask uint64
 // SendRecv sends one message to the peer and receives another, from a peer or, if from is nil, from
 // any: it posts the receive first, so peers that all do so at once do not wait for each other. It
 // is SendWait and RecvWait when ctx ends; if both go on, the error wraps an [*InterruptedError] of
-// each.
+// each. If only the send fails, Info describes what has been received all the same; its Source is
+// nil if nothing was.
 func (e *Endpoint) SendRecv(ctx context.Context, tag uint64, out []byte, from *Endpoint, recvTag uint64,
 	in []byte) (Info, error) {
 	if err := e.mayWait(ctx, "send"); err != nil {
@@ -324,8 +326,12 @@ func (e *Endpoint) SendRecv(ctx context.Context, tag uint64, out []byte, from *E
 		if !r.Cancel() && !r.Done() {
 			return Info{}, errors.Join(err, &InterruptedError{Req: r, Err: err})
 		}
+		var got Info
+		if r.Err() == nil {
+			got = r.Info()
+		}
 		r.Free()
-		return Info{}, err
+		return got, err
 	}
 	return r.waitAndFree(ctx)
 }

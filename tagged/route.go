@@ -175,8 +175,7 @@ func (l *relay) reroute() {
 		m := *l.queue.Front()
 		l.queue.Pop()
 		l.bytes -= m.size()
-		if m.offset == 0 && m.total == len(m.data) && !l.e.w.closed {
-			m.sent = 0
+		if m.sent = 0; !l.e.w.closed {
 			l.e.w.ranks.passOn(m)
 		}
 	}
@@ -207,27 +206,34 @@ func (r *ranks) arrived(e *Endpoint, h *header, data []byte) error {
 	return nil
 }
 
-// assemble adds a piece to a message that arrives in several, and returns it once it is whole. A
-// piece that does not follow the one before is dropped with it: a rank on the way has failed.
+// partial is a routed message of which some pieces have arrived.
+//
+// Invariant: len(data) < total; data is where the message begins.
+type partial struct {
+	kind  uint8
+	total int
+	data  []byte
+}
+
+// assemble adds a piece to a message that arrives in several, and returns it once it is whole. When
+// a rank on the way has failed, pieces may come twice, or not before they come again.
 func (r *ranks) assemble(m *routed, data []byte) (whole []byte, ok bool) {
 	if r.arriving == nil {
-		r.arriving = map[int][]byte{}
+		r.arriving = map[int]*partial{}
 	}
-	got := r.arriving[m.from]
-	if m.offset == 0 {
-		got = nil
+	p := r.arriving[m.from]
+	if p == nil || p.kind != m.kind || p.total != m.total {
+		p = &partial{kind: m.kind, total: m.total}
+		r.arriving[m.from] = p
 	}
-	if m.offset != len(got) {
-		delete(r.arriving, m.from)
-		return nil, false
+	if have := len(p.data) - m.offset; have >= 0 && have < len(data) {
+		p.data = append(p.data, data[have:]...)
 	}
-	got = append(got, data...)
-	if len(got) < m.total {
-		r.arriving[m.from] = got
+	if len(p.data) < m.total {
 		return nil, false
 	}
 	delete(r.arriving, m.from)
-	return got, true
+	return p.data, true
 }
 
 // handle handles a routed message for this rank.
@@ -255,6 +261,8 @@ func (r *ranks) answer(from int, kind uint8, data []byte) (err error) {
 	e := r.peers[from]
 	asked := e != nil
 	switch {
+	case !asked && kind == routeConnected:
+		return fmt.Errorf("%w: rank %d has not asked for it", verbs.ErrInvalid, r.w.cfg.Rank)
 	case !asked:
 		if e, err = r.newPeer(from); err != nil {
 			return err

@@ -196,7 +196,7 @@ func TestClaim(t *testing.T) {
 		}
 		sent = append(sent, s)
 	}
-	r.settle()
+	r.until(func() bool { _, found := w.Probe(3, tagged.Exact); return found })
 	var claimed []*tagged.Message
 	for tag := range sent {
 		claim := w.Claim
@@ -240,10 +240,7 @@ func TestClaim(t *testing.T) {
 		}
 	}
 	r.send(a, 8, make([]byte, 3000))
-	r.settle()
-	if _, ok := w.Claim(8, tagged.Exact); !ok {
-		t.Error("nothing to claim")
-	}
+	r.until(func() bool { _, found := w.Claim(8, tagged.Exact); return found })
 }
 
 // TestClaimAndThePeerEnds: a claimed message that is here whole can be received when its sender is
@@ -253,7 +250,7 @@ func TestClaimAndThePeerEnds(t *testing.T) {
 	w := b.Worker()
 	r.send(a, 1, []byte("whole"))
 	r.send(a, 2, make([]byte, 50000))
-	r.settle()
+	r.until(func() bool { _, found := w.Probe(2, tagged.Exact); return found })
 	whole, _ := w.Claim(1, tagged.Exact)
 	announced, _ := w.Claim(2, tagged.Exact)
 	if err := a.Abort(); err != nil {
@@ -383,6 +380,14 @@ func TestSendRecv(t *testing.T) {
 	r.connect(0, 1)
 	if _, err := a.SendRecv(ctx, 1, nil, nil, 2, nil); !errors.Is(err, tagged.ErrCanceled) {
 		t.Error(err)
+	}
+	_, back := r.connect(0, 1)
+	r.send(back, 2, []byte("5 by."))
+	r.until(func() bool { _, found := a.Worker().Probe(2, tagged.Exact); return found })
+	in := make([]byte, 5)
+	info, err := a.SendRecv(ctx, 1, nil, nil, 2, in)
+	if !errors.Is(err, tagged.ErrCanceled) || info.Length != 5 || string(in) != "5 by." {
+		t.Errorf("the send failed, and the receive did not: %v, %q, %v", info, in, err)
 	}
 	if s := a.Worker().Stats(); s.Posted != 0 {
 		t.Errorf("%d receives are posted", s.Posted)

@@ -426,3 +426,47 @@ func TestSteps(t *testing.T) {
 		}
 	}
 }
+
+// TestAssemble: the pieces of a routed message make it whole, also if some come twice, or are lost
+// and come again, because a rank on the way has failed.
+func TestAssemble(t *testing.T) {
+	const text = "0123456789"
+	piece := func(r *ranks, kind uint8, from, to int) string {
+		m := &routed{from: 1, kind: kind, total: len(text), offset: from}
+		whole, ok := r.assemble(m, []byte(text[from:to]))
+		if ok != (len(whole) != 0) {
+			t.Errorf("%q, whole: %t", whole, ok)
+		}
+		return string(whole)
+	}
+	for _, c := range []struct {
+		what   string
+		pieces [][2]int
+	}{
+		{"in order", [][2]int{{0, 4}, {4, 8}, {8, 10}}},
+		{"all twice", [][2]int{{0, 4}, {0, 4}, {4, 8}, {4, 8}, {8, 10}}},
+		{"one lost", [][2]int{{0, 4}, {8, 10}, {0, 4}, {4, 8}, {8, 10}}},
+		{"one between others", [][2]int{{0, 4}, {4, 8}, {0, 4}, {8, 10}}},
+		{"by a way with other buffers", [][2]int{{0, 4}, {4, 8}, {0, 9}, {9, 10}}},
+	} {
+		var r ranks
+		for i, p := range c.pieces {
+			want := ""
+			if i == len(c.pieces)-1 {
+				want = text
+			}
+			if got := piece(&r, routeCard, p[0], p[1]); got != want {
+				t.Errorf("%s: after piece %d: %q", c.what, i, got)
+			}
+		}
+		if len(r.arriving) != 0 {
+			t.Errorf("%s: something is left", c.what)
+		}
+	}
+	var r ranks
+	piece(&r, routeCard, 0, 4)
+	piece(&r, routeRefused, 0, 8) // another message: of the one before no more will come
+	if got := piece(&r, routeRefused, 8, 10); got != text {
+		t.Errorf("after a message of which only a part came: %q", got)
+	}
+}
