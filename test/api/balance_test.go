@@ -34,9 +34,9 @@ func TestByAbilityOverNICs(t *testing.T) {
 // slowShare is the share of a NIC of a tenth of the speed, and whether rates were measured.
 func slowShare(t *testing.T, scheme ibverbx.Scheme, balance ibverbx.Balance) (share float64, known bool) {
 	t.Helper()
-	const messages, size, depth = 24, 1 << 20, 4
+	const messages, size, depth = 24, 512 << 10, 4
 	l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, Buffer: messages * size,
-		QP: ibverbx.Config{Scheme: scheme, Balance: balance, FragmentSize: 64 << 10}})
+		QP: ibverbx.Config{Scheme: scheme, Balance: balance, FragmentSize: 32 << 10}})
 	l.Fabric.Device(0).SetSpeed(200<<20, 0)
 	l.Fabric.Device(1).SetSpeed(20<<20, 0)
 	vqptest.FillRandom(l.A.Buf, uint64(scheme))

@@ -111,7 +111,7 @@ func TestManyQueuePairs(t *testing.T) {
 		first, writes       int // before and while it is looked at, of each
 	}{
 		{1, 1000, room, 5 * time.Microsecond, 0, 0, 0, 8},
-		{1, 500, room, 5 * time.Microsecond, 3 * time.Microsecond, 0, 8, 16},
+		{1, 500, room, 5 * time.Microsecond, 3 * time.Microsecond, 0, 8, 8},
 		{40, 1, room * 40 / 100, 100 * time.Microsecond, 0, 0, 40, 60}, // as 100 with all of it
 		{20, 10, room, 100 * time.Microsecond, 0, 0, 5, 20},
 		{1, *queuePairsFlag, room, 50 * time.Microsecond, 0, *queueFlag, 1000 / *queuePairsFlag, 8},

@@ -14,7 +14,7 @@ import (
 // become of it (model_test.go, and of packets watch_test.go). A world follows from its seed.
 
 var (
-	seeds     = flag.Uint64("seeds", 0, "how many worlds TestSimulation plays; 0: its own number")
+	seeds     = flag.Uint64("seeds", 0, "how many worlds a test plays; 0: its own number")
 	firstSeed = flag.Uint64("first", 0, "the seed of the first one")
 	huntBugs  = flag.Bool("hunt", false, "report in one line what was found (see package hunt)")
 )
@@ -90,7 +90,7 @@ func playAll(t *testing.T, usual uint64, play func(*testing.T, uint64) (Stats, *
 // TestSimulation: whatever happens on the way, every request is carried out once, in order, and
 // completes with what has become of it.
 func TestSimulation(t *testing.T) {
-	sum := playAll(t, 1200, playWorld)
+	sum := playAll(t, 700, playWorld)
 	t.Logf("%+v", sum)
 	if *seeds == 0 && (sum.Resent == 0 || sum.Duplicates == 0 || sum.Ahead == 0 || sum.RNRNAKs == 0 ||
 		sum.Timeouts == 0 || sum.Probes == 0 || sum.Unexpected == 0 || sum.Marked == 0 || sum.CNPs == 0) {

@@ -188,25 +188,28 @@ func playStrangers(t *testing.T, ours, trusted bool, input []byte) {
 }
 
 // TestStrangers plays random intruders.
-func TestStrangers(t *testing.T) { playMany(t, false, 1000) }
+func TestStrangers(t *testing.T) { playMany(t, false, 400) }
 
 // A peer that breaks the protocol has the keys. It may ruin its own connection and the memory that
 // it was given, and costs no more than a stranger otherwise.
-func TestHostilePeer(t *testing.T) { playMany(t, true, 200) }
+func TestHostilePeer(t *testing.T) { playMany(t, true, 150) }
 
 func playMany(t *testing.T, trusted bool, worlds int) {
 	if testing.Short() {
 		worlds /= 10
 	}
+	if *seeds != 0 {
+		worlds = int(*seeds)
+	}
 	bothKinds(t, func(t *testing.T, ours bool) {
 		for seed := range worlds {
-			rng := rand.New(rand.NewPCG(uint64(seed), 3))
+			rng := rand.New(rand.NewPCG(*firstSeed+uint64(seed), 3))
 			input := make([]byte, 1500)
 			for i := range input {
 				input[i] = byte(rng.Uint32())
 			}
 			if playStrangers(t, ours, trusted, input); t.Failed() {
-				t.Fatalf("seed %d", seed)
+				t.Fatalf("seed %d", *firstSeed+uint64(seed))
 			}
 		}
 	})
