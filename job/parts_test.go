@@ -298,6 +298,7 @@ func TestAnswerThatHasCome(t *testing.T) {
 // The list of as many processes as a job may have arrives whole, however long the names of their
 // hosts are, and no message of it is long.
 func TestListInParts(t *testing.T) {
+	t.Parallel() // others wait meanwhile
 	all := make([]Process, maxSize)
 	for rank := range all {
 		all[rank] = Process{rank, strings.Repeat("&", maxHost), 4194304} // which JSON makes six times as long
