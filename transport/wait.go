@@ -128,8 +128,9 @@ func (s *spinner) more(limit time.Duration) bool {
 		runtime.Gosched() // with few cores, what it waits for may need this one
 	}
 	if s.rounds%16 == 1 { // the clock costs as much as a round
-		if s.start.IsZero() {
+		if s.rounds == 1 {
 			s.start = time.Now()
+			return true // also if this goroutine does not run for longer than limit now
 		}
 		s.enough = time.Since(s.start) >= limit
 	}
