@@ -180,6 +180,9 @@
 // The duties of package verbs apply. Close objects before their parents, and everything before the
 // provider: an early Close returns verbs.ErrBusy and changes nothing.
 //
+// A READ that a peer has repeated reads memory again, also after the peer has completed it, as with
+// every NIC. The peer drops that answer, and the race detector does not see that read.
+//
 // # What it costs
 //
 // One lock guards a NIC and its objects. Receiving has its own lock, so polling an empty queue does

@@ -210,6 +210,29 @@ func (f *foreign) listen() (wire.Header, []byte) {
 	return h, payload
 }
 
+// A READ that comes again reads memory again, as IBTA 9.7.5.1.2 says. The peer may have completed
+// it, so the program may write there meanwhile. The race detector does not report that, since the
+// peer drops the second answer.
+func TestReadComesAgain(t *testing.T) {
+	const size = 1000
+	p := openNICs(t, Config{}, "127.0.0.1")
+	n := newNode(t, p.Device(0), size)
+	f := newForeign(t, n, ownAddr(2), 0)
+	read := wire.Header{Opcode: wire.ReadRequest, PSN: f.psn, Addr: n.mr.Addr(), RKey: n.mr.RKey(),
+		Length: size}
+	for i := range byte(3) {
+		n.buf[0], n.buf[size-1] = i, i
+		if i == 0 {
+			packetsOrder() // the first read is behind this write, and no other one
+		}
+		f.say(read, nil)
+		if h, payload := f.listen(); h.Opcode != wire.ReadResponseOnly || h.PSN != f.psn ||
+			!bytes.Equal(payload, n.buf) {
+			t.Errorf("read %d is answered by %+v, %.20x", i+1, h, payload)
+		}
+	}
+}
+
 // A foreign peer talks the plain protocol, whatever port it sends from; what it does not send,
 // since only ends of this package do, is dropped. Of announcements it sees those of requests,
 // before it has answered.

@@ -1,6 +1,7 @@
 package rc
 
 import (
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce/internal/wire"
 )
@@ -157,6 +158,9 @@ func (q *QP) answerNext(b *Batch, a *answer) {
 			if !ok {
 				q.answerGone(a)
 				return
+			}
+			if guard.Race && a.again {
+				payload = b.unseen(payload) // the peer may have completed the read
 			}
 		}
 		h = q.reply(readOpcode(a.sent == 0, a.sent+1 == a.packets), a.next)
