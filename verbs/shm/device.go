@@ -419,10 +419,13 @@ func (c *CQ) Channel() *verbs.CompChannel { return c.core.Channel() }
 
 // Poll moves completions into wcs. When there are none, it looks at the lanes first.
 func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
-	if !c.core.Attention() {
-		c.dev.poll.help(!c.armed.Load())
+	var n int
+	var err error
+	if c.core.Attention() {
+		n, err = c.core.Poll(wcs)
+	} else {
+		n, err = c.dev.poll.help(c, wcs)
 	}
-	n, err := c.core.Poll(wcs)
 	if n > 0 && c.armed.Load() {
 		c.armed.Store(false)
 	}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
 
@@ -76,15 +77,16 @@ func (p *poller) free() {
 func (p *poller) load() uint64   { return atomic.LoadUint64(&words(p.page)[0]) }
 func (p *poller) store(v uint64) { atomic.StoreUint64(&words(p.page)[0], v) }
 
-// help works for a caller whose completion queue is empty, unless another caller does. goesOn says
-// that the caller will poll again soon.
-func (p *poller) help(goesOn bool) {
+// help works for a caller whose completion queue is empty, unless another caller does, and polls
+// the queue again. A caller that has not armed it will poll again soon.
+func (p *poller) help(c *CQ, wcs []verbs.WC) (n int, err error) {
+	goesOn := !c.armed.Load()
 	if !p.mu.TryLock() {
 		// Whoever works may need this processor to go on.
 		if p.denied.Add(1)%offerEvery == 0 {
 			yieldThread()
 		}
-		return
+		return c.core.Poll(wcs)
 	}
 	if goesOn {
 		if !p.awake.Load() && !p.closed {
@@ -94,8 +96,12 @@ func (p *poller) help(goesOn bool) {
 		}
 		p.polls++
 	}
-	if p.work(busyLanes+quietLanes, goesOn) {
+	if p.pick(busyLanes + quietLanes) {
 		p.empty = 0
+		p.dev.mu.Lock()
+		p.workPicked(goesOn)
+		n, err = c.core.PollLocked(wcs)
+		p.dev.mu.Unlock()
 	} else {
 		if p.empty++; p.dev.owes.Load() {
 			p.dev.mu.Lock()
@@ -115,6 +121,10 @@ func (p *poller) help(goesOn bool) {
 			p.dev.helpOthers()
 		}
 	}
+	if n == 0 && err == nil {
+		return c.core.Poll(wcs)
+	}
+	return n, err
 }
 
 // helpOthers works for the provider's other NICs if the process has a single processor. Go polls
@@ -195,8 +205,15 @@ func (p *poller) work(most int, hold bool) bool {
 	if !p.pick(most) {
 		return false
 	}
+	p.dev.mu.Lock()
+	p.workPicked(hold)
+	p.dev.mu.Unlock()
+	return true
+}
+
+// workPicked works on the lanes that pick has collected. Call it with both locks.
+func (p *poller) workPicked(hold bool) {
 	d := p.dev
-	d.mu.Lock()
 	due := len(d.owed)
 	for i, l := range p.picked {
 		switch q := l.qp; {
@@ -216,8 +233,6 @@ func (p *poller) work(most int, hold bool) bool {
 	}
 	d.payReports(due)
 	d.reap()
-	d.mu.Unlock()
-	return true
 }
 
 // pick collects the lanes with news, and reports whether there are any.

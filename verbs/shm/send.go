@@ -84,7 +84,9 @@ func (q *QP) send() {
 	}
 	l, before := o.lane, o.published
 	o.copied = 0
-	l.unfinished.Store(false)
+	if l.unfinished.Load() { // to store costs more
+		l.unfinished.Store(false)
+	}
 	beginLanding()
 	for sq := &q.core.SQ; q.core.State == verbs.StateRTS && !o.failed && sq.Executed != sq.Posted; {
 		if !q.sendSlot() {

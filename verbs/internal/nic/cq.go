@@ -87,6 +87,13 @@ func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 	}
 	lock := c.dev.Lock
 	lock.Lock()
+	n, err := c.PollLocked(wcs)
+	lock.Unlock()
+	return n, err
+}
+
+// PollLocked is Poll for a caller that holds the lock.
+func (c *CQ) PollLocked(wcs []verbs.WC) (int, error) {
 	n := 0
 	for n < len(wcs) && c.head != c.tail {
 		e := &c.ring[c.head&uint64(len(c.ring)-1)]
@@ -109,7 +116,6 @@ func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 			c.attention.Store(false)
 		}
 	}
-	lock.Unlock()
 	return n, err
 }
 
