@@ -70,20 +70,26 @@ func (q *QP) carryOut(hold bool) {
 func (d *Device) owe(l *lane) {
 	if !l.owes {
 		l.owes = true
-		d.owed = append(d.owed, l)
-		d.owes.Store(true)
+		if d.owed = append(d.owed, l); len(d.owed) == 1 {
+			d.owes.Store(true)
+		}
 	}
 }
 
 // payReports makes the oldest n reports that are due. Call it locked.
 func (d *Device) payReports(n int) {
+	if n == 0 {
+		return
+	}
 	for _, l := range d.owed[:n] {
 		if l.owes = false; l.qp != nil {
 			l.qp.report(l)
 		}
 	}
 	d.owed = slices.Delete(d.owed, 0, n)
-	d.owes.Store(len(d.owed) != 0)
+	if len(d.owed) == 0 {
+		d.owes.Store(false)
+	}
 }
 
 // report tells the requester what is carried out, and how many receives are posted.
