@@ -113,7 +113,7 @@ func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
 
 // agree exchanges what the PEs ask for, and fails unless it is the same.
 func (p *PE) agree(ctx context.Context, op string, kind kind, r request) error {
-	g, err := p.call(ctx, op, kind, shape{})
+	g, err := p.world.call(ctx, op, kind, shape{})
 	if err != nil {
 		return err
 	}

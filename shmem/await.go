@@ -111,8 +111,11 @@ func (v *watcher) over() bool {
 		return true
 	}
 	gone := p.gone.Load()
-	if gone == nil && v.from != nil {
+	switch {
+	case gone == nil && v.from != nil:
 		gone = v.from.gone.Load()
+	case gone != nil && v.collective:
+		gone = p.in.gone()
 	}
 	if gone != nil {
 		v.err = opError(v.op, gone)

@@ -13,22 +13,24 @@ import (
 // all PEs pass the same length and root. It returns when this PE has the data, whether or not all
 // others have it. An invalid root is verbs.ErrInvalid, and ends the call of all other PEs with
 // [ErrMismatch].
-func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error {
+func Broadcast[T Element](ctx context.Context, on Group, buf []T, root int) error {
 	const op = "broadcast"
-	if err := pe.enter(op); err != nil {
+	t := on.team()
+	if err := t.enter(op); err != nil {
 		return err
 	}
-	defer pe.collective.Unlock()
-	if uint(root) >= uint(pe.Size()) {
-		return pe.refuse(ctx, kindBroadcast, invalid(op, "root %d: the numbers are 0 to %d", root,
-			pe.Size()-1))
+	defer t.pe.collective.Unlock()
+	if uint(root) >= uint(t.Size()) {
+		return t.pe.refuse(ctx, kindBroadcast, invalid(op, "root %d: the ranks are 0 to %d", root,
+			t.Size()-1))
 	}
-	g, err := pe.call(ctx, op, kindBroadcast, shape{n: len(buf), of: elementOf[T](), param: root})
+	g, err := t.call(ctx, op, kindBroadcast,
+		shape{n: len(buf), of: elementOf[T](), param: t.members[root].id})
 	if err != nil {
 		return err
 	}
 	w := work{op: op, kind: kindBroadcast, tag: g, src: bytesOf(buf), dst: bytesOf(buf)}
-	return carryOut[byte](ctx, pe, &w, part{kind: collective.Broadcast, root: root, bytes: len(w.dst)}, nil)
+	return carryOut[byte](ctx, t.pe, &w, part{kind: collective.Broadcast, root: root, bytes: len(w.dst)}, nil)
 }
 
 // AllGather copies every PE's src to dst on every PE, in the order of the PEs: len(dst) is len(src)
@@ -36,27 +38,28 @@ func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error 
 // may be this PE's own part of dst, in place. It is collective; all PEs pass the same length. If
 // the lengths do not fit together, or dst and src overlap otherwise, the error is verbs.ErrInvalid,
 // and the call of all other PEs ends with [ErrMismatch].
-func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
+func AllGather[T Element](ctx context.Context, on Group, dst, src []T) error {
 	const op = "all-gather"
-	if err := pe.enter(op); err != nil {
+	t := on.team()
+	if err := t.enter(op); err != nil {
 		return err
 	}
-	defer pe.collective.Unlock()
-	if len(dst) != len(src)*pe.Size() {
-		return pe.refuse(ctx, kindAllGather,
-			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), pe.Size(),
-				len(src)*pe.Size()))
+	defer t.pe.collective.Unlock()
+	if len(dst) != len(src)*t.Size() {
+		return t.pe.refuse(ctx, kindAllGather,
+			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), t.Size(),
+				len(src)*t.Size()))
 	}
 	to, from := bytesOf(dst), bytesOf(src)
-	if own := to[pe.id*len(from):][:len(from)]; overlap(to, from) && &own[0] != &from[0] {
-		return pe.refuse(ctx, kindAllGather, invalid(op, "dst and src overlap, and src is not part %d of "+
-			"dst: it would be overwritten before it is sent", pe.id))
+	if own := to[t.rank*len(from):][:len(from)]; overlap(to, from) && &own[0] != &from[0] {
+		return t.pe.refuse(ctx, kindAllGather, invalid(op, "dst and src overlap, and src is not part %d of "+
+			"dst: it would be overwritten before it is sent", t.rank))
 	}
-	g, err := pe.call(ctx, op, kindAllGather, shape{n: len(src), of: elementOf[T]()})
+	g, err := t.call(ctx, op, kindAllGather, shape{n: len(src), of: elementOf[T]()})
 	if err != nil {
 		return err
 	}
-	return pe.gather(ctx, op, kindAllGather, g, to, from)
+	return t.pe.gather(ctx, op, kindAllGather, g, to, from)
 }
 
 // gather is an AllGather of bytes, in a call of any kind.
@@ -69,27 +72,28 @@ func (p *PE) gather(ctx context.Context, op string, kind kind, g tag, dst, src [
 // equal parts as there are PEs. dst and src may be any memory, and must not overlap. It is
 // collective; all PEs pass the same length. If a length does not fit, or dst and src overlap, the
 // error is verbs.ErrInvalid, and the call of all other PEs ends with [ErrMismatch].
-func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
+func AllToAll[T Element](ctx context.Context, on Group, dst, src []T) error {
 	const op = "all-to-all"
-	if err := pe.enter(op); err != nil {
+	t := on.team()
+	if err := t.enter(op); err != nil {
 		return err
 	}
-	defer pe.collective.Unlock()
-	if len(dst) != len(src) || len(src)%pe.Size() != 0 {
-		return pe.refuse(ctx, kindAllToAll,
+	defer t.pe.collective.Unlock()
+	if len(dst) != len(src) || len(src)%t.Size() != 0 {
+		return t.pe.refuse(ctx, kindAllToAll,
 			invalid(op, "dst has %d elements, src %d: both must have the same multiple of %d, the number "+
-				"of PEs", len(dst), len(src), pe.Size()))
+				"of PEs", len(dst), len(src), t.Size()))
 	}
 	if overlap(bytesOf(dst), bytesOf(src)) {
-		return pe.refuse(ctx, kindAllToAll, invalid(op, "dst and src overlap: a part would be written "+
+		return t.pe.refuse(ctx, kindAllToAll, invalid(op, "dst and src overlap: a part would be written "+
 			"before it is sent"))
 	}
-	g, err := pe.call(ctx, op, kindAllToAll, shape{n: len(src), of: elementOf[T]()})
+	g, err := t.call(ctx, op, kindAllToAll, shape{n: len(src), of: elementOf[T]()})
 	if err != nil {
 		return err
 	}
 	w := work{op: op, kind: kindAllToAll, tag: g, src: bytesOf(src), dst: bytesOf(dst)}
-	return carryOut[byte](ctx, pe, &w, part{kind: collective.AllToAll, bytes: len(w.src) / pe.Size()}, nil)
+	return carryOut[byte](ctx, t.pe, &w, part{kind: collective.AllToAll, bytes: len(w.src) / t.Size()}, nil)
 }
 
 // ReduceOp is the operation by which Reduce combines two values.
@@ -115,25 +119,26 @@ func (o ReduceOp) String() string { return collective.Op(o).String() }
 // collective; all PEs pass the same length and op. If dst and src differ in length, or the elements
 // do not have op, the error is verbs.ErrInvalid, and the call of all other PEs ends with
 // [ErrMismatch].
-func Reduce[T Element](ctx context.Context, pe *PE, dst, src []T, op ReduceOp) error {
+func Reduce[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) error {
 	o := collective.Op(op)
 	if bits := collective.Bitwise(o); bits != nil && !collective.IsFloat[T]() {
-		return reduce(ctx, pe, dst, src, int(op), nil, bits)
+		return reduce(ctx, on.team(), dst, src, int(op), nil, bits)
 	}
 	if !collective.Apply[T](o, nil, nil, nil) {
-		return reduce(ctx, pe, dst, src, int(op), nil, nil)
+		return reduce(ctx, on.team(), dst, src, int(op), nil, nil)
 	}
-	return reduce(ctx, pe, dst, src, int(op), func(to, a, b []T) { collective.Apply(o, to, a, b) }, nil)
+	combine := func(to, a, b []T) { collective.Apply(o, to, a, b) }
+	return reduce(ctx, on.team(), dst, src, int(op), combine, nil)
 }
 
 // ReduceFunc is Reduce with the caller's function, which must be associative; its first argument
 // comes from PEs with lower numbers. It must not call anything of this package. All PEs must pass
 // the same function, which cannot be checked.
-func ReduceFunc[T Element](ctx context.Context, pe *PE, dst, src []T, fn func(a, b T) T) error {
+func ReduceFunc[T Element](ctx context.Context, on Group, dst, src []T, fn func(a, b T) T) error {
 	if fn == nil {
-		return reduce(ctx, pe, dst, src, paramFunc, nil, nil)
+		return reduce(ctx, on.team(), dst, src, paramFunc, nil, nil)
 	}
-	return reduce(ctx, pe, dst, src, paramFunc, func(to, a, b []T) {
+	return reduce(ctx, on.team(), dst, src, paramFunc, func(to, a, b []T) {
 		for i, v := range a {
 			to[i] = fn(v, b[i])
 		}
@@ -160,20 +165,20 @@ func checkReduce(op string, dst, src int, of element, param int, known bool) err
 
 // reduce is a Reduce by the first function, or, if that is nil, by the second, of bytes. param
 // identifies it to the other PEs.
-func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, combine func(to, a, b []T),
+func reduce[T Element](ctx context.Context, t *Team, dst, src []T, param int, combine func(to, a, b []T),
 	bits func(to, a, b []byte)) error {
 	op, of := "reduce", elementOf[T]()
 	if param == paramFunc {
 		op = "reduce func"
 	}
-	if err := pe.enter(op); err != nil {
+	if err := t.enter(op); err != nil {
 		return err
 	}
-	defer pe.collective.Unlock()
+	defer t.pe.collective.Unlock()
 	if err := checkReduce(op, len(dst), len(src), of, param, combine != nil || bits != nil); err != nil {
-		return pe.refuse(ctx, kindReduce, err)
+		return t.pe.refuse(ctx, kindReduce, err)
 	}
-	g, err := pe.call(ctx, op, kindReduce, shape{n: len(dst), of: of, param: param})
+	g, err := t.call(ctx, op, kindReduce, shape{n: len(dst), of: of, param: param})
 	if err != nil {
 		return err
 	}
@@ -183,9 +188,9 @@ func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, com
 		copy(dst, src)
 	}
 	if combine == nil {
-		return carryOut(ctx, pe, &w, c, bits)
+		return carryOut(ctx, t.pe, &w, c, bits)
 	}
-	return carryOut(ctx, pe, &w, c, combine)
+	return carryOut(ctx, t.pe, &w, c, combine)
 }
 
 // Barrier calls Quiet and then waits until every PE has called it: what any PE did before it is
@@ -211,12 +216,14 @@ func (p *PE) Sync(ctx context.Context) error {
 }
 
 // enter begins a collective call: it takes collective, which the call releases.
-func (p *PE) enter(op string) error {
-	if !p.collective.TryLock() {
+func (p *PE) enter(op string) error { return p.world.enter(op) }
+
+func (t *Team) enter(op string) error {
+	if !t.pe.collective.TryLock() {
 		return opError(op, ErrBusy)
 	}
-	if p.closing.Load() {
-		p.collective.Unlock()
+	if t.pe.closing.Load() || t.closed {
+		t.pe.collective.Unlock()
 		return opError(op, ErrClosed)
 	}
 	return nil
@@ -235,11 +242,12 @@ func (p *PE) barrier(ctx context.Context, op string) error {
 
 // sync is Sync with collective held.
 func (p *PE) sync(ctx context.Context, op string) error {
-	if _, err := p.call(ctx, op, kindBarrier, shape{}); err != nil {
+	if _, err := p.world.call(ctx, op, kindBarrier, shape{}); err != nil {
 		return err
 	}
 	number := p.syncs.Add(1)
-	return p.ended(op, kindBarrier, p.disseminate(ctx, op, p.layout.rounds, number, p.record.mark(number)))
+	err := p.disseminate(ctx, op, p.layout.rounds, number, p.world.record.mark(number))
+	return p.ended(op, kindBarrier, err)
 }
 
 // disseminate sends a mark to all PEs and waits until all have reached its number: in round r each
@@ -262,7 +270,7 @@ func (p *PE) disseminate(ctx context.Context, op string, words, number, mark uin
 			return err
 		}
 		if got := atomic.LoadUint64(word); got != mark && got>>markBits == mark>>markBits {
-			return p.mismatch(ctx, op, from, p.record.tag(), p.record.tag())
+			return p.mismatch(ctx, op, from, p.differ(p.in.record.tag(), p.in))
 		}
 		words += 8
 	}
@@ -276,5 +284,13 @@ func (p *PE) flushLocal(ctx context.Context, op string) error {
 	if err == nil || p.closing.Load() && errors.Is(err, transport.ErrPeerClosed) {
 		return nil // a PE that has closed has received everything
 	}
-	return p.opError(op, err)
+	err = p.opError(op, err)
+	var gone *PEError
+	if errors.As(err, &gone) && p.in.rankOf(gone.PE) < 0 { // a team without that PE goes on
+		if gone = p.in.gone(); gone == nil {
+			return nil
+		}
+		return opError(op, gone)
+	}
+	return err
 }

@@ -49,7 +49,14 @@ func TestLengthsOfVectors(t *testing.T) {
 	})
 }
 
-func vectors(ctx context.Context, pe *shmem.PE, n int) error {
+// group is a PE or a team.
+type group interface {
+	shmem.Group
+	Rank() int
+	Size() int
+}
+
+func vectors(ctx context.Context, pe group, n int) error {
 	me, pes := pe.Rank(), pe.Size()
 	check := func(what string, err error, got []int64, want func(i int) int64) error {
 		for i, v := range got {
@@ -96,6 +103,161 @@ func vectors(ctx context.Context, pe *shmem.PE, n int) error {
 	}
 	err = shmem.AllToAll(ctx, pe, all, fill(make([]int64, n*pes)))
 	return check("all-to-all", err, all, func(i int) int64 { return value(i/n, me*n+i%n, 0) })
+}
+
+// teamsOf makes teams of all kinds: overlapping, of one PE, in reverse, and of teams. This PE is in
+// those that are not nil.
+func teamsOf(ctx context.Context, pe *shmem.PE) (teams [5]*shmem.Team, err error) {
+	n := pe.Size()
+	teams[0] = pe.Team()
+	if teams[1], err = pe.Team().Split(ctx, pe.Rank()%3, -pe.Rank()); err != nil {
+		return teams, err
+	}
+	if teams[2], err = pe.Team().SplitStrided(ctx, n-1, -1, n); err != nil {
+		return teams, err
+	}
+	if teams[3], err = pe.Team().SplitStrided(ctx, n/2, 1, n-n/2); err != nil {
+		return teams, err
+	}
+	teams[4], err = teams[1].Split(ctx, teams[1].Rank()/2-pe.Rank()/7, 0)
+	return teams, err
+}
+
+// The calls of teams are right in any order that is the same for their PEs, with PEs in many teams,
+// and some of them ahead.
+func TestTeams(t *testing.T) {
+	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			shmem.SetAlgorithms(pe, 2, false)
+			teams, err := teamsOf(ctx, pe)
+			if err != nil {
+				return err
+			}
+			for i := range 10 + rounds() { // all PEs draw the same numbers
+				draw := value(0, i, i*i)
+				team := teams[draw%5]
+				if team == nil {
+					continue
+				}
+				switch draw / 5 % 3 {
+				case 0:
+					err = team.Sync(ctx)
+				case 1:
+					err = vectors(ctx, team, int(draw%17))
+				default:
+					err = shmem.Broadcast(ctx, team, make([]byte, 5), int(draw)%team.Size())
+				}
+				if err != nil {
+					return fmt.Errorf("%v: %w", team, err)
+				}
+			}
+			for _, team := range teams {
+				if team == nil {
+					continue
+				}
+				if err := vectors(ctx, team, 3000); err != nil {
+					return fmt.Errorf("%v: %w", team, err)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// Ranks are in the order of the keys, and translate to those of other teams.
+func TestRanksOfTeams(t *testing.T) {
+	l := newTestbed(t, shape{7, 1, 1}, shmem.Config{})
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		teams, err := teamsOf(ctx, pe)
+		if err != nil {
+			return err
+		}
+		for i, want := range [][]int{{0, 1, 2, 3, 4, 5, 6}, [][]int{{6, 3, 0}, {4, 1}, {5, 2}}[pe.Rank()%3],
+			{6, 5, 4, 3, 2, 1, 0}, {3, 4, 5, 6}} {
+			team := teams[i]
+			if in := slices.Contains(want, pe.Rank()); !in || team == nil {
+				if in || team != nil {
+					return wrong("PE %d: team %d is %v, want %v", pe.Rank(), i, team, want)
+				}
+				continue
+			}
+			var pes []int
+			for rank := range team.Size() {
+				pes = append(pes, team.Translate(rank, pe.Team()))
+				if back := pe.Team().Translate(pes[rank], team); back != rank {
+					return wrong("%v: rank %d is PE %d, and that is rank %d", team, rank, pes[rank], back)
+				}
+			}
+			if !slices.Equal(pes, want) || want[team.Rank()] != pe.Rank() {
+				return wrong("%v of PE %d: %v, rank %d, want %v", team, pe.Rank(), pes, team.Rank(), want)
+			}
+		}
+		if got := pe.Team().Translate(6, teams[1]); (got != -1) != (pe.Rank()%3 == 0) {
+			return wrong("PE 6 is rank %d of %v of PE %d", got, teams[1], pe.Rank())
+		}
+		if a, b := pe.Team().Translate(7, pe.Team()), pe.Team().Translate(-1, pe.Team()); a != -1 || b != -1 {
+			return wrong("ranks that do not exist are ranks %d and %d", a, b)
+		}
+		if said := teams[1].String(); said != fmt.Sprintf("team \"world/%d\"", pe.Rank()%3) {
+			return wrong("it is called %s", said)
+		}
+		return nil
+	})
+}
+
+// A team that was closed makes no calls, and leaves room for another. If one PE has none, all are
+// refused, and go on.
+func TestTeamsThatAreClosed(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		if err := pe.Team().Close(); !errors.Is(err, verbs.ErrInvalid) {
+			return wrong("close of all PEs: %v", err)
+		}
+		for range 100 {
+			team, err := pe.Team().Split(ctx, 0, 0)
+			if err != nil {
+				return err
+			}
+			if err := team.Sync(ctx); err != nil {
+				return err
+			}
+			if err := errors.Join(team.Close(), vectors(ctx, pe, 3)); err != nil {
+				return err
+			}
+			for _, err := range []error{team.Sync(ctx), team.Close(), vectors(ctx, team, 1)} {
+				if !errors.Is(err, shmem.ErrClosed) {
+					return wrong("a call of a team that was closed: %v", err)
+				}
+			}
+		}
+		var last *shmem.Team
+		for i := range 64 { // PE 1 has one team less
+			color := 0
+			if i == 0 && pe.Rank() == 1 {
+				color = -1
+			}
+			team, err := pe.Team().Split(ctx, color, 0)
+			if i == 63 {
+				if !errors.Is(err, verbs.ErrNotSupported) ||
+					!strings.Contains(err.Error(), "of color 0 have 64") {
+					return wrong("team 65: %v", err)
+				}
+				continue
+			}
+			if err != nil || (team == nil) != (color < 0) {
+				return wrong("split %d: %v, %v", i, team, err)
+			}
+			last = team
+		}
+		if err := last.Close(); err != nil {
+			return err
+		}
+		team, err := pe.Team().Split(ctx, 5, 0)
+		if err != nil {
+			return err
+		}
+		return vectors(ctx, team, 3)
+	})
 }
 
 // An AllGather may be in place, in one schedule or several: src is this PE's part of dst.

@@ -1,5 +1,5 @@
 // Package shmem is OpenSHMEM's model in Go: processing elements that read and write each other's
-// memory, over package transport.
+// memory, over package transport. docs/FROM-OPENSHMEM.md says what each call of OpenSHMEM is here.
 //
 // # The model
 //
@@ -47,6 +47,20 @@
 //
 // If a connection fails, or ctx ends, during an atomic, the atomic may have taken effect or not.
 //
+// # Teams
+//
+// A [Team] is some of the PEs, with ranks of their own. [Team.Split] makes teams of those that pass
+// the same color; [PE.Team] is the team of all. Collective calls take a team, or a PE for all:
+//
+//	row, err := pe.Team().Split(ctx, pe.Rank()/width, 0)    // a team for each row of a grid
+//	err = shmem.Reduce(ctx, row, sums, part, shmem.OpSum)   // sums of my row
+//	err = shmem.Put(ctx, pe, edge, mine, row.Translate(next, pe.Team()))
+//
+// Calls of two teams never meet, also if the teams have the same PEs, and a PE that is late for one
+// delays only its teams. A team needs no memory of the heap. Errors name a call by its team and its
+// number there: all-gather 17 of team "world/2". Only the team of all PEs allocates, and has
+// Barrier; another one calls Quiet and [Team.Sync].
+//
 // # A program
 //
 // Several PEs of one process, each with its own NIC or sharing one, are a [World]:
@@ -61,9 +75,10 @@
 // # What you must do
 //
 //   - You may call puts, gets, atomics, waits, Fence and Quiet from any goroutine. Fence and Quiet
-//     order and complete what was called before them. All PEs make collective calls (Alloc, Free,
-//     Barrier, Sync, Broadcast, Reduce, AllGather, AllToAll, Close) in the same order, on one
-//     goroutine of a PE at a time; a second one gets [ErrBusy].
+//     order and complete what was called before them. All PEs of a team make its collective calls
+//     (Broadcast, Reduce, AllGather, AllToAll, Sync, Split) in the same order, and all PEs Alloc,
+//     Free, Barrier and Close; on one goroutine of a PE at a time, also for several teams: a second
+//     one gets [ErrBusy]. So PEs that are in several teams make the calls of all in one order.
 //   - Read what others write into a heap only after a WaitUntil, a barrier or a collective call has
 //     made sure that it is there. To poll a word without them, use [Load]. The processor's own
 //     writes to a word are not atomic with atomics of NICs; use [Set] or [Add] on the PE itself.
@@ -82,25 +97,32 @@
 //
 // # Calls that do not match
 //
-// All PEs make the same collective calls in the same order, with elements of the same type, and the
-// same lengths, roots and ops. Of a type they compare the size, and whether it is an unsigned or
-// signed integer, a float, a Float16 or a BFloat16; in Alloc and Free only the size. If they do
-// not, or if one call is refused for its arguments, all PEs get [ErrMismatch]: in the call itself,
-// or in the next one, Close included, if the call needed nothing of the others, as a Broadcast's
-// root does not. Close is compared like a Barrier: if the others make another call, it returns
-// ErrMismatch and closes without them. A Close that comes after an ErrMismatch is not compared. No
-// PE completes a Barrier, and none takes the data of one call for that of another. The error of one
-// PE says which PEs called what; those of the others at least say which PE found the mismatch. PEs
-// that wait for each other detect it within some milliseconds, a PE that computes detects it in its
-// next call. PEs compare what they call, and a hash of all their calls so far. The hash has 14
-// bits, or 24 in a Barrier or Close, so different earlier calls may, rarely, go unnoticed.
+// All PEs of a team make the same collective calls in the same order, with elements of the same
+// type, and the same lengths, roots and ops. Of a type they compare the size, and whether it is an
+// unsigned or signed integer, a float, a Float16 or a BFloat16; in Alloc and Free only the size. If
+// they do not, or if one call is refused for its arguments, all PEs get [ErrMismatch]: in the call
+// itself, or in the next one, Close included, if the call needed nothing of the others, as a
+// Broadcast's root does not. Close is compared like a Barrier: if the others make another call, it
+// returns ErrMismatch and closes without them. A Close that comes after an ErrMismatch is not
+// compared. No PE completes a Barrier, and none takes the data of one call for that of another. The
+// error of one PE says which PEs called what; those of the others at least say which PE found the
+// mismatch. PEs that wait for each other detect it within some milliseconds, a PE that computes
+// detects it in its next call. PEs compare what they call, and a hash of all their calls so far.
+// The hash has 14 bits, or 24 in a Barrier or Close, so different earlier calls may, rarely, go
+// unnoticed.
+//
+// A mismatch in a team ends the calls of all PEs, whatever their teams, and so does a PE that gives
+// up in a team's call. Two PEs that wait for each other in calls of different teams, or one of them
+// in Close, get ErrMismatch, too. A circle of more PEs that wait in different teams ends with their
+// contexts.
 //
 // # Faults
 //
 // If a PE's NIC or process fails, calls that concern it return an error that is a [*PEError] and
 // names the PE. So do the calls that wait for all PEs (Quiet, Barrier, WaitUntil, collective
 // calls), which check from time to time that the others are alive (transport.Config.KeepAlive).
-// Puts, gets and atomics among the other PEs go on.
+// Puts, gets and atomics among the other PEs go on, and so do the calls of teams that the failed PE
+// is not in.
 //
 // With Transport.QP.Failover on all PEs, a PE with several NICs survives the loss of one, or of the
 // path to another PE: no call fails, with two exceptions.

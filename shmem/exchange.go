@@ -10,13 +10,13 @@ import (
 // Package collective says which messages a call takes, and in what order. An exchange carries them
 // out through the mailboxes.
 
-// exchange carries out the collective calls of a PE. It is guarded by PE.collective.
+// exchange carries out the collective calls of a PE, of whichever team. It is guarded by
+// PE.collective.
 //
 // Invariant: busy has the peers for which a step of the run waits, once each.
 type exchange struct {
 	run    collective.Run
 	cache  collective.Cache
-	plans  [kindBarrier]plan // the last of each kind
 	busy   []*peer
 	tmp    []uint64 // scratch memory
 	window int      // the most units that one schedule covers
@@ -26,7 +26,7 @@ type exchange struct {
 // part is what one schedule covers of a collective call: all of it, unless the call is long.
 type part struct {
 	kind    collective.Kind
-	root    int
+	root    int // rank in the team
 	bytes   int // of the vector, or of each block
 	stride  int // from block to block, at least bytes
 	ordered bool
@@ -61,11 +61,11 @@ func (l *plan) end(unit int) int {
 
 // plan returns the plan for a part of a call of some kind. It is valid until the next one.
 func (p *PE) plan(kind kind, c part) (l *plan, err error) {
-	l = &p.exchange.plans[kind-1]
+	l = &p.in.plans[kind]
 	if l.part == c && l.schedule != nil {
 		return l, nil
 	}
-	s := collective.Shape{Kind: c.kind, Algorithm: p.algorithm(c), Ranks: len(p.peers), Rank: p.id,
+	s := collective.Shape{Kind: c.kind, Algorithm: p.algorithm(c), Ranks: p.in.Size(), Rank: p.in.rank,
 		Root: c.root, Depth: depth, Ordered: c.ordered, InPlace: c.inPlace}
 	*l = plan{part: c}
 	l.cut(&s, int(p.layout.slot))
@@ -81,7 +81,7 @@ func (p *PE) algorithm(c part) collective.Algorithm {
 		}
 		return collective.Pairwise
 	}
-	a := collective.Choose(&collective.Shape{Kind: c.kind, Ranks: len(p.peers), Root: c.root, Count: c.bytes,
+	a := collective.Choose(&collective.Shape{Kind: c.kind, Ranks: p.in.Size(), Root: c.root, Count: c.bytes,
 		Piece: int(p.layout.slot), Ordered: c.ordered},
 		collective.Network{Latency: latency, Overhead: overhead})
 	if p.exchange.shared && (a == collective.Doubling || a == collective.Chain) {
@@ -184,7 +184,7 @@ func (p *PE) advance(ctx context.Context, w *work) (combine int, err error) {
 
 // beginOrWait carries out a send or receive, if it can be done now.
 func (p *PE) beginOrWait(ctx context.Context, w *work, i int, s *collective.Step) error {
-	t := &p.peers[s.Peer]
+	t := p.in.members[s.Peer]
 	if s.Action == collective.Send && t.out.n == 0 && t.hasRoom() {
 		return p.deliver(ctx, w, t, i)
 	}
@@ -277,7 +277,7 @@ func carryOut[T Element](ctx context.Context, p *PE, w *work, c part, combine fu
 	length, left, most := c.bytes, c.bytes, p.exchange.window*int(p.layout.slot)
 	blocks := c.kind == collective.AllGather || c.kind == collective.AllToAll
 	if blocks {
-		most = max(p.exchange.window/len(p.peers), 1) * int(p.layout.slot)
+		most = max(p.exchange.window/p.in.Size(), 1) * int(p.layout.slot)
 	}
 	for {
 		c.bytes = min(left, most)
@@ -320,7 +320,7 @@ func (p *PE) operand(w *work, s *collective.Step, r collective.Range, n int) []b
 	if r.Buffer != collective.Land {
 		return w.memory(r)
 	}
-	t := &p.peers[s.Peer]
+	t := p.in.members[s.Peer]
 	return t.message(t.landed(r, w.schedule.Shape.Piece))[:n]
 }
 
@@ -330,7 +330,7 @@ func (p *PE) combined(ctx context.Context, w *work, i int) error {
 	p.exchange.run.Done(i)
 	for _, r := range [...]collective.Range{s.From, s.With} {
 		if r.Buffer == collective.Land {
-			t := &p.peers[s.Peer]
+			t := p.in.members[s.Peer]
 			return t.discard(ctx, w.op, t.landed(r, w.schedule.Shape.Piece))
 		}
 	}

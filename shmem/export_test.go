@@ -20,7 +20,7 @@ func SetSleepStep(d time.Duration, pes ...*PE) {
 // and whether the PEs share processors.
 func SetAlgorithms(pe *PE, window int, shared bool) {
 	pe.exchange.window, pe.exchange.shared = window, shared
-	clear(pe.exchange.plans[:])
+	clear(pe.world.plans[:])
 }
 
 // Sleepers is how many PEs have asked one to wake them.
@@ -54,7 +54,7 @@ func Await(ctx context.Context, pe *PE, done func() bool) error { return pe.awai
 
 // AskInBarrier has a PE ask another as it does when it waits for it in a barrier, and not wait.
 func AskInBarrier(ctx context.Context, pe *PE, to int) error {
-	if _, err := pe.call(ctx, "barrier", kindBarrier, shape{}); err != nil {
+	if _, err := pe.world.call(ctx, "barrier", kindBarrier, shape{}); err != nil {
 		return err
 	}
 	if err := pe.peers[to].ask(ctx); err != nil {

@@ -331,3 +331,30 @@ func TestErrorsForMachines(t *testing.T) {
 		})
 	}
 }
+
+// A team without the PE that has died goes on.
+func TestATeamOutlivesAnotherPE(t *testing.T) {
+	l := newTestbed(t, shape{4, 1, 1}, quick())
+	l.mayFail = true // PE 3 has died
+	teams := make([]*shmem.Team, 4)
+	l.run(func(ctx context.Context, pe *shmem.PE) (err error) {
+		teams[pe.Rank()], err = pe.Team().Split(ctx, pe.Rank()/3, 0)
+		return err
+	})
+	l.fabric.Device(3).Kill()
+	err := l.world.Run(l.ctx, func(ctx context.Context, pe *shmem.PE) error {
+		if pe.Rank() == 3 {
+			return nil
+		}
+		if err := died(pe.Sync(context.WithoutCancel(ctx))); err != nil {
+			return err
+		}
+		if err := teams[pe.Rank()].Sync(ctx); err != nil {
+			return err
+		}
+		return vectors(ctx, teams[pe.Rank()], 1000)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

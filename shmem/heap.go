@@ -18,7 +18,7 @@ type layout struct {
 	rounds      uint64 // words of the barrier, one per round; they only grow
 	closeRounds uint64 // the same for the barrier in Close, which must work when PEs are out of step
 	stop        uint64 // the stop word: see mismatch.go
-	entered     uint64 // how many collective calls the PE has entered: see late.go
+	entered     uint64 // by slots of teams: how many collective calls the PE has entered: see late.go
 	words       uint64 // wordStride bytes of words for each PE
 	slots       uint64 // two for each PE
 	slot        uint64 // bytes of a slot
@@ -46,8 +46,8 @@ func newLayout(pes int) layout {
 	}
 	l.rounds = place(8 * maxRounds)
 	l.closeRounds = place(8 * maxRounds)
-	l.stop = place(16)
-	l.entered = l.stop + 8
+	l.stop = place(8)
+	l.entered = place(8 * maxTeams)
 	l.words = place(wordStride * uint64(pes))
 	each := uint64(slotsBytes / (2 * pes))
 	l.slot = min(max(uint64(1)<<(bits.Len64(each)-1), minSlot), maxSlot)

@@ -74,14 +74,14 @@ func TestDefaults(t *testing.T) {
 // things lie, and what the tag of a call and the mark of a barrier hold.
 func TestWireFormat(t *testing.T) {
 	for pes, want := range map[int]layout{
-		1: {rounds: 64, closeRounds: 192, stop: 320, entered: 328, words: 384, slots: 448, slot: 65536,
-			user: 131520},
-		3: {rounds: 64, closeRounds: 192, stop: 320, entered: 328, words: 384, slots: 576, slot: 65536,
-			user: 393792},
-		100: {rounds: 64, closeRounds: 192, stop: 320, entered: 328, words: 384, slots: 6784, slot: 16384,
-			user: 3283584},
-		65536: {rounds: 64, closeRounds: 192, stop: 320, entered: 328, words: 384, slots: 4194688, slot: 1024,
-			user: 138412416},
+		1: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 960, slot: 65536,
+			user: 132032},
+		3: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 1088, slot: 65536,
+			user: 394304},
+		100: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 7296, slot: 16384,
+			user: 3284096},
+		65536: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 4195200, slot: 1024,
+			user: 138412928},
 	} {
 		l := newLayout(pes)
 		if l != want {
@@ -103,7 +103,7 @@ func TestWireFormat(t *testing.T) {
 		}
 	}
 	for k, want := range map[kind]uint8{kindBroadcast: 1, kindReduce: 2, kindAllGather: 3, kindAllToAll: 4,
-		kindAlloc: 5, kindFree: 6, kindBarrier: 7, kindClose: 8} {
+		kindAlloc: 5, kindFree: 6, kindBarrier: 7, kindClose: 8, kindSplit: 9} {
 		if uint8(k) != want {
 			t.Errorf("%v: %d, want %d", k, k, want)
 		}

@@ -13,18 +13,35 @@ import (
 )
 
 // A collective call whose deadline has passed says which PEs have not entered it. The PE that this
-// one waits for often waits itself, so this one reads from every PE how many calls it has entered.
-// This costs nothing until then. A PE that gives up tells the others, because it may end and not
-// answer them any more.
+// one waits for often waits itself, so this one reads from every PE of the team how many calls of
+// the team it has entered. This costs nothing until then. A PE that gives up tells the others,
+// because it may end and not answer them any more.
 
 // answerTime is how long to wait for answers. NICs answer in microseconds.
 const answerTime = 500 * time.Millisecond
 
-// leaving is a bit of the published number: the PE is in Close, after so many other calls.
-const leaving = 1 << 63
+const (
+	// leaving is a bit of the published number: the PE is in Close, after so many other calls.
+	leaving = 1 << 63
+	// ofTeam is a bit of what a PE writes that gives up in a call of a team without some PEs.
+	ofTeam = 1 << 62
+	// callsMask masks the calls in a published number. Above them are bits of the team's id.
+	callsMask = 1<<40 - 1
+)
 
-// enterCall publishes how many collective calls this PE has entered.
-func (p *PE) enterCall(calls uint64) { atomic.StoreUint64(word64(p.heap, p.layout.entered), calls) }
+// enterCall publishes how many collective calls of the team this PE has entered.
+func (t *Team) enterCall(calls uint64) {
+	word := word64(t.pe.heap, t.pe.layout.entered+8*uint64(t.slot))
+	atomic.StoreUint64(word, t.idBits()|calls)
+}
+
+// idBits returns bits of the team's id, which tell that a word is about this team.
+func (t *Team) idBits() uint64 { return t.id >> 42 * (callsMask + 1) }
+
+// entered returns the word that enterCall has stored.
+func (t *Team) entered() uint64 {
+	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.entered+8*uint64(t.slot)))
+}
 
 // late adds the PEs that kept a collective call waiting to the error of its expired deadline. An
 // error of a cancelled ctx stays as it is.
@@ -35,9 +52,10 @@ func (v *watcher) late(err error) error {
 	p := v.p
 	silent, absent := p.rollCall()
 	n := len(p.peers)
+	call := fmt.Sprintf(" entered %s %d of %v", v.op, p.in.record.step, p.in)
 	var said []string
-	if s := roster.Late("PE", n, func(i int) bool { return absent[i] }, "has not entered it",
-		"have not entered it"); s != "" {
+	if s := roster.Late("PE", n, func(i int) bool { return absent[i] }, "has not"+call,
+		"have not"+call); s != "" {
 		said = append(said, s)
 	}
 	if s := roster.Late("PE", n, func(i int) bool { return silent[i] }, "has not answered",
@@ -45,7 +63,7 @@ func (v *watcher) late(err error) error {
 		said = append(said, s)
 	}
 	if len(said) == 0 {
-		said = append(said, "all PEs have entered it")
+		said = append(said, "all PEs have"+call)
 		if s := roster.Late("PE", n, func(i int) bool {
 			t := &p.peers[i]
 			return t == v.from || v.from == nil && t.waits()
@@ -76,23 +94,26 @@ func (e *lateError) Unwrap() error { return e.err }
 // package job looks for it.
 func (e *lateError) Late() (ranks []int, size int) { return e.late, e.size }
 
-// rollCall asks all PEs how many calls they have entered. It returns which have not answered, and
-// which have not entered the current call.
+// rollCall asks the PEs of the team how many of its calls they have entered. It returns, by their
+// numbers, which have not answered, and which have not entered the current call.
 func (p *PE) rollCall() (silent, absent []bool) {
-	mine := atomic.LoadUint64(word64(p.heap, p.layout.entered))
+	in, told := p.in, p.in.entered()
+	if !in.isWorld() {
+		told |= ofTeam
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
 	now, stop := context.WithCancel(ctx) // a peer whose queue is full must not hold up the others
 	stop()
-	asked := make([]*call, len(p.peers))
-	for i := range p.peers {
-		t := &p.peers[i]
-		if i == p.id || t.putWord(now, p.layout.gaveUp(p.id), mine) != nil {
+	asked := make([]*call, len(in.members))
+	for i, t := range in.members {
+		if i == in.rank || t.putWord(now, p.layout.gaveUp(p.id), told) != nil {
 			continue
 		}
 		c := p.getCall()
 		c.comp.Init(1, nil)
-		if t.getBuffered(now, &c.comp, bytesOf(c.word[:]), p.layout.entered) != nil {
+		at := p.layout.entered + 8*uint64(in.slot)
+		if t.getBuffered(now, &c.comp, bytesOf(c.word[:]), at) != nil {
 			p.putCall(c) // nothing has begun
 			continue
 		}
@@ -101,7 +122,7 @@ func (p *PE) rollCall() (silent, absent []bool) {
 	looks := 0
 	_ = p.worker.WaitFor(ctx, time.Millisecond, func() bool {
 		for i, c := range asked {
-			if c != nil && !c.comp.Fired() && !p.peers[i].gaveUp(mine) {
+			if c != nil && !c.comp.Fired() && !in.members[i].gaveUp(told) {
 				looks++
 				return p.cfg.Transport.Idle != nil && looks > lookRounds // its scheduler has its own clock
 			}
@@ -110,19 +131,33 @@ func (p *PE) rollCall() (silent, absent []bool) {
 	})
 	silent, absent = make([]bool, len(p.peers)), make([]bool, len(p.peers))
 	for i, c := range asked {
+		t := in.members[i]
 		switch {
-		case i == p.id:
+		case i == in.rank:
 		case c == nil || !c.comp.Fired() || c.comp.Err() != nil:
-			silent[i] = !p.peers[i].gaveUp(mine)
+			silent[t.id] = !t.gaveUp(told)
 		default:
-			absent[i] = c.word[0]&leaving < mine&leaving || mine&leaving == 0 && c.word[0]&^leaving < mine
+			absent[t.id] = in.isBehind(c.word[0])
 			p.putCall(c)
 		}
 	}
 	return silent, absent
 }
 
-// gaveUp reports whether the peer has given up waiting in the call with this number.
-func (t *peer) gaveUp(calls uint64) bool {
-	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.gaveUp(t.id))) >= min(calls, leaving)
+// isBehind reports whether a PE that has published this has not entered the current call.
+func (t *Team) isBehind(theirs uint64) bool {
+	mine := t.entered()
+	if t.isWorld() {
+		return theirs&leaving < mine&leaving || mine&leaving == 0 && theirs&^leaving < mine
+	}
+	return theirs&^callsMask != t.idBits() || theirs&callsMask < t.record.step
+}
+
+// gaveUp reports whether the peer has given up waiting in the call for which it tells this.
+func (t *peer) gaveUp(told uint64) bool {
+	said := atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.gaveUp(t.id)))
+	if (told|said)&ofTeam != 0 {
+		return told == said
+	}
+	return said >= min(told, leaving)
 }

@@ -103,7 +103,7 @@ func (t *peer) hasNext() bool { return t.nextWord()&tagNumber == (t.opened+1)&ta
 // open returns the slot of the next message, which must have arrived. It stays there until discard.
 func (t *peer) open(ctx context.Context, op string, g tag) (slot uint64, err error) {
 	if theirs := tag(t.nextWord() &^ tagNumber); theirs != g {
-		return 0, t.pe.mismatch(ctx, op, t, theirs, g)
+		return 0, t.pe.mismatch(ctx, op, t, t.pe.differ(theirs, t.pe.in))
 	}
 	slot = t.opened % depth
 	t.opened++

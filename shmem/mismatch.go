@@ -44,13 +44,14 @@ func (w stopWord) err() error {
 	return fmt.Errorf("%w: PE %d found the mismatch: see its error", ErrMismatch, who)
 }
 
-// call adds a collective call to the record. All PEs must make the same one.
-func (p *PE) call(ctx context.Context, op string, k kind, s shape) (tag, error) {
-	if err := p.inStep(ctx, op); err != nil {
+// call adds a collective call to the record. All PEs of the team must make the same one.
+func (t *Team) call(ctx context.Context, op string, k kind, s shape) (tag, error) {
+	if err := t.pe.inStep(ctx, op); err != nil {
 		return 0, err
 	}
-	g := p.record.add(k, s)
-	p.enterCall(p.record.step)
+	t.pe.in = t
+	g := t.record.add(k, s)
+	t.enterCall(t.record.step)
 	return g, nil
 }
 
@@ -115,15 +116,37 @@ func (p *PE) refuse(ctx context.Context, k kind, err error) error {
 	return err
 }
 
+// difference is a call of a peer and one of this PE, which should be the same.
+type difference struct {
+	theirs, mine tag
+	of, in       *Team // of theirs, as far as this PE knows, and of mine
+}
+
+// differ says that the peer is in a call other than the current one.
+func (p *PE) differ(theirs tag, of *Team) difference {
+	return difference{theirs: theirs, mine: p.in.record.tag(), of: of, in: p.in}
+}
+
 // mismatch ends a collective call on all PEs, because PE t is in a different one.
-func (p *PE) mismatch(ctx context.Context, op string, t *peer, theirs, mine tag) error {
+func (p *PE) mismatch(ctx context.Context, op string, t *peer, d difference) error {
 	p.told.Store(true)
 	p.stopAll(ctx, stopWord(p.id)+1)
-	if (theirs^mine)&tagCall == 0 {
-		return opError(op, fmt.Errorf("%w: %v and PE %d called %v, but not the same before it",
-			ErrMismatch, t, p.id, mine))
+	theirs, mine := d.theirs.String(), d.mine.String()
+	if d.of == d.in && (d.theirs^d.mine)&tagCall == 0 {
+		before := "not the same before it"
+		if len(p.teams) > 1 {
+			before = "in different teams, or " + before
+		}
+		return opError(op, fmt.Errorf("%w: %v and PE %d called %s, but %s", ErrMismatch, t, p.id, mine,
+			before))
 	}
-	return opError(op, fmt.Errorf("%w: %v called %v, PE %d %v", ErrMismatch, t, theirs, p.id, mine))
+	if d.of != d.in && !d.of.isWorld() {
+		theirs += " of " + d.of.String()
+	}
+	if !d.in.isWorld() {
+		mine += " of " + d.in.String()
+	}
+	return opError(op, fmt.Errorf("%w: %v called %s, PE %d %s", ErrMismatch, t, theirs, p.id, mine))
 }
 
 // stopAll writes the stop word of all PEs, its own included.
@@ -145,17 +168,24 @@ func (p *PE) mustStop() stopWord {
 	return w
 }
 
+// key identifies the current call among those of all teams.
+func (t *Team) key() uint64 { return mix(t.id, t.record.step) }
+
 // ask tells the peer, once per call, which call this PE waits for it in. The words land in any
-// order: the third, a hash of the others, shows that all three belong to one question.
+// order: the third, a hash of the others and the team, shows that all three belong to one question.
+// They land after everything that this PE has sent to the peer, see crosses.
 func (t *peer) ask(ctx context.Context) error {
 	p := t.pe
-	step := p.record.step
-	if t.asked == step {
+	in := p.in
+	if t.asked == in.key() {
 		return nil
 	}
-	t.asked = step
-	g := uint64(p.record.tag())
-	for i, v := range [...]uint64{step, g, mix(step, g)} {
+	if err := t.order(ctx); err != nil {
+		return err
+	}
+	t.asked = in.key()
+	step, g := in.record.step, uint64(in.record.tag())
+	for i, v := range [...]uint64{step, g, mix(mix(step, g), in.id)} {
 		if err := t.putWord(ctx, p.layout.question(p.id)+8*uint64(i), v); err != nil {
 			return err
 		}
@@ -163,13 +193,19 @@ func (t *peer) ask(ctx context.Context) error {
 	return nil
 }
 
-// question returns the peer's last question; ok is false if not all of it has arrived.
-func (t *peer) question() (step uint64, g tag, ok bool) {
+// question returns the peer's last question, and the team of the call; nil if not all of it has
+// arrived, or this PE has no such team.
+func (t *peer) question() (step uint64, g tag, of *Team) {
 	var v [3]uint64
 	for i := range v {
 		v[i] = atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.question(t.id)+8*uint64(i)))
 	}
-	return v[0], tag(v[1]), v[2] == mix(v[0], v[1])
+	for _, of := range t.pe.teams {
+		if v[2] == mix(mix(v[0], v[1]), of.id) {
+			return v[0], tag(v[1]), of
+		}
+	}
+	return 0, 0, nil
 }
 
 // compare asks the PE that this one waits for, and fails if a PE that has asked was, or is, in a
@@ -179,11 +215,12 @@ func (p *PE) compare(ctx context.Context, op string, from *peer) error {
 	closing := p.closing.Load()
 	for i := range p.peers {
 		t := &p.peers[i]
-		theirs, mine, differ := p.answer(t)
+		waits := t == from || from == nil && t.waits()
+		d, differ := p.answer(t, waits)
 		if differ && !closing {
-			return p.mismatch(ctx, op, t, theirs, mine)
+			return p.mismatch(ctx, op, t, d)
 		}
-		if differ || t == from || from == nil && t.waits() {
+		if differ || waits {
 			if err := t.ask(ctx); err != nil && !closing { // a PE that has closed need not know
 				return t.opError(op, err)
 			}
@@ -192,16 +229,36 @@ func (p *PE) compare(ctx context.Context, op string, from *peer) error {
 	return nil
 }
 
-// answer compares the call that a peer has asked about with that of this PE at the same step.
-func (p *PE) answer(t *peer) (theirs, mine tag, differ bool) {
-	step, theirs, ok := t.question()
-	if !ok {
-		return 0, 0, false
+// answer compares the call that a peer has asked about with that of this PE at the same step of the
+// same team. waits says that this PE waits for the peer.
+func (p *PE) answer(t *peer, waits bool) (d difference, differ bool) {
+	step, theirs, of := t.question()
+	if of == nil {
+		return difference{}, false
 	}
-	if mine, ok = p.record.at(step); !ok {
-		return theirs, 0, p.closing.Load() && step > p.record.step // no call follows a Close
+	if mine, ok := of.record.at(step); ok {
+		return difference{theirs: theirs, mine: mine, of: of, in: of}, mine != theirs
 	}
-	return theirs, mine, mine != theirs
+	if step <= of.record.step {
+		return difference{}, false // too long ago
+	}
+	// No call follows a Close.
+	return p.differ(theirs, of), p.closing.Load() || waits && t.crosses(of, step)
+}
+
+// crosses reports whether the peer, which has asked about a call that this PE has not entered,
+// waits in it, while this PE waits for the peer in a call of another team. The first time it may be
+// that what the peer sent before it asked has just arrived. The second time this PE has looked for
+// it again, and still waits.
+func (t *peer) crosses(of *Team, step uint64) bool {
+	in := t.pe.in
+	if of == in {
+		return false
+	}
+	key := mix(mix(of.id, step), in.key())
+	again := t.crossed == key
+	t.crossed = key
+	return again
 }
 
 // closeNumber is the number in the marks of the barrier in Close.
@@ -214,12 +271,12 @@ const outOfStep = (closeNumber + 1) << markBits
 // meet waits in Close until the others close, too, unless a PE is gone. If the PEs are out of step
 // and the program does not know it yet, meet returns ErrMismatch and waits no longer.
 func (p *PE) meet(ctx context.Context, op string) (err error) {
-	p.record.add(kindClose, shape{})
+	p.world.record.add(kindClose, shape{})
 	p.compared = p.failed.err == nil && !p.told.Load()
 	switch {
 	case p.gone.Load() != nil || p.mustStop() != 0:
 	case p.compared:
-		err = p.awaitClose(ctx, op, p.record.mark(closeNumber))
+		err = p.awaitClose(ctx, op, p.world.record.mark(closeNumber))
 	default:
 		w := p.stopWord()
 		if w == 0 {

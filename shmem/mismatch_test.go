@@ -242,6 +242,84 @@ func TestCloseAfterAProgramThatFailed(t *testing.T) {
 	}
 }
 
+// PEs whose calls of teams do not match get ErrMismatch like all others. So do those that wait for
+// each other in calls of different teams, or in Close.
+func TestTeamsDoNotMatch(t *testing.T) {
+	type call = func(ctx context.Context, pe *shmem.PE, pairs [2]*shmem.Team) error
+	sync := func(ctx context.Context, _ *shmem.PE, pairs [2]*shmem.Team) error { return pairs[0].Sync(ctx) }
+	for _, c := range []struct {
+		name       string
+		odd, other call // of PE 1 and PE 0, which are a team
+		says       []string
+	}{
+		{"calls", func(ctx context.Context, _ *shmem.PE, pairs [2]*shmem.Team) error {
+			return shmem.AllGather(ctx, pairs[0], make([]int32, 4), make([]int32, 2))
+		}, sync, []string{`barrier of team "world/0"`, `elements of int32 of team "world/0"`}},
+		{"twins", func(ctx context.Context, _ *shmem.PE, pairs [2]*shmem.Team) error {
+			return pairs[1].Sync(ctx)
+		}, sync, []string{"called barrier, but in different teams, or not the same before it"}},
+		{"team and all", func(ctx context.Context, pe *shmem.PE, _ [2]*shmem.Team) error {
+			return pe.Sync(ctx)
+		}, sync, []string{"called barrier, PE 0 barrier of team", `barrier of team "world/0", PE 1 barrier`,
+			"but in different teams"}},
+		{"close", func(ctx context.Context, pe *shmem.PE, _ [2]*shmem.Team) error { return pe.Close(ctx) },
+			sync, []string{`PE 1 called close, PE 0 barrier of team "world/0"`}},
+		{"strides", func(ctx context.Context, pe *shmem.PE, _ [2]*shmem.Team) error {
+			return errorOf(pe.Team().SplitStrided(ctx, 0, 1, 2))
+		}, func(ctx context.Context, pe *shmem.PE, _ [2]*shmem.Team) error {
+			return errorOf(pe.Team().SplitStrided(ctx, 0, 2, 2))
+		}, []string{"called split", "barrier"}},
+		{"no such stride", func(ctx context.Context, pe *shmem.PE, _ [2]*shmem.Team) error {
+			if err := errorOf(pe.Team().SplitStrided(ctx, 1, 2, 2)); !errors.Is(err, verbs.ErrInvalid) {
+				return wrong("%v, want that it is refused", err)
+			}
+			return pe.Sync(ctx)
+		}, sync, []string{"PE 1 called split with wrong arguments"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newTestbed(t, shape{3, 1, 2}, shmem.Config{})
+			l.mayFail = true // PE 1 may have closed
+			ctx, cancel := context.WithTimeout(l.ctx, 10*time.Second)
+			defer cancel()
+			var errs [3]error
+			l.run(func(_ context.Context, pe *shmem.PE) error {
+				var pairs [2]*shmem.Team
+				for i := range pairs {
+					var err error
+					if pairs[i], err = pe.Team().Split(ctx, pe.Rank()/2, 0); err != nil {
+						return err
+					}
+				}
+				switch pe.Rank() {
+				case 0:
+					errs[0] = c.other(ctx, pe, pairs)
+				case 1:
+					errs[1] = c.odd(ctx, pe, pairs)
+				default:
+					if c.name == "close" {
+						errs[2] = pe.Close(ctx)
+						break
+					}
+					errs[2] = pe.Sync(ctx)
+				}
+				return nil
+			})
+			for i, err := range errs {
+				if !errors.Is(err, shmem.ErrMismatch) {
+					t.Errorf("PE %d: %v, want a mismatch", i, err)
+				}
+			}
+			if said := fmt.Sprint(errs); !slices.ContainsFunc(c.says, func(s string) bool {
+				return strings.Contains(said, s)
+			}) {
+				t.Errorf("%s: want one of %q", said, c.says)
+			}
+		})
+	}
+}
+
+func errorOf[T any](_ T, err error) error { return err }
+
 // oneGivesUp makes a world of three PEs, of which PE 1 has given up in a Sync that the others have
 // not entered.
 func oneGivesUp(t *testing.T) *testbed {
@@ -533,9 +611,9 @@ func TestStragglersAreNamed(t *testing.T) {
 		for _, late := range []int{2, 3} { // from this PE to PE 3
 			t.Run(fmt.Sprint(name, late), func(t *testing.T) {
 				t.Parallel()
-				who := "PE 3 of 5 has not entered it"
+				who := "PE 3 of 5 has not entered " + name
 				if late < 3 {
-					who = "PEs 2, 3 of 5 have not entered it"
+					who = "PEs 2, 3 of 5 have not entered " + name
 				}
 				patiently(t, func(wait time.Duration) error {
 					l := newTestbed(t, shape{5, 1, 2}, shmem.Config{})
@@ -549,7 +627,8 @@ func TestStragglersAreNamed(t *testing.T) {
 							return nil
 						}
 						err := call(ctx, pe)
-						want := "shmem: " + name + ": context deadline exceeded: " + who
+						want := "shmem: " + name + ": context deadline exceeded: " + who +
+							` 3 of team "world"`
 						if !errors.Is(err, context.DeadlineExceeded) || err.Error() != want {
 							return fmt.Errorf("%w, want %s", err, want)
 						}
@@ -579,8 +658,9 @@ func TestASilentPEIsNamed(t *testing.T) {
 	stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: l.fabric.Device(0), Count: -1})
 	defer stall.Remove()
 	for err, want := range map[error]string{
-		l.world.PEs()[0].Sync(ctx):  "sync: context deadline exceeded: PEs 1, 2 of 3 have not answered",
-		l.world.PEs()[1].Close(ctx): "close: context deadline exceeded: PEs 0, 2 of 3 have not entered it",
+		l.world.PEs()[0].Sync(ctx): "sync: context deadline exceeded: PEs 1, 2 of 3 have not answered",
+		l.world.PEs()[1].Close(ctx): `close: context deadline exceeded: PEs 0, 2 of 3 have not entered ` +
+			`close 1 of team "world"`,
 	} {
 		if err == nil || err.Error() != "shmem: "+want {
 			t.Errorf("%v, want %s", err, want)
@@ -599,14 +679,45 @@ func TestAPEInCloseIsNamed(t *testing.T) {
 	soon, stop := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer stop()
 	err := l.world.PEs()[0].Sync(soon)
-	if want := "shmem: sync: context deadline exceeded: PE 1 of 2 has not entered it"; err == nil ||
-		err.Error() != want {
+	want := `shmem: sync: context deadline exceeded: PE 1 of 2 has not entered sync 1 of team "world"`
+	if err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 	cancel()
 	if err := <-closed; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+}
+
+// Those that have not entered a call of a team are named with the team, by their own numbers.
+func TestStragglersOfATeamAreNamed(t *testing.T) {
+	t.Parallel() // most of the time it waits
+	patiently(t, func(wait time.Duration) error {
+		l := newTestbed(t, shape{5, 1, 1}, shmem.Config{})
+		l.mayFail = true
+		return l.world.Run(l.ctx, func(ctx context.Context, pe *shmem.PE) error {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
+			defer cancel()
+			odd, err := pe.Team().Split(ctx, pe.Rank()%2-1, -pe.Rank())
+			if odd == nil || err != nil {
+				return err
+			}
+			if err := odd.Sync(ctx); err != nil {
+				return err
+			}
+			if pe.Rank() == 3 {
+				<-ctx.Done()
+				return nil
+			}
+			err = odd.Sync(ctx)
+			want := "shmem: sync: context deadline exceeded: PE 3 of 5 has not entered sync 2 of " +
+				`team "world/0"`
+			if err == nil || err.Error() != want {
+				return fmt.Errorf("%w, want %s", err, want)
+			}
+			return nil
+		})
+	})
 }
 
 // A PE whose deadline passes after another has given up, and ended, does not name that one.

@@ -35,7 +35,9 @@ type PE struct {
 	// collective is held by the goroutine that is in a collective call; it guards this group.
 	collective sync.Mutex
 	blocks     *blocks
-	record     record
+	world      *Team
+	teams      []*Team // those that have not been closed, world first
+	in         *Team   // the team of the current collective call, or of the last one
 	exchange   exchange
 	failed     failure       // the call in which this PE gave up, if any: then only Close is left
 	compared   bool          // in Close: this PE compares its calls with the others'
@@ -83,7 +85,8 @@ func (p *PE) Close(ctx context.Context) error {
 	}
 	defer p.collective.Unlock()
 	p.closing.Store(true)
-	p.enterCall(leaving | p.record.step)
+	p.in = p.world
+	p.in.enterCall(leaving | p.in.record.step)
 	err := p.meet(ctx, op)
 	for i := range p.peers {
 		t := &p.peers[i]
@@ -167,8 +170,9 @@ type peer struct {
 
 	// Guarded by PE.collective.
 	mailboxes
-	asked uint64 // step of the last call that the PE has asked this peer about
-	wakes bool   // the PE has asked this peer to wake it
+	asked   uint64 // key of the last call that the PE has asked this peer about
+	crossed uint64 // at the last look this peer waited in a call of another team: see PE.crosses
+	wakes   bool   // the PE has asked this peer to wake it
 }
 
 // String returns the PE's name in errors, "PE 3".

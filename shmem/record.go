@@ -21,6 +21,8 @@ const (
 	kindFree
 	kindBarrier // Barrier and Sync
 	kindClose
+	kindSplit
+	kinds
 )
 
 func (k kind) String() string {
@@ -41,6 +43,8 @@ func (k kind) String() string {
 		return "barrier"
 	case kindClose:
 		return "close"
+	case kindSplit:
+		return "split"
 	}
 	return fmt.Sprintf("unknown call %d", uint8(k))
 }
@@ -137,9 +141,9 @@ func (g tag) String() string {
 	return s
 }
 
-// record is a summary of the collective calls that a PE has made.
+// record is a summary of the collective calls that a PE has made in a team.
 //
-// Invariant: PEs that have made the same calls have the same record.
+// Invariant: PEs of a team that have made the same calls in it have the same record.
 type record struct {
 	step uint64      // calls so far
 	hash uint64      // of all of them

@@ -9,8 +9,7 @@ import (
 
 // count adds to a shared counter: no addition may be lost, and no two may find the same value.
 func (e *element) count(common *rand.Rand) {
-	t := e.t
-	home, word := common.IntN(len(t.peers)), common.IntN(counters)
+	t, home, word := e.t, common.IntN(len(e.t.peers)), common.IntN(counters)
 	dst := e.words.At(word)
 	e.barrier()
 	before := dst.Local(t.peers[home].pe)[0]
@@ -43,18 +42,13 @@ func (e *element) count(common *rand.Rand) {
 
 // toggle changes the PE's own bits of shared words. No change of another PE may be lost.
 func (e *element) toggle(*rand.Rand) {
-	t := e.t
-	home := 0
-	small := e.halves.At(1)
-	large := e.words.At(6)
+	t, home, small, large := e.t, 0, e.halves.At(1), e.words.At(6)
 	e.barrier()
 	other := e.halves.At(0).Local(t.peers[home].pe)[0] // shares eight bytes with the small one
 	for range 1 + e.rng.IntN(5) {
 		var err error
 		bit := uint(8*e.id + e.rng.IntN(6))
-		var found uint64
-		fetched := false
-		was := e.bits
+		was, found := e.bits, e.bits
 		switch e.rng.IntN(7) {
 		case 0:
 			e.bits |= 1 << bit
@@ -65,15 +59,12 @@ func (e *element) toggle(*rand.Rand) {
 		case 2:
 			e.bits ^= 1 << bit
 			found, err = shmem.FetchXor(t.ctx, e.pe, large, 1<<bit, home)
-			fetched = true
 		case 3:
 			e.bits |= 1 << bit
 			found, err = shmem.FetchOr(t.ctx, e.pe, large, 1<<bit, home)
-			fetched = true
 		case 4:
 			e.bits &^= 1 << bit
 			found, err = shmem.FetchAnd(t.ctx, e.pe, large, ^uint64(1<<bit), home)
-			fetched = true
 		case 5:
 			e.increment(e.words.At(7), e.rng.Uint64())
 		default:
@@ -85,7 +76,7 @@ func (e *element) toggle(*rand.Rand) {
 			err = shmem.Xor(t.ctx, e.pe, small, 1<<uint(e.id), home)
 		}
 		e.must("bits", err)
-		if mask := uint64(0xff) << (8 * e.id); fetched && found&mask != was&mask {
+		if mask := uint64(0xff) << (8 * e.id); found&mask != was&mask {
 			t.Broken(ruleAtomic, "PE %d finds its bits %#x, and left %#x", e.id, found&mask, was&mask)
 		}
 	}
@@ -140,9 +131,7 @@ func (e *element) compare(s shmem.Sym[uint64], v uint64) {
 
 // swap swaps tokens into a word. Each may be swapped out once.
 func (e *element) swap(common *rand.Rand) {
-	t := e.t
-	home := common.IntN(len(t.peers))
-	dst := e.halves.At(0)
+	t, home, dst := e.t, common.IntN(len(e.t.peers)), e.halves.At(0)
 	e.barrier()
 	clear(t.found)
 	e.must("sync", e.pe.Sync(t.ctx))

@@ -9,21 +9,52 @@ import (
 	"ibverbx/verbs"
 )
 
-// numbers is the input of a collective call: n numbers from each PE, which every PE can compute.
+// side is a team, and its PEs by rank. PEs that are not in it have nil.
+type side struct {
+	*shmem.Team
+	pes []int
+}
+
+// split makes the teams: of all PEs, of every other one, and of the last half in reverse.
+func (e *element) split() {
+	n, all := len(e.t.peers), e.pe.Team()
+	var world, others, back []int
+	for i := range n {
+		world, others, back = append(world, i), append(others, n-1-i), append(back, n-1-i)
+	}
+	others = slices.DeleteFunc(others, func(pe int) bool { return (pe-e.id)%2 != 0 })
+	second, err := all.Split(e.t.ctx, e.id%2, -e.id)
+	e.must("split", err)
+	third, err := all.SplitStrided(e.t.ctx, n-1, -1, (n+1)/2)
+	e.must("split strided", err)
+	e.sides = []side{{all, world}, {second, others}, {third, back[:(n+1)/2]}}
+}
+
+// numbers is the input of a collective call of a team: n numbers from each PE, which every PE can
+// compute.
 type numbers struct {
 	*element
+	side
 	n, key int
 	mine   []int32
 }
 
-func (e *element) numbers(common *rand.Rand) *numbers {
-	c := &numbers{element: e, n: 1 + common.IntN(300)}
-	if common.IntN(4) == 0 {
-		c.n *= 20 // many pieces
+// collective is a phase with a call of a team that is drawn. PEs that are not in it do nothing.
+func collective(play func(c *numbers, common *rand.Rand)) func(e *element, common *rand.Rand) {
+	return func(e *element, common *rand.Rand) {
+		c := &numbers{element: e, side: e.sides[common.IntN(len(e.sides))], n: 1 + common.IntN(300)}
+		if c.Team == nil {
+			return
+		}
+		if common.IntN(4) == 0 {
+			c.n *= 20 // many pieces
+		}
+		c.key = common.IntN(lab.Keys)
+		if c.mine = c.values(c.n, 0); common.IntN(3) == 0 {
+			e.must("sync of a team", c.Sync(e.t.ctx))
+		}
+		play(c, common)
 	}
-	c.key = common.IntN(lab.Keys)
-	c.mine = c.values(c.n, 0)
-	return c
 }
 
 // val returns number i of a PE.
@@ -45,77 +76,67 @@ func (c *numbers) gives(what string, err error, got []int32, want func(i int) in
 	c.must(what, err)
 	for i, v := range got {
 		if v != want(i) {
-			c.t.Broken(lab.Content, "PE %d: %s of %d: element %d is %d, must be %d", c.id, what, c.n, i, v,
-				want(i))
+			c.t.Broken(lab.Content, "PE %d: %s of %d in %v: element %d is %d, must be %d", c.id, what, c.n,
+				c.Team, i, v, want(i))
 		}
 	}
 }
 
-func (e *element) broadcast(common *rand.Rand) {
-	c, root := e.numbers(common), common.IntN(len(e.t.peers))
+func (c *numbers) broadcast(common *rand.Rand) {
+	root := common.IntN(len(c.pes))
 	for round := range 1 + common.IntN(6) { // the root may get ahead of the others
 		list := c.values(c.n, round)
-		err := shmem.Broadcast(e.t.ctx, e.pe, list, root)
-		c.gives("broadcast", err, list, func(i int) int32 { return c.val(root, i+round) })
+		err := shmem.Broadcast(c.t.ctx, c, list, root)
+		c.gives("broadcast", err, list, func(i int) int32 { return c.val(c.pes[root], i+round) })
 	}
 }
 
-func (e *element) reduce(common *rand.Rand) {
-	c := e.numbers(common)
-	op := []shmem.ReduceOp{shmem.OpSum, shmem.OpMin, shmem.OpMax, shmem.OpXor, shmem.OpAnd, shmem.OpOr,
-		shmem.OpProd}[common.IntN(7)]
+// reductions are the operations, and what each does.
+var reductions = []struct {
+	op shmem.ReduceOp
+	do func(a, b int32) int32
+}{
+	{shmem.OpSum, func(a, b int32) int32 { return a + b }},
+	{shmem.OpMin, func(a, b int32) int32 { return min(a, b) }},
+	{shmem.OpMax, func(a, b int32) int32 { return max(a, b) }},
+	{shmem.OpXor, func(a, b int32) int32 { return a ^ b }},
+	{shmem.OpAnd, func(a, b int32) int32 { return a & b }},
+	{shmem.OpOr, func(a, b int32) int32 { return a | b }},
+	{shmem.OpProd, func(a, b int32) int32 { return a * b }},
+}
+
+func (c *numbers) reduce(common *rand.Rand) {
+	o := reductions[common.IntN(len(reductions))]
 	dst := make([]int32, c.n)
 	if common.IntN(2) == 0 {
 		dst = c.mine
 	}
 	var err error
-	if op == shmem.OpSum && common.IntN(2) == 0 {
-		err = shmem.ReduceFunc(e.t.ctx, e.pe, dst, c.mine, func(a, b int32) int32 { return a + b })
+	if common.IntN(4) == 0 {
+		err = shmem.ReduceFunc(c.t.ctx, c, dst, c.mine, o.do)
 	} else {
-		err = shmem.Reduce(e.t.ctx, e.pe, dst, c.mine, op)
+		err = shmem.Reduce(c.t.ctx, c, dst, c.mine, o.op)
 	}
-	c.gives(sprintf("reduce %v", op), err, dst, func(i int) int32 {
-		return reduced(op, len(e.t.peers), func(pe int) int32 { return c.val(pe, i) })
+	c.gives(sprintf("reduce %v", o.op), err, dst, func(i int) int32 {
+		v := c.val(c.pes[0], i)
+		for _, pe := range c.pes[1:] {
+			v = o.do(v, c.val(pe, i))
+		}
+		return v
 	})
 }
 
-func (e *element) gather(common *rand.Rand) {
-	c := e.numbers(common)
-	dst := make([]int32, c.n*len(e.t.peers))
-	err := shmem.AllGather(e.t.ctx, e.pe, dst, c.mine)
-	c.gives("all-gather", err, dst, func(i int) int32 { return c.val(i/c.n, i%c.n) })
+func (c *numbers) gather(*rand.Rand) {
+	dst := make([]int32, c.n*len(c.pes))
+	err := shmem.AllGather(c.t.ctx, c, dst, c.mine)
+	c.gives("all-gather", err, dst, func(i int) int32 { return c.val(c.pes[i/c.n], i%c.n) })
 }
 
-func (e *element) trade(common *rand.Rand) {
-	c := e.numbers(common)
-	src := c.values(c.n*len(e.t.peers), 0)
+func (c *numbers) trade(*rand.Rand) {
+	src := c.values(c.n*len(c.pes), 0)
 	dst := make([]int32, len(src))
-	err := shmem.AllToAll(e.t.ctx, e.pe, dst, src)
-	c.gives("all-to-all", err, dst, func(i int) int32 { return c.val(i/c.n, e.id*c.n+i%c.n) })
-}
-
-// reduced combines the values of all PEs in order.
-func reduced(op shmem.ReduceOp, pes int, val func(pe int) int32) int32 {
-	v := val(0)
-	for pe := 1; pe < pes; pe++ {
-		switch x := val(pe); op {
-		case shmem.OpSum:
-			v += x
-		case shmem.OpMin:
-			v = min(v, x)
-		case shmem.OpMax:
-			v = max(v, x)
-		case shmem.OpAnd:
-			v &= x
-		case shmem.OpOr:
-			v |= x
-		case shmem.OpProd:
-			v *= x
-		default:
-			v ^= x
-		}
-	}
-	return v
+	err := shmem.AllToAll(c.t.ctx, c, dst, src)
+	c.gives("all-to-all", err, dst, func(i int) int32 { return c.val(c.pes[i/c.n], c.Rank()*c.n+i%c.n) })
 }
 
 // allocate allocates one or two blocks, uses them, and frees them; or it asks for blocks that are

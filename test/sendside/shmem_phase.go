@@ -42,10 +42,10 @@ var phases = []phaseKind{
 	{"bits", 4, (*element).toggle},
 	{"swap", 4, (*element).swap},
 	{"barrier", 2, (*element).barriers},
-	{"broadcast", 3, (*element).broadcast},
-	{"reduce", 3, (*element).reduce},
-	{"all-gather", 3, (*element).gather},
-	{"all-to-all", 3, (*element).trade},
+	{"broadcast", 3, collective((*numbers).broadcast)},
+	{"reduce", 3, collective((*numbers).reduce)},
+	{"all-gather", 3, collective((*numbers).gather)},
+	{"all-to-all", 3, collective((*numbers).trade)},
 	{"alloc", 4, (*element).allocate},
 	{"mismatch", 1, (*element).mismatch},
 	fault,
@@ -115,7 +115,8 @@ func (e *element) scatter(*rand.Rand) {
 		case 0:
 			e.quiet()
 		case 1, 2:
-			e.fence()
+			e.pe.Fence()
+			e.epoch++
 		case 3, 4:
 			e.get()
 		default:
@@ -123,11 +124,6 @@ func (e *element) scatter(*rand.Rand) {
 		}
 	}
 	e.barrier()
-}
-
-func (e *element) fence() {
-	e.pe.Fence()
-	e.epoch++
 }
 
 // put writes into a slot that it has not written to since the last fence.
@@ -141,17 +137,17 @@ func (e *element) put() {
 	}
 	w.was = e.mayHold(w.to, w.slot, slotSize)
 	kind := e.rng.IntN(3)
-	if kind == putOne {
-		w.n = 1
+	if kind == 0 {
+		w.n = 1 // for P
 	}
 	src, inHeap := e.source(w)
 	dst := e.slot(e.id, w.slot)
 	e.out = append(e.out, w)
 	var err error
 	switch kind {
-	case putOne:
+	case 0:
 		err = shmem.P(e.t.ctx, e.pe, dst, src[0], w.to)
-	case putBlocking:
+	case 1:
 		err = shmem.Put(e.t.ctx, e.pe, dst, src, w.to)
 	default:
 		err = shmem.PutNBI(e.t.ctx, e.pe, dst, src, w.to)
@@ -166,13 +162,6 @@ func (e *element) put() {
 	}
 	e.must("put", err)
 }
-
-// These are the ways to put.
-const (
-	putOne = iota
-	putBlocking
-	putNBI
-)
 
 // source returns memory with the bytes of a put: a piece of the heap that no NIC may be reading, if
 // there is one, or other memory.

@@ -42,6 +42,7 @@ type element struct {
 	rounds  int // calls of Exchange
 	entered int // barriers that it has entered
 	left    int // the last barrier that it has left
+	sides   []side
 	heap
 	calls
 }
@@ -261,6 +262,7 @@ func (e *element) begin() {
 	e.words = alloc[uint64](e, 8)
 	e.halves = alloc[uint32](e, 4)
 	e.signals = alloc[uint64](e, n)
+	e.split()
 	for _, o := range t.peers { // PEs that have allocated too have the same blocks
 		if o.signals.Len() == n && o.signals.Offset() != e.signals.Offset() {
 			t.Broken(lab.Content, "PE %d has a block at %d, PE %d at %d", e.id, e.signals.Offset(), o.id,
