@@ -162,7 +162,7 @@ func (e *element) allocate(common *rand.Rand) {
 	to := (e.id + 1) % len(t.peers)
 	e.must("barrier", e.pe.Barrier(t.ctx))
 	e.quieted()
-	e.must("put", shmem.Put(t.ctx, e.pe, s, bytesOf(byte(e.id+1), s.Len()), to))
+	e.must("put", shmem.Put(t.ctx, e.pe, s, slices.Repeat([]byte{byte(e.id + 1)}, s.Len()), to))
 	e.must("barrier", e.pe.Barrier(t.ctx))
 	if from := byte((e.id+len(t.peers)-1)%len(t.peers) + 1); slices.ContainsFunc(s.Local(e.pe),
 		func(v byte) bool { return v != from }) {
@@ -191,8 +191,6 @@ func (e *element) refusedBlock(common *rand.Rand) {
 	}
 	e.mustFail(sprintf("alloc of %d", n), errorOf(shmem.Alloc[uint16](e.t.ctx, e.pe, n)), want)
 }
-
-func bytesOf(v byte, n int) []byte { return slices.Repeat([]byte{v}, n) }
 
 // mismatch makes one PE ask for another size: the call must be refused on all PEs, which continue.
 func (e *element) mismatch(common *rand.Rand) {
