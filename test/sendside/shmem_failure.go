@@ -61,7 +61,7 @@ func (e *element) hurry(*rand.Rand) {
 func (e *element) callsTo(ctx context.Context, to int) []namedCall {
 	pe, word, half := e.pe, e.words.At(5), e.halves.At(2)
 	there := e.scratch.Slice((scratches+1)*slotSize, (scratches+2)*slotSize)
-	here := make([]byte, slotSize>>e.rng.IntN(9))
+	here := make([]byte, slotSize>>(e.rng.IntN(3)*e.rng.IntN(5)))
 	if e.rng.IntN(2) == 0 {
 		here = there.Local(pe)[:len(here)]
 	}
