@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"unsafe"
 )
 
 // Op is an operation that combines two elements.
@@ -254,4 +255,27 @@ func ToFloat16(v float32) Float16 {
 		return sign | Float16(math.Float32bits(math.Float32frombits(b)+0.5)-126<<23)
 	}
 	return sign | Float16((b-112<<23+1<<12-1+b>>13&1)>>13) // a carry into the exponent is right
+}
+
+// Bytes returns the memory of elements.
+func Bytes[T Ordered](s []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*SizeOf[T]())
+}
+
+// View returns bytes as elements. Their number must be a multiple of the size of one, and their
+// address aligned to it.
+func View[T Ordered](b []byte) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/SizeOf[T]())
+}
+
+// SizeOf returns the length of an element in bytes.
+func SizeOf[T Ordered]() int {
+	var v T
+	return int(unsafe.Sizeof(v))
+}
+
+// Overlap reports whether two ranges of memory share a byte.
+func Overlap(a, b []byte) bool {
+	x, y := uintptr(unsafe.Pointer(unsafe.SliceData(a))), uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	return len(a) != 0 && len(b) != 0 && x < y+uintptr(len(b)) && y < x+uintptr(len(a))
 }
