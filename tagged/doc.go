@@ -72,6 +72,32 @@
 // Before a rank closes its worker, others must have received what they need of it, and on demand
 // need it no more to connect: let all wait for each other first, for instance in the job's Barrier.
 //
+// # Collective calls
+//
+// All ranks of a worker that has joined make them, in the same order, each from one goroutine at a
+// time:
+//
+//	err := w.Barrier(ctx)
+//	err := tagged.AllReduce(ctx, w, sums, values, tagged.OpSum)
+//	err := tagged.Broadcast(ctx, w, weights, 0) // from rank 0
+//
+// Reduce, ReduceScatter, Scan, Gather, AllGather, Scatter and AllToAll are the others. Elements are
+// integers and floats. AllReduce, Scan, and Reduce at its root take dst and src at the same place;
+// otherwise they must not overlap. Values are combined in an order that depends only on the call
+// and on the number of ranks, so the bits are the same in every run, and AllReduce has the same on
+// every rank. A call returns when this rank has its result and its memory is its own again. Only
+// Barrier waits for all ranks.
+//
+// Their messages have tags above [MaxTag], which no mask matches, and share the window with those
+// of the program. Long ones are fastest from and into registered memory; a call registers other
+// memory once. They allocate nothing in the steady state.
+//
+// If the ranks make different calls, or one refuses its arguments, all get [ErrMismatch]; one of
+// them says who called what. If a rank fails, or the context of a rank ends, the call ends on all,
+// with the reason: the rank that has failed, or those that are waited for. After an error no
+// collective call of the worker works any more, and the memory of the one that failed may be
+// accessed until [Worker.Close] has returned. Messages go on.
+//
 // # Which message goes where
 //
 // Messages of one endpoint are matched in the order in which they were sent. A message goes to the

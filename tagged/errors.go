@@ -32,6 +32,9 @@ var (
 	// ErrNoPeer: RecvWait of a worker waits for a message of any peer, and all endpoints have
 	// failed or ended. The error also wraps why the last one did.
 	ErrNoPeer = errors.New("no endpoint is left that could send")
+	// ErrMismatch: the ranks did not make the same collective calls, or one was refused for an
+	// argument. The error of one rank says who called what, those of the others name that rank.
+	ErrMismatch = errors.New("collective calls do not match")
 	// ErrClosed: the endpoint or worker was closed. It is also os.ErrClosed.
 	ErrClosed = transport.ErrClosed
 )

@@ -112,6 +112,9 @@ func (p *posted) find(tag uint64) *entry {
 	if p.exact.count != 0 {
 		first = p.exact.find(tag)
 	}
+	if tag > MaxTag {
+		return first
+	}
 	for l := p.wild.Front(); l != nil; l = l.Next() {
 		e := l.Owner()
 		if first != nil && first.seq < e.seq {
@@ -208,7 +211,7 @@ func (u *unexpected) find(tag, mask uint64) *inbound {
 		return nil
 	}
 	for l := u.all.Front(); l != nil; l = l.Next() {
-		if e := l.Owner(); (e.tag^tag)&mask == 0 {
+		if e := l.Owner(); (e.tag^tag)&mask == 0 && (mask == Exact || e.tag <= MaxTag) {
 			return e.in
 		}
 	}

@@ -55,6 +55,9 @@ func (e *Endpoint) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byt
 
 // recv is Recv for one peer, or for any if from is nil.
 func (w *Worker) recv(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]byte) (*Request, error) {
+	if tag > MaxTag && mask == Exact {
+		return nil, refuse("recv", verbs.ErrInvalid, tagTooLarge)
+	}
 	n, ok := size(bufs)
 	if !ok {
 		return nil, refuse("recv", verbs.ErrInvalid, "the pieces are longer than an int holds")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 
+	"ibverbx/internal/peertext"
 	"ibverbx/internal/ring"
 	"ibverbx/transport"
 	"ibverbx/verbs"
@@ -247,7 +248,8 @@ func (r *ranks) handle(from int, kind uint8, data []byte) {
 		return
 	case routeRefused:
 		if e != nil && e.dial != dialDone {
-			e.fail(fmt.Errorf("%w: it is not connected: %.300s", ErrPeerFailed, data))
+			e.fail(fmt.Errorf("%w: it is not connected: %s", ErrPeerFailed,
+				peertext.Line(string(data), 300)))
 		}
 		return
 	}

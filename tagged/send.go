@@ -62,6 +62,9 @@ func (e *Endpoint) mayWait(ctx context.Context, op string) error {
 }
 
 func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Request, error) {
+	if tag > MaxTag && op != opCollective {
+		return nil, e.refuse(op, verbs.ErrInvalid, tagTooLarge)
+	}
 	w := e.w
 	n, ok := size(bufs)
 	if !ok {

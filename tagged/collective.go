@@ -1,0 +1,325 @@
+package tagged
+
+import (
+	"context"
+	"fmt"
+
+	"ibverbx/internal/collective"
+	"ibverbx/internal/errwrap"
+	"ibverbx/verbs"
+)
+
+// Element is the type of what collective calls move: integers and floats of a fixed size, and
+// [Float16] and [BFloat16].
+type Element interface {
+	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
+}
+
+// Float16 is an element of 16 bits, IEEE 754's binary16. It is that of package shmem, which has
+// conversions. Reductions combine it in float32 and round to nearest, ties to even.
+type Float16 = collective.Float16
+
+// BFloat16 is the same for the upper half of a float32.
+type BFloat16 = collective.BFloat16
+
+// ReduceOp is the operation by which a reduction combines two values.
+type ReduceOp uint8
+
+// The operations.
+const (
+	OpSum  = ReduceOp(collective.Sum)
+	OpProd = ReduceOp(collective.Prod)
+	OpMin  = ReduceOp(collective.Min) // Go's min, also of floats
+	OpMax  = ReduceOp(collective.Max) // Go's max, also of floats
+	OpAnd  = ReduceOp(collective.And) // integers only, like OpOr and OpXor
+	OpOr   = ReduceOp(collective.Or)
+	OpXor  = ReduceOp(collective.Xor)
+)
+
+// String names the operation.
+func (o ReduceOp) String() string { return collective.Op(o).String() }
+
+// Barrier waits until every rank has called it.
+func (w *Worker) Barrier(ctx context.Context) error {
+	return collect[uint8](ctx, w, &call{kind: collective.Barrier}, nil, nil, 0)
+}
+
+// Broadcast copies rank root's buf to the buf of every rank. All pass the same length.
+func Broadcast[T Element](ctx context.Context, w *Worker, buf []T, root int) error {
+	return collect(ctx, w, &call{kind: collective.Broadcast, root: root}, buf, nil, len(buf))
+}
+
+// Reduce combines every rank's src, element by element, into dst of rank root, which may be src.
+// The others' dst is not used.
+func Reduce[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp, root int) error {
+	return collect(ctx, w, &call{kind: collective.Reduce, op: op, root: root}, dst, src, len(src))
+}
+
+// AllReduce combines every rank's src, element by element, into dst of every rank, which may be
+// src. All get the same bits.
+func AllReduce[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp) error {
+	return collect(ctx, w, &call{kind: collective.AllReduce, op: op}, dst, src, len(src))
+}
+
+// ReduceScatter combines every rank's src, which has as many blocks of len(dst) as there are ranks,
+// and puts block i into dst of rank i.
+func ReduceScatter[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp) error {
+	return collect(ctx, w, &call{kind: collective.ReduceScatter, op: op}, dst, src, len(dst))
+}
+
+// Scan combines src of ranks 0 to i into dst of rank i, which may be src.
+func Scan[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp) error {
+	return collect(ctx, w, &call{kind: collective.Scan, op: op}, dst, src, len(src))
+}
+
+// Gather copies every rank's src to dst of rank root, in the order of the ranks: len(dst) is
+// len(src) times their number there. The others' dst is not used.
+func Gather[T Element](ctx context.Context, w *Worker, dst, src []T, root int) error {
+	return collect(ctx, w, &call{kind: collective.Gather, root: root}, dst, src, len(src))
+}
+
+// AllGather copies every rank's src to dst of every rank, in the order of the ranks.
+func AllGather[T Element](ctx context.Context, w *Worker, dst, src []T) error {
+	return collect(ctx, w, &call{kind: collective.AllGather}, dst, src, len(src))
+}
+
+// Scatter copies block i of rank root's src, which has as many blocks of len(dst) as there are
+// ranks, to dst of rank i. The others' src is not used.
+func Scatter[T Element](ctx context.Context, w *Worker, dst, src []T, root int) error {
+	return collect(ctx, w, &call{kind: collective.Scatter, root: root}, dst, src, len(dst))
+}
+
+// AllToAll copies block i of src to rank i, and puts what rank i has for this one into block i of
+// dst. Both have as many equal blocks as there are ranks.
+func AllToAll[T Element](ctx context.Context, w *Worker, dst, src []T) error {
+	n := len(src) / max(len(w.ranks.peers), 1)
+	return collect(ctx, w, &call{kind: collective.AllToAll}, dst, src, n)
+}
+
+// call is a collective call as this rank makes it.
+type call struct {
+	kind    collective.Kind
+	op      ReduceOp
+	root    int
+	n       int // elements: of the vector, or of each block
+	size    int // of an element, bytes
+	inPlace bool
+}
+
+// blocks reports whether the call moves a block for each rank.
+func (c *call) blocks() bool {
+	return c.kind >= collective.ReduceScatter && c.kind <= collective.AllToAll
+}
+
+// reduces reports whether the call combines values.
+func (c *call) reduces() bool {
+	return c.kind >= collective.Reduce && c.kind <= collective.ReduceScatter || c.kind == collective.Scan
+}
+
+// rooted reports whether the call has a root.
+func (c *call) rooted() bool {
+	switch c.kind {
+	case collective.Broadcast, collective.Reduce, collective.Gather, collective.Scatter:
+		return true
+	}
+	return false
+}
+
+// lengths returns how many elements dst and src must have; -1 for one that is not used.
+func (c *call) lengths(ranks, rank int) (dst, src int) {
+	dst, src = c.n, c.n
+	switch c.kind {
+	case collective.Barrier, collective.Broadcast:
+		src = -1
+	case collective.ReduceScatter, collective.Scatter:
+		src *= ranks
+	case collective.Gather, collective.AllGather:
+		dst *= ranks
+	case collective.AllToAll:
+		dst, src = dst*ranks, src*ranks
+	}
+	if rank != c.root {
+		switch c.kind {
+		case collective.Reduce, collective.Gather:
+			dst = -1
+		case collective.Scatter:
+			src = -1
+		}
+	}
+	return dst, src
+}
+
+// check returns what is wrong with the arguments of a call.
+func (c *call) check(ranks, rank, dst, src int, known bool) error {
+	wantDst, wantSrc := c.lengths(ranks, rank)
+	switch {
+	case c.root < 0 || c.root >= ranks:
+		return fmt.Errorf("%w: root %d: of %d ranks the numbers are 0 to %d", verbs.ErrInvalid, c.root, ranks,
+			ranks-1)
+	case !known:
+		return fmt.Errorf("%w: op %v: the elements do not have it", verbs.ErrInvalid, c.op)
+	case wantDst >= 0 && dst != wantDst || wantSrc >= 0 && src != wantSrc:
+		return fmt.Errorf("%w: dst has %d elements, src %d: of %d ranks they must have %d and %d",
+			verbs.ErrInvalid, dst, src, ranks, max(wantDst, 0), max(wantSrc, 0))
+	}
+	return nil
+}
+
+// collect makes a collective call. n is the length of the vector, or of each block.
+func collect[T Element](ctx context.Context, w *Worker, c *call, dst, src []T, n int) error {
+	c.n, c.size = n, collective.SizeOf[T]()
+	if ctx == nil {
+		return refuse(c.kind.String(), verbs.ErrInvalid, "no context")
+	}
+	x := &w.exchange
+	if err := x.enter(ctx, c); err != nil {
+		return err
+	}
+	defer x.mu.Unlock()
+	var combine func(to, a, b []T)
+	known := true
+	bits := collective.Bitwise(collective.Op(c.op))
+	if c.reduces() && (bits == nil || collective.IsFloat[T]()) {
+		op := collective.Op(c.op)
+		bits, known = nil, collective.Apply[T](op, nil, nil, nil)
+		combine = func(to, a, b []T) { collective.Apply(op, to, a, b) }
+	}
+	err := c.check(w.cfg.Size, w.cfg.Rank, len(dst), len(src), known)
+	d, s := collective.Bytes(dst), collective.Bytes(src)
+	if err == nil {
+		err = c.place(w.cfg.Rank, d, s)
+	}
+	if err != nil {
+		return x.refuse(c, err)
+	}
+	if err := x.begin(c, d, s); err != nil {
+		x.unpin()
+		return x.fail(stopFailed, err)
+	}
+	if combine == nil {
+		err = carryOut(ctx, x, bits)
+	} else {
+		err = carryOut(ctx, x, combine)
+	}
+	x.unpin()
+	return err
+}
+
+// place finds out whether the call is in place, and refuses memory that overlaps otherwise.
+func (c *call) place(rank int, dst, src []byte) error {
+	wantDst, wantSrc := c.lengths(1, rank)
+	if wantDst < 0 || wantSrc < 0 || !collective.Overlap(dst, src) {
+		return nil
+	}
+	if !c.blocks() && &dst[0] == &src[0] {
+		c.inPlace = true
+		return nil
+	}
+	return fmt.Errorf("%w: dst and src overlap: what is to be sent would be written over", verbs.ErrInvalid)
+}
+
+// carryOut makes the steps of a call. Values of type T are combined.
+func carryOut[T Element](ctx context.Context, x *exchange, combine func(to, a, b []T)) error {
+	for {
+		i, err := x.advance(ctx)
+		if i < 0 || err != nil {
+			return err
+		}
+		s := x.run.Step(i)
+		to := x.memory(s.To, s.Peer)
+		combine(collective.View[T](to), collective.View[T](x.memory(s.From, s.Peer)),
+			collective.View[T](x.memory(s.With, s.Peer)))
+		x.run.Done(i)
+	}
+}
+
+// ticket describes a call to other ranks, and is the tag of its messages. From the top: 8 bits that
+// are one, 4 of the kind, 2 of the logarithm of the element's size, 16 of the root, 3 of the
+// operation, 17 of the number of elements or all ones if there are more, and 14 of a hash of this
+// call and all before it.
+type ticket uint64
+
+const (
+	ticketHash     = 14
+	ticketElements = 1<<17 - 1
+	// ticketCall masks what describes the call itself, not those before it.
+	ticketCall = ^ticket(1<<ticketHash - 1)
+)
+
+// String names the call with its arguments: "broadcast of 8 elements of 4 bytes from rank 0".
+func (t ticket) String() string {
+	c := call{kind: collective.Kind(t >> 52 & 15), size: 1 << (t >> 50 & 3), root: int(t >> 34 & (1<<16 - 1)),
+		op: ReduceOp(t >> 31 & 7), n: int(t >> ticketHash & ticketElements)}
+	if c.kind == collective.Barrier {
+		return c.kind.String()
+	}
+	s := fmt.Sprintf("%v of %d elements of %d bytes", c.kind, c.n, c.size)
+	if c.n == ticketElements {
+		s = fmt.Sprintf("%v of %d or more elements of %d bytes", c.kind, c.n, c.size)
+	}
+	if c.reduces() {
+		s += fmt.Sprintf(" by %v", c.op)
+	}
+	if c.kind == collective.Broadcast || c.kind == collective.Scatter {
+		s += fmt.Sprintf(" from rank %d", c.root)
+	} else if c.rooted() {
+		s += fmt.Sprintf(" to rank %d", c.root)
+	}
+	return s
+}
+
+// record is a summary of the collective calls that a rank has made.
+//
+// Invariant: ranks that have made the same calls have the same record.
+type record struct {
+	step    uint64         // calls so far
+	hash    uint64         // of all of them
+	tickets [recent]ticket // of the last calls, by step
+}
+
+// recent is the number of calls that are remembered.
+const recent = 64
+
+// add records a call.
+func (r *record) add(c *call) {
+	r.step++
+	for _, v := range [...]int{int(c.kind), int(c.op), c.root, c.n, c.size} {
+		r.hash = (r.hash ^ uint64(v) ^ 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9
+		r.hash ^= r.hash >> 29
+	}
+	log := ticket(0)
+	for 1<<log < c.size {
+		log++
+	}
+	r.tickets[r.step%recent] = 0xff<<56 | ticket(c.kind)<<52 | log<<50 | ticket(c.root)<<34 |
+		ticket(c.op)<<31 | ticket(min(c.n, ticketElements))<<ticketHash |
+		ticket(r.hash>>(64-ticketHash))
+}
+
+// ticket returns that of the current call.
+func (r *record) ticket() ticket { return r.tickets[r.step%recent] }
+
+// at returns the ticket of the call at a step; ok is false if the call has not been made or is too
+// long ago.
+func (r *record) at(step uint64) (t ticket, ok bool) {
+	return r.tickets[step%recent], step != 0 && step <= r.step && r.step-step < recent
+}
+
+// enter begins a collective call: it takes mu, which the call releases.
+func (x *exchange) enter(ctx context.Context, c *call) error {
+	op := c.kind.String()
+	if x.w.ranks.peers == nil {
+		return refuse(op, verbs.ErrInvalid, "the worker has no ranks: make it with Join")
+	}
+	if err := errwrap.ContextErr(ctx); err != nil {
+		return refuse(op, err, "")
+	}
+	if !x.mu.TryLock() {
+		return refuse(op, verbs.ErrInvalid, "another goroutine is in a collective call")
+	}
+	if x.err != nil {
+		x.mu.Unlock()
+		return x.err
+	}
+	return nil
+}
