@@ -47,6 +47,10 @@ type budget struct {
 	starts          bool // it still doubles
 	arrived, missed int  // packets of the present round, or since the start
 	stale           int  // bytes that were under way at the last cut, and do not count
+	// whole is bytes in whole packets where a NIC has only a few: now rounded down and now up, so
+	// that it is bytes on average; else 0. NICs with a part of nearly two packets would otherwise
+	// send half of what those with two do. missing is the bytes that it was too little until now.
+	whole, missing int
 	// base is the shortest round trip there was, and shortest that of the present round; 0 while
 	// there is none. If the path becomes longer, all losses count.
 	base, shortest int64
@@ -77,6 +81,8 @@ const (
 	// halve, and it takes longer.
 	severalGrow = 320
 	missedPart  = 16
+	// mostMissing bounds, in packets, how long whole makes up for what has been.
+	mostMissing = 4
 )
 
 // of returns what is left of a limit.
@@ -87,16 +93,45 @@ func (b *budget) of(limit int) int {
 	return min(limit, b.bytes)
 }
 
+// inPackets is of for several queue pairs.
+func (b *budget) inPackets(limit int) int {
+	if b.whole != 0 {
+		return min(limit, b.whole)
+	}
+	return b.of(limit)
+}
+
+// round computes whole, as packets arrive.
+func (b *budget) round(cost, arrived int) {
+	if b.bytes == 0 {
+		b.whole, b.missing = 0, 0
+		return
+	}
+	if b.whole != 0 { // it has lasted for arrived of the packets that it lets under way
+		b.missing += arrived * (b.bytes - b.whole) * cost / b.whole
+		b.missing = min(max(b.missing, -mostMissing*cost), mostMissing*cost)
+	}
+	if b.whole = b.bytes / cost * cost; b.missing > 0 {
+		b.whole += cost
+	}
+}
+
 // add records that packets of some cost have arrived, and that some were lost; used bytes of the
 // limit are under way.
 func (b *budget) add(limit, used, cost, arrived, missed int) {
 	least := min(max(limit/leastPart, cost), leastBudget)
+	if least > cost {
+		b.whole = 0
+	}
 	switch {
 	case b.stale > 0:
 		b.stale -= (arrived + missed) * cost
 	case b.starts && b.start(limit, cost, arrived, missed):
 	case least < leastBudget:
 		b.addSeveral(limit, least, arrived, missed)
+		if least == cost {
+			b.round(cost, arrived)
+		}
 	default:
 		b.addOne(limit, used, cost, arrived, missed)
 	}
@@ -241,7 +276,7 @@ func (s *share) room(q *QP) int {
 	room := math.MaxInt
 	switch {
 	case !s.isAlone(q):
-		room = (s.budget.of(s.limit) - s.used) / q.cost
+		room = (s.budget.inPackets(s.limit) - s.used) / q.cost
 	case s.granted:
 		room = (s.budget.of(2*s.limit) - s.used) / q.cost
 	}

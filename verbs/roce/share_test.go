@@ -259,6 +259,25 @@ func TestBudgetOfSeveral(t *testing.T) {
 	}
 }
 
+// Where a NIC has only a few packets for several queue pairs, it has as many bytes under way as its
+// budget says, on average: not the packets that fit.
+func TestBudgetInPackets(t *testing.T) {
+	const limit, cost, packets = 8 * 4096, 4096, 2000
+	for _, lose := range []int{30, 64, 200} { // a packet of so many
+		b := budget{bytes: 2 * cost}
+		var trips, bytes float64 // round trips, and the sum of the budgets in each
+		for i := range packets {
+			b.add(limit, 0, cost, 1, i%lose/(lose-1))
+			trip := cost / float64(b.inPackets(limit)/cost*cost)
+			trips, bytes = trips+trip, bytes+trip*float64(b.bytes)
+		}
+		got, want := packets/trips, bytes/trips/cost
+		if got < want*0.97 || got > want*1.03 {
+			t.Errorf("%.2f packets under way, the budget is %.2f", got, want)
+		}
+	}
+}
+
 // With the usual limit of the kernel a window is as large as the receive buffer: many queue pairs
 // still use half of the buffer, and one that is alone all of its window.
 func TestShareOfSmallBuffer(t *testing.T) {
