@@ -24,7 +24,7 @@ sim:
 	$(or $(TMPDIR),/tmp)/ibverbx-sim -test.run 'TestSimulation$$' -test.v -test.timeout 0 -seeds $(SEEDS) -progress
 
 # Fuzzes every target in turn and reports at the end which inputs failed; go test plays the corpora only.
-# make fuzz EXECUTIONS=100000 FUZZ="FuzzReceive FuzzFrames" takes the named targets. With 20000 executions it takes some 20 minutes.
+# make fuzz EXECUTIONS=100000 FUZZ="FuzzReceive FuzzFrames" takes the named targets. With 20000 executions it takes an hour beside other work.
 EXECUTIONS ?= 20000
 fuzz:
 	.ci/fuzz $(EXECUTIONS) $(FUZZ)

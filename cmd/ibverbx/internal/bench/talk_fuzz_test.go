@@ -65,6 +65,22 @@ func talk(t *testing.T, name string, how byte, script string,
 	if strings.Count(script, "\n") >= scriptLines || len(script) > scriptBytes || expensive(script) {
 		return
 	}
+	// A machine that stands still takes long once, an end that is held up takes long each time.
+	for try := 1; ; try++ {
+		took := talkOnce(t, name, how, script, drive)
+		if took <= 3*time.Second {
+			return
+		}
+		if try == 3 {
+			t.Fatalf("took %v", took)
+		}
+	}
+}
+
+// talkOnce is one conversation, and returns how long it takes.
+func talkOnce(t *testing.T, name string, how byte, script string,
+	drive func(p *Params, h *Half) (*Report, error)) (took time.Duration) {
+	t.Helper()
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	if err != nil {
 		t.Fatal(err)
@@ -84,10 +100,10 @@ func talk(t *testing.T, name string, how byte, script string,
 	start := time.Now()
 	report, err := drive(p, &Half{Conn: conn, Provider: p.Provider, Devices: []verbs.Device{fabric.Device(1)},
 		Config: fast, Version: "v"})
-	took := time.Since(start)
+	took = time.Since(start)
 	runtime.ReadMemStats(&after)
-	if more := after.TotalAlloc - before.TotalAlloc; took > 3*time.Second || more > 64<<20 {
-		t.Fatalf("took %v and %d bytes: %v", took, more, err)
+	if more := after.TotalAlloc - before.TotalAlloc; more > 64<<20 {
+		t.Fatalf("%d bytes: %v", more, err)
 	}
 	switch {
 	case err == nil && (report == nil || !report.OK || !toTheEnd(script, p)):
@@ -113,6 +129,7 @@ func talk(t *testing.T, name string, how byte, script string,
 	if err := errors.Join(a.column.close(), fabric.Close()); err != nil {
 		t.Fatalf("something was left open: %v", err)
 	}
+	return took
 }
 
 // toTheEnd says whether a process can be content with what a script says: it goes to the end, and
