@@ -26,7 +26,8 @@ const envShmDir = "IBVERBX_SHM_DIR"
 type Config struct {
 	// Provider names where the NICs come from: Real, RoCE, Shm, Soft, or one of Sources. Empty
 	// means Shm with processes of this host, and with others Real if this host has RDMA NICs, and
-	// otherwise RoCE; it means RoCE at once if Devices names an address.
+	// otherwise RoCE; it means RoCE at once if Devices names an address. With Shm a peer may leave
+	// it empty.
 	Provider string
 	// Devices chooses among the NICs. Except for roce it is a filter that
 	// [verbs.ParseDeviceFilter] reads: "mlx5_0,mlx5_1:2", "^mlx5_2". For roce it lists interfaces

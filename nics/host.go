@@ -27,7 +27,7 @@ type Host struct {
 	usable  []verbs.Device // the NICs of named with a port that is up, unless the configuration names NICs
 	instead error
 	leftOut error
-	asked   bool      // the configuration asks for NICs, so memory is not shared
+	asked   bool      // the configuration asks for NICs; memory is shared only if it asks for that
 	own     sync.Once // of the line that this host's NICs are used
 	sharing sync.Once // of the line that memory is shared
 
