@@ -1,10 +1,12 @@
-// Tagged messages: a coordinator sends 8 MiB of numbers to each of three workers, and receives
-// their sums in the order in which they arrive.
+// N processes compute how heat flows round a ring of wire, each on some of its cells, as an MPI
+// program would: the cells at the borders travel as tagged messages between neighbours, and
+// collective calls find the largest change, and put the ring together. On this host:
 //
-// A tag has the kind of a message in its upper 32 bits and the worker in the lower ones. The
-// coordinator receives sums from any worker with one tag and a mask. The numbers are long messages,
-// which each worker's NIC reads from the coordinator's memory; the sums are short messages, which
-// are copied.
+//	go build -o ring ./examples/tagged
+//	go run ./cmd/ibverbx run -n 4 ./ring
+//
+// Like examples/allreduce it runs unchanged under srun, mpirun, torchrun, or as a Kubernetes job.
+// docs/FROM-MPI.md has MPI's name for each call.
 package main
 
 import (
@@ -13,150 +15,158 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"time"
+	"math"
+	"os"
+	"os/signal"
+	"slices"
 
 	"ibverbx"
+	"ibverbx/job"
+	"ibverbx/nics"
 	"ibverbx/tagged"
-	"ibverbx/verbs/soft"
 )
 
 const (
-	workers = 3
-	numbers = 1 << 20 // of 8 bytes, for each worker
+	cells = 1000 // of each process
+	steps = 100
 )
 
-// The kinds of messages.
+// The tags of a cell say which way it travels.
 const (
-	kindNumbers = uint64(1) << 32
-	kindSum     = uint64(2) << 32
-	kindMask    = uint64(0xffffffff) << 32
+	down uint64 = iota
+	up
 )
 
 func main() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	j, err := job.Join(ctx, job.Config{}) // finds this process's rank in the environment
+	if err != nil {
+		log.Fatal(err)
+	}
+	working, cancel := j.Context(ctx) // ends when one of the processes dies
 	defer cancel()
-	if err := run(ctx); err != nil {
+	if err := run(working, j); err != nil {
+		before := j.Err() // another process has failed before this one
+		j.Fail(err)       // tells the others why
+		log.Fatal(errors.Join(err, before))
+	}
+	if err := j.Close(); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context) error {
-	fabric, err := soft.New(soft.Config{Devices: 1 + workers}) // one NIC each
+// run makes this process a rank over the NICs that reach the others.
+func run(ctx context.Context, j *job.Job) error {
+	host, err := nics.Open(nics.Config{})
 	if err != nil {
 		return err
 	}
-	var domains []*ibverbx.Domain
-	var all []*tagged.Worker // the coordinator's is the first
-	for i := range 1 + workers {
-		dom, err := ibverbx.NewDomain(fabric.Device(i))
-		if err != nil {
-			return err
-		}
-		worker, err := tagged.NewWorker(dom, tagged.Config{})
-		if err != nil {
-			return err
-		}
-		if err := worker.Start(); err != nil { // a goroutine makes progress
-			return err
-		}
-		domains, all = append(domains, dom), append(all, worker)
-	}
-	var ends [workers]*tagged.Endpoint // the coordinator's, one for each worker
-	ended := make(chan error, workers)
-	for i := range ends {
-		ends[i], err = all[0].NewEndpoint(tagged.EndpointConfig{Name: fmt.Sprint("worker ", i)})
-		if err != nil {
-			return err
-		}
-		toHub, err := all[1+i].NewEndpoint(tagged.EndpointConfig{Name: "coordinator"})
-		if err != nil {
-			return err
-		}
-		// Two processes would exchange ends[i].Card() and toHub.Card() as JSON, and call Connect on
-		// their own endpoint.
-		if err := tagged.Connect(ends[i], toHub); err != nil {
-			return err
-		}
-		go func() { ended <- work(ctx, toHub, uint64(i)) }()
-	}
-	if err := coordinate(ctx, ends[:]); err != nil {
+	devices, err := host.ReachingAll(ctx, j)
+	if err != nil {
 		return err
 	}
-	for range workers {
-		if err := <-ended; err != nil {
-			return err
-		}
+	dom, err := ibverbx.NewDomain(devices...)
+	if err != nil {
+		return err
 	}
-	for i := range all {
-		if err := errors.Join(all[i].Close(), domains[i].Close()); err != nil {
-			return err
-		}
+	cfg := tagged.Config{Rank: j.Rank(), Size: j.Size(), Exchange: j.AllGather}
+	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric // the job reports who has died
+	w, err := tagged.Join(ctx, dom, cfg)
+	if err != nil {
+		return err
 	}
-	return fabric.Close()
+	if err := diffuse(ctx, w, j.Rank(), j.Size()); err != nil {
+		return err
+	}
+	if err := j.Barrier(ctx); err != nil { // nobody leaves before all have what they need of it
+		return err
+	}
+	return errors.Join(w.Close(), dom.Close(), host.Close())
 }
 
-// coordinate sends the numbers and verifies the sums.
-func coordinate(ctx context.Context, ends []*tagged.Endpoint) error {
-	want := map[string]uint64{}
-	var sends []*tagged.Request
-	for i, end := range ends {
-		buf := make([]byte, 8*numbers)
-		for j := range uint64(numbers) {
-			n := j * uint64(i+1)
-			binary.LittleEndian.PutUint64(buf[8*j:], n)
-			want[end.Name()] += n
-		}
-		req, err := end.Send(kindNumbers|uint64(i), buf) // buf belongs to the request until it is done
-		if err != nil {
+// diffuse computes this rank's cells. Rank 0 compares the ring with that of a single process.
+func diffuse(ctx context.Context, w *tagged.Worker, rank, size int) error {
+	lower, err := w.Peer((rank + size - 1) % size)
+	if err != nil {
+		return err
+	}
+	upper, err := w.Peer((rank + 1) % size)
+	if err != nil {
+		return err
+	}
+	wire := make([]float64, cells+2) // one more cell at each end: the neighbour's
+	next := make([]float64, cells+2)
+	copy(wire[1:], initial(size)[rank*cells:][:cells])
+	change := make([]float64, 1)
+	for range steps {
+		if err := errors.Join(
+			pass(ctx, lower, upper, down, wire[1], &wire[cells+1]),
+			pass(ctx, upper, lower, up, wire[cells], &wire[0]),
+		); err != nil {
 			return err
 		}
-		if req != nil { // nil: done already
-			sends = append(sends, req)
+		change[0] = flow(next, wire)
+		wire, next = next, wire
+	}
+	if err := tagged.AllReduce(ctx, w, change, change, tagged.OpMax); err != nil {
+		return err
+	}
+	var ring []float64
+	if rank == 0 {
+		ring = make([]float64, size*cells)
+	}
+	if err := tagged.Gather(ctx, w, ring, wire[1:cells+1], 0); err != nil {
+		return err
+	}
+	if rank == 0 {
+		if want, last := serial(size); !slices.Equal(ring, want) || change[0] != last {
+			return errors.New("the ranks and one process disagree")
 		}
 	}
-	for range ends {
-		var sum [8]byte
-		info, err := ends[0].Worker().RecvWait(ctx, kindSum, kindMask, sum[:]) // from any worker
-		if err != nil {
-			return err
-		}
-		name := info.Source.Name()
-		if got := binary.LittleEndian.Uint64(sum[:]); got != want[name] {
-			return fmt.Errorf("%s: sum %d; want %d", name, got, want[name])
-		}
-		delete(want, name)
+	if err := w.Barrier(ctx); err != nil { // rank 0 has compared
+		return err
 	}
-	for _, req := range sends {
-		if err := req.Wait(ctx); err != nil {
-			return err
-		}
-		req.Free()
-	}
-	if len(want) != 0 {
-		return fmt.Errorf("no sum of %v", want)
-	}
-	fmt.Printf("%d sums of %d numbers each verified\n", len(ends), numbers)
-	for _, end := range ends {
-		if err := end.Close(ctx); err != nil {
-			return err
-		}
-	}
+	fmt.Printf("rank %d of %d: %d steps, %d cells as one process computes them\n", rank, size, steps, cells)
 	return nil
 }
 
-// work receives numbers, adds them up and sends the sum.
-func work(ctx context.Context, toHub *tagged.Endpoint, id uint64) error {
-	buf := make([]byte, 8*numbers)
-	info, err := toHub.Worker().RecvWait(ctx, kindNumbers|id, tagged.Exact, buf)
-	if err != nil {
-		return err
+// pass sends a cell to one neighbour, and receives that of the other, which travels the same way.
+func pass(ctx context.Context, to, from *tagged.Endpoint, way uint64, cell float64, in *float64) error {
+	var got [8]byte
+	out := binary.LittleEndian.AppendUint64(nil, math.Float64bits(cell))
+	_, err := to.SendRecv(ctx, way, out, from, way, got[:])
+	*in = math.Float64frombits(binary.LittleEndian.Uint64(got[:]))
+	return err
+}
+
+// flow computes a step of the cells between the outermost, and returns the largest change.
+func flow(dst, src []float64) (change float64) {
+	for i := 1; i < len(src)-1; i++ {
+		dst[i] = src[i] + 0.25*(src[i-1]+src[i+1]-2*src[i])
+		change = max(change, math.Abs(dst[i]-src[i]))
 	}
-	var sum uint64
-	for b := buf[:info.Length]; len(b) > 0; b = b[8:] {
-		sum += binary.LittleEndian.Uint64(b)
+	return change
+}
+
+// initial is the ring before the first step, hot where the last process meets the first.
+func initial(size int) []float64 {
+	ring := make([]float64, size*cells)
+	for i := range 20 {
+		ring[i], ring[len(ring)-1-i] = 100, 100
 	}
-	if err := toHub.SendWait(ctx, kindSum|id, binary.LittleEndian.AppendUint64(nil, sum)); err != nil {
-		return err
+	return ring
+}
+
+// serial computes everything without messages. It returns the ring and the last change.
+func serial(size int) (ring []float64, change float64) {
+	n := size * cells
+	wire, next := make([]float64, n+2), make([]float64, n+2)
+	copy(wire[1:], initial(size))
+	for range steps {
+		wire[0], wire[n+1] = wire[n], wire[1]
+		change = flow(next, wire)
+		wire, next = next, wire
 	}
-	return toHub.Close(ctx)
+	return wire[1 : n+1], change
 }
