@@ -120,15 +120,30 @@ func (o ReduceOp) String() string { return collective.Op(o).String() }
 // do not have op, the error is verbs.ErrInvalid, and the call of all other PEs ends with
 // [ErrMismatch].
 func Reduce[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) error {
+	return reduceBy(ctx, on.team(), kindReduce, dst, src, op)
+}
+
+// ReduceScatter is Reduce of a src that has as many equal parts as there are PEs: part i of the
+// result goes to dst of rank i. dst and src must not overlap.
+func ReduceScatter[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) error {
+	return reduceBy(ctx, on.team(), kindReduceScatter, dst, src, op)
+}
+
+// Scan is Reduce of the PEs up to this one: dst has the result of ranks 0 to its own.
+func Scan[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) error {
+	return reduceBy(ctx, on.team(), kindScan, dst, src, op)
+}
+
+// reduceBy is a reduction of some kind by an op.
+func reduceBy[T Element](ctx context.Context, t *Team, k kind, dst, src []T, op ReduceOp) error {
 	o := collective.Op(op)
 	if bits := collective.Bitwise(o); bits != nil && !collective.IsFloat[T]() {
-		return reduce(ctx, on.team(), dst, src, int(op), nil, bits)
+		return reduce(ctx, t, k, dst, src, int(op), nil, bits)
 	}
 	if !collective.Apply[T](o, nil, nil, nil) {
-		return reduce(ctx, on.team(), dst, src, int(op), nil, nil)
+		return reduce(ctx, t, k, dst, src, int(op), nil, nil)
 	}
-	combine := func(to, a, b []T) { collective.Apply(o, to, a, b) }
-	return reduce(ctx, on.team(), dst, src, int(op), combine, nil)
+	return reduce(ctx, t, k, dst, src, int(op), func(to, a, b []T) { collective.Apply(o, to, a, b) }, nil)
 }
 
 // ReduceFunc is Reduce with the caller's function, which must be associative; its first argument
@@ -136,9 +151,9 @@ func Reduce[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp)
 // the same function, which cannot be checked.
 func ReduceFunc[T Element](ctx context.Context, on Group, dst, src []T, fn func(a, b T) T) error {
 	if fn == nil {
-		return reduce(ctx, on.team(), dst, src, paramFunc, nil, nil)
+		return reduce(ctx, on.team(), kindReduce, dst, src, paramFunc, nil, nil)
 	}
-	return reduce(ctx, on.team(), dst, src, paramFunc, func(to, a, b []T) {
+	return reduce(ctx, on.team(), kindReduce, dst, src, paramFunc, func(to, a, b []T) {
 		for i, v := range a {
 			to[i] = fn(v, b[i])
 		}
@@ -148,11 +163,14 @@ func ReduceFunc[T Element](ctx context.Context, on Group, dst, src []T, fn func(
 // paramFunc replaces the op in the tag of a ReduceFunc.
 const paramFunc = 1<<16 - 1
 
-// checkReduce returns an error if the arguments of a reduction are wrong.
-func checkReduce(op string, dst, src int, of element, param int, known bool) error {
+// checkReduce returns an error if the arguments of a reduction are wrong: src has parts times as
+// many elements as dst.
+func checkReduce(op string, dst, src, parts int, of element, param int, known bool) error {
 	switch {
-	case dst != src:
+	case dst*parts != src && parts == 1:
 		return invalid(op, "dst has %d elements, src %d", dst, src)
+	case dst*parts != src:
+		return invalid(op, "src has %d elements: %d for each of %d PEs are %d", src, dst, parts, dst*parts)
 	case known:
 		return nil
 	case param == paramFunc:
@@ -163,11 +181,22 @@ func checkReduce(op string, dst, src int, of element, param int, known bool) err
 	return invalid(op, "op %v: elements of %v have sum, prod, min, max, and, or, xor", ReduceOp(param), of)
 }
 
-// reduce is a Reduce by the first function, or, if that is nil, by the second, of bytes. param
-// identifies it to the other PEs.
-func reduce[T Element](ctx context.Context, t *Team, dst, src []T, param int, combine func(to, a, b []T),
-	bits func(to, a, b []byte)) error {
-	op, of := "reduce", elementOf[T]()
+// reduction returns what a kind of reduction is to the schedules.
+func (k kind) reduction() collective.Kind {
+	switch k {
+	case kindScan:
+		return collective.Scan
+	case kindReduceScatter:
+		return collective.ReduceScatter
+	}
+	return collective.AllReduce
+}
+
+// reduce is a reduction of a kind by the first function, or, if that is nil, by the second, of
+// bytes. param identifies it to the other PEs.
+func reduce[T Element](ctx context.Context, t *Team, k kind, dst, src []T, param int,
+	combine func(to, a, b []T), bits func(to, a, b []byte)) error {
+	op, of, parts := k.String(), elementOf[T](), 1
 	if param == paramFunc {
 		op = "reduce func"
 	}
@@ -175,16 +204,24 @@ func reduce[T Element](ctx context.Context, t *Team, dst, src []T, param int, co
 		return err
 	}
 	defer t.pe.collective.Unlock()
-	if err := checkReduce(op, len(dst), len(src), of, param, combine != nil || bits != nil); err != nil {
-		return t.pe.refuse(ctx, kindReduce, err)
+	if k == kindReduceScatter {
+		parts = t.Size()
 	}
-	g, err := t.call(ctx, op, kindReduce, shape{n: len(dst), of: of, param: param})
+	known := combine != nil || bits != nil
+	if err := checkReduce(op, len(dst), len(src), parts, of, param, known); err != nil {
+		return t.pe.refuse(ctx, k, err)
+	}
+	w := work{op: op, kind: k, src: bytesOf(src), dst: bytesOf(dst)}
+	c := part{kind: k.reduction(), bytes: len(w.dst), ordered: param == paramFunc}
+	if c.inPlace = overlap(w.dst, w.src); c.inPlace && k == kindReduceScatter {
+		return t.pe.refuse(ctx, k, invalid(op, "dst and src overlap: a part would be written before it is "+
+			"sent"))
+	}
+	g, err := t.call(ctx, op, k, shape{n: len(dst), of: of, param: param})
 	if err != nil {
 		return err
 	}
-	w := work{op: op, kind: kindReduce, tag: g, src: bytesOf(src), dst: bytesOf(dst)}
-	c := part{kind: collective.AllReduce, bytes: len(w.dst), ordered: param == paramFunc}
-	if c.inPlace = overlap(w.dst, w.src); c.inPlace {
+	if w.tag = g; c.inPlace {
 		copy(dst, src)
 	}
 	if combine == nil {

@@ -96,6 +96,31 @@ func vectors(ctx context.Context, pe group, n int) error {
 	if err != nil {
 		return err
 	}
+	err = shmem.Scan(ctx, pe, sum, fill(v), shmem.OpSum)
+	err = check("scan", err, sum, func(i int) (want int64) {
+		for p := range me + 1 {
+			want += value(p, i, 0)
+		}
+		return want
+	})
+	if err != nil {
+		return err
+	}
+	err = shmem.ReduceScatter(ctx, pe, sum, fill(make([]int64, n*pes)), shmem.OpSum)
+	err = check("reduce-scatter", err, sum, func(i int) (want int64) {
+		for p := range pes {
+			want += value(p, n*me+i, 0)
+		}
+		return want
+	})
+	if err != nil {
+		return err
+	}
+	v = fill(v)
+	err = shmem.Scan(ctx, pe, v, v, shmem.OpMax)
+	if err = check("scan in place", err, v, func(i int) int64 { return value(me, i, 0) }); err != nil {
+		return err
+	}
 	all := make([]int64, n*pes)
 	err = shmem.AllGather(ctx, pe, all, fill(v))
 	if err = check("all-gather", err, all, func(i int) int64 { return value(i/n, i%n, 0) }); err != nil {

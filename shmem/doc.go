@@ -76,9 +76,10 @@
 //
 //   - You may call puts, gets, atomics, waits, Fence and Quiet from any goroutine. Fence and Quiet
 //     order and complete what was called before them. All PEs of a team make its collective calls
-//     (Broadcast, Reduce, AllGather, AllToAll, Sync, Split) in the same order, and all PEs Alloc,
-//     Free, Barrier and Close; on one goroutine of a PE at a time, also for several teams: a second
-//     one gets [ErrBusy]. So PEs that are in several teams make the calls of all in one order.
+//     (Broadcast, Reduce, ReduceScatter, Scan, AllGather, AllToAll, Sync, Split) in the same order,
+//     and all PEs Alloc, Free, Barrier and Close; on one goroutine of a PE at a time, also for
+//     several teams: a second one gets [ErrBusy]. So PEs that are in several teams make the calls
+//     of all in one order.
 //   - Read what others write into a heap only after a WaitUntil, a barrier or a collective call has
 //     made sure that it is there. To poll a word without them, use [Load]. The processor's own
 //     writes to a word are not atomic with atomics of NICs; use [Set] or [Add] on the PE itself.

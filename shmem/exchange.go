@@ -84,7 +84,7 @@ func (p *PE) algorithm(c part) collective.Algorithm {
 	a := collective.Choose(&collective.Shape{Kind: c.kind, Ranks: p.in.Size(), Root: c.root, Count: c.bytes,
 		Piece: int(p.layout.slot), Ordered: c.ordered},
 		collective.Network{Latency: latency, Overhead: overhead})
-	if p.exchange.shared && (a == collective.Doubling || a == collective.Chain) {
+	if p.exchange.shared && c.kind != collective.Scan && (a == collective.Doubling || a == collective.Chain) {
 		return collective.Binomial // the same bits, with fewer messages in all
 	}
 	return a
@@ -275,7 +275,7 @@ func (p *PE) abandon() {
 // carryOut carries out a call, of which c has the whole length. Values of type T are combined.
 func carryOut[T Element](ctx context.Context, p *PE, w *work, c part, combine func(to, a, b []T)) error {
 	length, left, most := c.bytes, c.bytes, p.exchange.window*int(p.layout.slot)
-	blocks := c.kind == collective.AllGather || c.kind == collective.AllToAll
+	blocks := c.kind >= collective.ReduceScatter && c.kind <= collective.AllToAll
 	if blocks {
 		most = max(p.exchange.window/p.in.Size(), 1) * int(p.layout.slot)
 	}

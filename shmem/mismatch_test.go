@@ -575,6 +575,9 @@ func collectives() map[string]func(context.Context, *shmem.PE) error {
 		"reduce": func(ctx context.Context, pe *shmem.PE) error {
 			return shmem.Reduce(ctx, pe, make([]int64, 9), make([]int64, 9), shmem.OpSum)
 		},
+		"reduce-scatter": func(ctx context.Context, pe *shmem.PE) error {
+			return shmem.ReduceScatter(ctx, pe, make([]int64, 9), make([]int64, 9*pe.Size()), shmem.OpSum)
+		},
 		"broadcast": func(ctx context.Context, pe *shmem.PE) error {
 			return shmem.Broadcast(ctx, pe, make([]int64, 9), pe.Size()-2)
 		},

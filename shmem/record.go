@@ -22,6 +22,8 @@ const (
 	kindBarrier // Barrier and Sync
 	kindClose
 	kindSplit
+	kindReduceScatter
+	kindScan
 	kinds
 )
 
@@ -45,6 +47,10 @@ func (k kind) String() string {
 		return "close"
 	case kindSplit:
 		return "split"
+	case kindReduceScatter:
+		return "reduce-scatter"
+	case kindScan:
+		return "scan"
 	}
 	return fmt.Sprintf("unknown call %d", uint8(k))
 }
@@ -126,7 +132,7 @@ func (g tag) kind() kind { return kind(g >> 60) }
 
 func (g tag) String() string {
 	k := g.kind()
-	if k < kindBroadcast || k > kindAllToAll {
+	if k < kindBroadcast || k > kindAllToAll && k < kindReduceScatter {
 		return k.String()
 	}
 	s := fmt.Sprintf("%v of %d elements of %v", k, g>>18&tagElements, element(g>>56&15))
@@ -135,7 +141,7 @@ func (g tag) String() string {
 		s += fmt.Sprintf(" from PE %d", param)
 	case k == kindReduce && param == paramFunc:
 		s += " by a function"
-	case k == kindReduce:
+	case k == kindReduce || k == kindReduceScatter || k == kindScan:
 		s += fmt.Sprintf(" by %v", ReduceOp(param))
 	}
 	return s

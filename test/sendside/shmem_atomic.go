@@ -97,17 +97,16 @@ func (e *element) toggle(*rand.Rand) {
 
 // increment sets a word of the PE's own heap and adds 1 twice.
 func (e *element) increment(own shmem.Sym[uint64], v uint64) {
-	t := e.t
-	e.must("set", shmem.Set(t.ctx, e.pe, own, v, e.id))
-	e.must("inc", shmem.Inc(t.ctx, e.pe, own, e.id))
-	found, err := shmem.FetchInc(t.ctx, e.pe, own, e.id)
+	e.must("set", shmem.Set(e.t.ctx, e.pe, own, v, e.id))
+	e.must("inc", shmem.Inc(e.t.ctx, e.pe, own, e.id))
+	found, err := shmem.FetchInc(e.t.ctx, e.pe, own, e.id)
 	e.must("fetch inc", err)
 	if found != v+1 && found != v { // an Inc may still be on its way
-		t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1, and finds %#x", e.id, v, found)
+		e.t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1, and finds %#x", e.id, v, found)
 	}
 	e.quiet()
 	if found = shmem.Load(e.pe, own); found != v+2 {
-		t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v, found)
+		e.t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v, found)
 	}
 	e.compare(own, v+2)
 }

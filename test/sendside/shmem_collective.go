@@ -112,15 +112,21 @@ func (c *numbers) reduce(common *rand.Rand) {
 		dst = c.mine
 	}
 	var err error
-	if common.IntN(4) == 0 {
+	own, upTo := 0, len(c.pes)
+	switch common.IntN(6) {
+	case 0:
 		err = shmem.ReduceFunc(c.t.ctx, c, dst, c.mine, o.do)
-	} else {
+	case 1:
+		err, upTo = shmem.Scan(c.t.ctx, c, dst, c.mine, o.op), c.Rank()+1
+	case 2:
+		err, own = shmem.ReduceScatter(c.t.ctx, c, dst, c.values(c.n*upTo, 0), o.op), c.n*c.Rank()
+	default:
 		err = shmem.Reduce(c.t.ctx, c, dst, c.mine, o.op)
 	}
 	c.gives(sprintf("reduce %v", o.op), err, dst, func(i int) int32 {
-		v := c.val(c.pes[0], i)
-		for _, pe := range c.pes[1:] {
-			v = o.do(v, c.val(pe, i))
+		v := c.val(c.pes[0], own+i)
+		for _, pe := range c.pes[1:upTo] {
+			v = o.do(v, c.val(pe, own+i))
 		}
 		return v
 	})
@@ -142,8 +148,7 @@ func (c *numbers) trade(*rand.Rand) {
 // allocate allocates one or two blocks, uses them, and frees them; or it asks for blocks that are
 // refused on all PEs.
 func (e *element) allocate(common *rand.Rand) {
-	t := e.t
-	before := e.pe.Stats()
+	t, before := e.t, e.pe.Stats()
 	n, two := 1+common.IntN(1000), common.IntN(2) == 0
 	if common.IntN(4) == 0 {
 		e.refusedBlock(common)
@@ -159,10 +164,10 @@ func (e *element) allocate(common *rand.Rand) {
 	if two {
 		s = alloc[byte](e, 2*n)
 	}
-	to := (e.id + 1) % len(t.peers)
 	e.must("barrier", e.pe.Barrier(t.ctx))
 	e.quieted()
-	e.must("put", shmem.Put(t.ctx, e.pe, s, slices.Repeat([]byte{byte(e.id + 1)}, s.Len()), to))
+	mine := slices.Repeat([]byte{byte(e.id + 1)}, s.Len())
+	e.must("put", shmem.Put(t.ctx, e.pe, s, mine, (e.id+1)%len(t.peers)))
 	e.must("barrier", e.pe.Barrier(t.ctx))
 	if from := byte((e.id+len(t.peers)-1)%len(t.peers) + 1); slices.ContainsFunc(s.Local(e.pe),
 		func(v byte) bool { return v != from }) {
@@ -194,13 +199,11 @@ func (e *element) refusedBlock(common *rand.Rand) {
 
 // mismatch makes one PE ask for another size: the call must be refused on all PEs, which continue.
 func (e *element) mismatch(common *rand.Rand) {
-	odd := common.IntN(len(e.t.peers))
 	n := 10
-	if e.id == odd {
+	if e.id == common.IntN(len(e.t.peers)) {
 		n = 100
 	}
-	err := errorOf(shmem.Alloc[byte](e.t.ctx, e.pe, n))
-	e.mustFail("alloc of different sizes", err, shmem.ErrMismatch)
+	e.mustFail("alloc of different sizes", errorOf(shmem.Alloc[byte](e.t.ctx, e.pe, n)), shmem.ErrMismatch)
 }
 
 // misstep makes one PE's collective call differ from the others', or have wrong arguments. No PE

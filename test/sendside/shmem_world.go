@@ -255,8 +255,7 @@ func (e *element) playAll() {
 
 // begin allocates the memory that phases use.
 func (e *element) begin() {
-	t := e.t
-	n := len(t.Hosts)
+	t, n := e.t, len(e.t.Hosts)
 	e.area = alloc[byte](e, n*slots*slotSize)
 	e.scratch = alloc[byte](e, (scratches+2)*slotSize)
 	e.words = alloc[uint64](e, 8)
