@@ -28,7 +28,7 @@ func (m *tagMsg) String() string {
 }
 
 // tags are the tags of messages. There are few, so that many messages have the same.
-var tags = [...]uint64{0, 1, 2, 3, 0x100, 1 << 63, ^uint64(0)}
+var tags = [...]uint64{0, 1, 2, 3, 0x100, 1 << 63, tagged.MaxTag}
 
 var masks = [...]uint64{tagged.Exact, tagged.Exact, tagged.Exact, tagged.Any, 1, 3, 1 << 63}
 
