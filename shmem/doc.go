@@ -137,7 +137,7 @@
 // # What it costs
 //
 // Short puts are copied into the work request, longer ones into registered buffers, and data in the
-// symmetric heap is sent from where it is. No call allocates once warm, except Alloc and Free,
-// large transfers from memory outside the heap, which register it for the call, and a collective
-// call whose root or number of pieces is none of the last sixteen.
+// symmetric heap is sent from where it is. No call allocates once warm, except Alloc, Free, Split
+// and SplitStrided, large transfers from memory outside the heap, which register it for the call,
+// and a collective call whose root or number of pieces is none of the last sixteen.
 package shmem
