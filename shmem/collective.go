@@ -15,7 +15,7 @@ import (
 // [ErrMismatch].
 func Broadcast[T Element](ctx context.Context, on Group, buf []T, root int) error {
 	const op = "broadcast"
-	t := on.team()
+	t := teamOf(on)
 	if err := t.enter(op); err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func Broadcast[T Element](ctx context.Context, on Group, buf []T, root int) erro
 // and the call of all other PEs ends with [ErrMismatch].
 func AllGather[T Element](ctx context.Context, on Group, dst, src []T) error {
 	const op = "all-gather"
-	t := on.team()
+	t := teamOf(on)
 	if err := t.enter(op); err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func (p *PE) gather(ctx context.Context, op string, kind kind, g tag, dst, src [
 // error is verbs.ErrInvalid, and the call of all other PEs ends with [ErrMismatch].
 func AllToAll[T Element](ctx context.Context, on Group, dst, src []T) error {
 	const op = "all-to-all"
-	t := on.team()
+	t := teamOf(on)
 	if err := t.enter(op); err != nil {
 		return err
 	}
@@ -120,18 +120,18 @@ func (o ReduceOp) String() string { return collective.Op(o).String() }
 // do not have op, the error is verbs.ErrInvalid, and the call of all other PEs ends with
 // [ErrMismatch].
 func Reduce[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) error {
-	return reduceBy(ctx, on.team(), kindReduce, dst, src, op)
+	return reduceBy(ctx, teamOf(on), kindReduce, dst, src, op)
 }
 
 // ReduceScatter is Reduce of a src that has as many equal parts as there are PEs: part i of the
 // result goes to dst of rank i. dst and src must not overlap.
 func ReduceScatter[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) error {
-	return reduceBy(ctx, on.team(), kindReduceScatter, dst, src, op)
+	return reduceBy(ctx, teamOf(on), kindReduceScatter, dst, src, op)
 }
 
 // Scan is Reduce of the PEs up to this one: dst has the result of ranks 0 to its own.
 func Scan[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) error {
-	return reduceBy(ctx, on.team(), kindScan, dst, src, op)
+	return reduceBy(ctx, teamOf(on), kindScan, dst, src, op)
 }
 
 // reduceBy is a reduction of some kind by an op.
@@ -151,9 +151,9 @@ func reduceBy[T Element](ctx context.Context, t *Team, k kind, dst, src []T, op 
 // the same function, which cannot be checked.
 func ReduceFunc[T Element](ctx context.Context, on Group, dst, src []T, fn func(a, b T) T) error {
 	if fn == nil {
-		return reduce(ctx, on.team(), kindReduce, dst, src, paramFunc, nil, nil)
+		return reduce(ctx, teamOf(on), kindReduce, dst, src, paramFunc, nil, nil)
 	}
-	return reduce(ctx, on.team(), kindReduce, dst, src, paramFunc, func(to, a, b []T) {
+	return reduce(ctx, teamOf(on), kindReduce, dst, src, paramFunc, func(to, a, b []T) {
 		for i, v := range a {
 			to[i] = fn(v, b[i])
 		}
@@ -256,6 +256,9 @@ func (p *PE) Sync(ctx context.Context) error {
 func (p *PE) enter(op string) error { return p.world.enter(op) }
 
 func (t *Team) enter(op string) error {
+	if t == nil {
+		return invalid(op, "no team: this PE is in none")
+	}
 	if !t.pe.collective.TryLock() {
 		return opError(op, ErrBusy)
 	}

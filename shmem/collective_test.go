@@ -230,6 +230,42 @@ func TestRanksOfTeams(t *testing.T) {
 	})
 }
 
+// A PE outside a team has none: its calls are refused, and those of the team's PEs go on.
+func TestNoTeam(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		team, err := pe.Team().Split(ctx, -pe.Rank(), 0)
+		if err != nil {
+			return err
+		}
+		if pe.Rank() == 0 {
+			return vectors(ctx, team, 3)
+		}
+		if team.Rank() != -1 || team.Size() != 0 || team.String() != "no team" ||
+			team.Translate(0, pe.Team()) != -1 || team.Translate(0, nil) != -1 ||
+			pe.Team().Translate(1, nil) != -1 {
+			return wrong("%v of rank %d and size %d", team, team.Rank(), team.Size())
+		}
+		v := make([]int64, 2)
+		errs := []error{team.Sync(ctx), team.Close(), errorOf(team.Split(ctx, 0, 0)),
+			errorOf(team.SplitStrided(ctx, 0, 1, 1))}
+		for _, on := range []shmem.Group{team, nil} {
+			errs = append(errs, shmem.Broadcast(ctx, on, v, 0), shmem.AllGather(ctx, on, v, v),
+				shmem.AllToAll(ctx, on, v, v), shmem.Reduce(ctx, on, v, v, shmem.OpSum),
+				shmem.ReduceScatter(ctx, on, v, v, shmem.OpSum), shmem.Scan(ctx, on, v, v, shmem.OpSum),
+				shmem.ReduceFunc(ctx, on, v, v, func(a, _ int64) int64 { return a }),
+				shmem.ReduceFunc(ctx, on, v, v, nil))
+		}
+		for i, err := range errs {
+			if !errors.Is(err, verbs.ErrInvalid) ||
+				!strings.HasSuffix(err.Error(), "no team: this PE is in none") {
+				return wrong("call %d: %v", i, err)
+			}
+		}
+		return nil
+	})
+}
+
 // A team that was closed makes no calls, and leaves room for another. If one PE has none, all are
 // refused, and go on.
 func TestTeamsThatAreClosed(t *testing.T) {

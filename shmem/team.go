@@ -17,6 +17,14 @@ import (
 // team of all.
 type Group interface{ team() *Team }
 
+// teamOf returns the team of a group; nil, which no call can enter, if the group is nil.
+func teamOf(on Group) *Team {
+	if on == nil {
+		return nil
+	}
+	return on.team()
+}
+
 // Team is some of the PEs, numbered anew from 0: the ranks of the team. They make collective calls
 // together, which never meet those of another team. Roots and the order of parts are ranks; puts,
 // gets, errors and everything else have the PEs' own numbers.
@@ -24,6 +32,8 @@ type Group interface{ team() *Team }
 // Each PE has a Team of its own for the same team. What holds for collective calls holds for those
 // of all its teams together: one at a time, on one goroutine. PEs that are in several teams make
 // the calls of all of them in the same order.
+//
+// A PE outside the team has a nil Team, whose calls return verbs.ErrInvalid.
 type Team struct {
 	pe      *PE
 	name    string
@@ -56,20 +66,36 @@ func (p *PE) Team() *Team { return p.world }
 func (p *PE) team() *Team   { return p.world }
 func (t *Team) team() *Team { return t }
 
-// Rank returns this PE's rank.
-func (t *Team) Rank() int { return t.rank }
+// Rank returns this PE's rank; -1 if t is nil.
+func (t *Team) Rank() int {
+	if t == nil {
+		return -1
+	}
+	return t.rank
+}
 
-// Size returns the number of PEs.
-func (t *Team) Size() int { return len(t.members) }
+// Size returns the number of PEs; 0 if t is nil.
+func (t *Team) Size() int {
+	if t == nil {
+		return 0
+	}
+	return len(t.members)
+}
 
 // String returns the team's name in errors: `team "world"` is that of all PEs, and `team "world/2"`
-// is one that a Split of it has made of color 2; `team "world/0:3:4"` is one of SplitStrided.
-func (t *Team) String() string { return fmt.Sprintf("team %q", t.name) }
+// is one that a Split of it has made of color 2; `team "world/0:3:4"` is one of SplitStrided. A nil
+// Team is "no team".
+func (t *Team) String() string {
+	if t == nil {
+		return "no team"
+	}
+	return fmt.Sprintf("team %q", t.name)
+}
 
 // Translate returns the rank in another team of the PE that has a rank in this one; -1 if there is
-// none. The rank in [PE.Team] is the PE's number.
+// none, or no such team. The rank in [PE.Team] is the PE's number.
 func (t *Team) Translate(rank int, to *Team) int {
-	if uint(rank) >= uint(len(t.members)) {
+	if to == nil || uint(rank) >= uint(t.Size()) {
 		return -1
 	}
 	return to.rankOf(t.members[rank].id)
@@ -241,7 +267,7 @@ func (p *PE) taken() (slots uint64) {
 // closed.
 func (t *Team) Close() error {
 	const op = "close team"
-	if t.isWorld() {
+	if t != nil && t.isWorld() {
 		return invalid(op, "%v has all PEs, and ends with them", t)
 	}
 	if err := t.enter(op); err != nil {
