@@ -140,6 +140,9 @@ func (p *PE) mismatch(ctx context.Context, op string, t *peer, d difference) err
 		return opError(op, fmt.Errorf("%w: %v and PE %d called %s, but %s", ErrMismatch, t, p.id, mine,
 			before))
 	}
+	if d.of == d.in && theirs == mine {
+		mine += " with other arguments"
+	}
 	if d.of != d.in && !d.of.isWorld() {
 		theirs += " of " + d.of.String()
 	}

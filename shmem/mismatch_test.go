@@ -268,7 +268,7 @@ func TestTeamsDoNotMatch(t *testing.T) {
 			return errorOf(pe.Team().SplitStrided(ctx, 0, 1, 2))
 		}, func(ctx context.Context, pe *shmem.PE, _ [2]*shmem.Team) error {
 			return errorOf(pe.Team().SplitStrided(ctx, 0, 2, 2))
-		}, []string{"called split", "barrier"}},
+		}, []string{"called split strided", "barrier"}},
 		{"no such stride", func(ctx context.Context, pe *shmem.PE, _ [2]*shmem.Team) error {
 			if err := errorOf(pe.Team().SplitStrided(ctx, 1, 2, 2)); !errors.Is(err, verbs.ErrInvalid) {
 				return wrong("%v, want that it is refused", err)
@@ -313,6 +313,39 @@ func TestTeamsDoNotMatch(t *testing.T) {
 				return strings.Contains(said, s)
 			}) {
 				t.Errorf("%s: want one of %q", said, c.says)
+			}
+		})
+	}
+}
+
+// Different arguments of SplitStrided are the difference that its error names, not earlier calls.
+func TestStridesDoNotMatch(t *testing.T) {
+	for name, c := range map[string]struct {
+		odd  func(ctx context.Context, all *shmem.Team) error // of PE 1
+		says []string                                         // one of them
+	}{
+		"stride": {func(ctx context.Context, all *shmem.Team) error {
+			return errorOf(all.SplitStrided(ctx, 0, 1, 1))
+		}, []string{"PE 1 called split strided, PE 0 split strided with other arguments",
+			"PE 0 called split strided, PE 1 split strided with other arguments"}},
+		"no stride": {func(ctx context.Context, all *shmem.Team) error {
+			return errorOf(all.Split(ctx, 0, 0))
+		}, []string{"PE 1 called split, PE 0 split strided\n", "PE 0 called split strided, PE 1 split\n"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+			var errs [2]error
+			l.run(func(ctx context.Context, pe *shmem.PE) error {
+				if pe.Rank() == 1 {
+					errs[1] = c.odd(ctx, pe.Team())
+				} else {
+					errs[0] = errorOf(pe.Team().SplitStrided(ctx, 0, 1, 2))
+				}
+				return nil
+			})
+			said := fmt.Sprintf("%v\n%v\n", errs[0], errs[1])
+			if !slices.ContainsFunc(c.says, func(s string) bool { return strings.Contains(said, s) }) {
+				t.Errorf("%swant one of %q", said, c.says)
 			}
 		})
 	}

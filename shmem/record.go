@@ -58,7 +58,7 @@ func (k kind) String() string {
 // shape is the part of a call that all PEs must agree on. The arguments of Alloc and Free are not
 // part of it: the PEs exchange them, and all refuse alike.
 type shape struct {
-	n     int // elements
+	n     int // elements; of SplitStrided a hash of its arguments, which is not zero
 	of    element
 	param int // the root of a broadcast, the op of a reduction
 }
@@ -132,6 +132,9 @@ func (g tag) kind() kind { return kind(g >> 60) }
 
 func (g tag) String() string {
 	k := g.kind()
+	if k == kindSplit && g>>18&tagElements != 0 {
+		return "split strided"
+	}
 	if k < kindBroadcast || k > kindAllToAll && k < kindReduceScatter {
 		return k.String()
 	}

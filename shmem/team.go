@@ -185,8 +185,9 @@ func (t *Team) SplitStrided(ctx context.Context, start, stride, size int) (*Team
 		}
 	}
 	all := mix(mix(mix(0, uint64(start)), uint64(stride)), uint64(size))
+	all = 1 + all>>43 // 21 bits, so that the tag has them, and no zero, which is Split
 	name := fmt.Sprintf("%d:%d:%d", start, stride, size)
-	return t.split(ctx, op, shape{n: int(all >> 1)}, color, key, name)
+	return t.split(ctx, op, shape{n: int(all)}, color, key, name)
 }
 
 // seat is what a PE passes to Split.
