@@ -273,7 +273,8 @@ func (r *running) blame() (first *FailedError, words string) {
 	words = v.Text
 	if rank := v.Rank; rank != nil && *rank >= 0 && *rank < len(r.cmds) {
 		i := slices.IndexFunc(r.failed, func(f *FailedError) bool { return f.Rank == *rank })
-		if i >= 0 && v.Code != "absent" { // its end explains more than the wait of the others
+		// Its end explains more than the wait of the others, but not if it gave up for one killed.
+		if i >= 0 && v.Code != "absent" && (v.Code != "failed" || first.Code <= 128) {
 			return r.failed[i], r.failed[i].Error()
 		}
 		words = fmt.Sprintf("rank %d (pid %d): %s", *rank, r.cmds[*rank].Process.Pid, v.Text)

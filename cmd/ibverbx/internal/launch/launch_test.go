@@ -4,6 +4,7 @@ package launch
 
 import (
 	"errors"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -44,6 +45,28 @@ func TestMissingBefore(t *testing.T) {
 		r.ended <- ended{rank: 0}
 		if err := r.supervise(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestBlame: a process that gives up because it has met another one's death may say so before the
+// job learns of the death. The one that was killed is the cause.
+func TestBlame(t *testing.T) {
+	gaveUp, killed := &FailedError{Rank: 1, Code: 1, How: "exit status 1"}, &FailedError{Rank: 2, Code: 137,
+		How: "signal: killed"}
+	for _, c := range []struct {
+		code string
+		rank int
+		want *FailedError
+	}{{"failed", 1, killed}, {"mismatch", 1, gaveUp}, {"died", 2, killed}, {"failed", 2, killed}} {
+		r := &running{cmds: make([]*exec.Cmd, 3), failed: []*FailedError{gaveUp, killed},
+			verdicts: make(chan verdict, 1)}
+		for i := range r.cmds {
+			r.cmds[i] = &exec.Cmd{Process: &os.Process{Pid: 100 + i}}
+		}
+		r.verdicts <- verdict{Rank: &c.rank, Code: c.code, Text: "it says why"}
+		if got, words := r.blame(); got != c.want || !strings.Contains(words, c.want.Error()) {
+			t.Errorf("%s %d: %v, %q", c.code, c.rank, got, words)
 		}
 	}
 }
