@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"ibverbx/internal/collective"
 	"ibverbx/internal/errwrap"
 	"ibverbx/verbs"
 )
@@ -289,6 +290,9 @@ func (e *Endpoint) RecvAlloc(ctx context.Context, tag, mask uint64, most int) ([
 
 func (w *Worker) recvAlloc(ctx context.Context, from *Endpoint, tag, mask uint64, most int) ([]byte, Info,
 	error) {
+	if most < 0 {
+		return nil, Info{}, refuse("recv", verbs.ErrInvalid, "most is %d", most)
+	}
 	m, err := w.claimWait(ctx, "recv", from, tag, mask)
 	if err != nil {
 		return nil, Info{}, err
@@ -308,14 +312,17 @@ func (w *Worker) recvAlloc(ctx context.Context, from *Endpoint, tag, mask uint64
 }
 
 // SendRecv sends one message to the peer and receives another, from a peer or, if from is nil, from
-// any: it posts the receive first, so peers that all do so at once do not wait for each other. It
-// is SendWait and RecvWait when ctx ends; if both go on, the error wraps an [*InterruptedError] of
-// each. If only the send fails, Info describes what has been received all the same; its Source is
-// nil if nothing was.
+// any: it posts the receive first, so peers that all do so at once do not wait for each other. The
+// two buffers must not share memory. It is SendWait and RecvWait when ctx ends; if both go on, the
+// error wraps an [*InterruptedError] of each. If only the send fails, Info describes what has been
+// received all the same; its Source is nil if nothing was.
 func (e *Endpoint) SendRecv(ctx context.Context, tag uint64, out []byte, from *Endpoint, recvTag uint64,
 	in []byte) (Info, error) {
 	if err := e.mayWait(ctx, "send"); err != nil {
 		return Info{}, err
+	}
+	if collective.Overlap(out, in) {
+		return Info{}, refuse("send and recv", verbs.ErrInvalid, "out and in share memory: pass two buffers")
 	}
 	w := e.w
 	if from != nil {

@@ -337,6 +337,9 @@ func TestRecvAlloc(t *testing.T) {
 			continue
 		}
 		r.send(a, 2, pattern(n, n))
+		if _, _, err := b.RecvAlloc(ctx, 2, tagged.Exact, -1); !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("at most -1 bytes: %v", err) // and the message stays
+		}
 		if buf, info, err := b.RecvAlloc(ctx, 2, tagged.Exact, n-1); !errors.Is(err, tagged.ErrTruncated) ||
 			len(buf) != 0 || info.Length != n {
 			t.Errorf("%d bytes where one less is allowed: %v, %v", n, info, err)
@@ -370,6 +373,10 @@ func TestSendRecv(t *testing.T) {
 	}
 	if err := errors.Join(<-result, <-result); err != nil {
 		t.Fatal(err)
+	}
+	same := make([]byte, 8)
+	if _, err := a.SendRecv(ctx, 1, same[:5], nil, 2, same[4:]); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("out and in share a byte: %v", err)
 	}
 	if err := a.Abort(); err != nil {
 		t.Fatal(err)
