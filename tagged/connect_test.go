@@ -72,6 +72,7 @@ func TestBadArguments(t *testing.T) {
 	r := newRig(t, 1, 1, tagged.Config{})
 	e := r.endpoint(0, tagged.EndpointConfig{})
 	var none context.Context
+	posted := r.recv(r.workers[0], 2, tagged.Exact)
 	newWorker := func(cfg tagged.Config) error {
 		_, err := tagged.NewWorker(r.domains[0], cfg) // it leaves nothing open
 		return err
@@ -86,14 +87,24 @@ func TestBadArguments(t *testing.T) {
 		}(),
 		"send, no context":      e.SendWait(none, 1),
 		"send sync, no context": e.SendSyncWait(none, 1),
-		"close, no context":     e.Close(none),
-		"no memory":             func() error { _, err := r.workers[0].Register(nil); return err }(),
-		"bad configuration":     newWorker(tagged.Config{Chunk: -1}),
-		"bad transport":         newWorker(tagged.Config{Transport: transport.Config{AMBuffers: -1}}),
+		"recv, no context": func() error {
+			_, err := r.workers[0].RecvWait(none, 1, tagged.Exact)
+			return err
+		}(),
+		"recv from one, no context": func() error { _, err := e.RecvWait(none, 1, tagged.Exact); return err }(),
+		"wait, no context":          posted.Wait(none),
+		"wait for all, no context":  tagged.WaitAll(none, posted),
+		"close, no context":         e.Close(none),
+		"no memory":                 func() error { _, err := r.workers[0].Register(nil); return err }(),
+		"bad configuration":         newWorker(tagged.Config{Chunk: -1}),
+		"bad transport":             newWorker(tagged.Config{Transport: transport.Config{AMBuffers: -1}}),
 	} {
 		if !errors.Is(err, verbs.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	if !posted.Cancel() {
+		t.Error("a wait that was refused has ended its request")
 	}
 	if _, err := e.Send(1, nil); !errors.Is(err, tagged.ErrNotConnected) {
 		t.Errorf("the endpoint after a Connect that was refused: %v", err)

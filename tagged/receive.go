@@ -30,11 +30,7 @@ func (w *Worker) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
 // message can arrive, and RecvWait fails with ErrNoPeer; a worker that has had no endpoint yet
 // waits for its first one. To wait for peers that will connect later, call Recv and [Request.Wait].
 func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte) (Info, error) {
-	r, err := w.recv(nil, true, tag, mask, bufs)
-	if err != nil {
-		return Info{}, err
-	}
-	return r.waitAndFree(ctx)
+	return w.recvWait(ctx, nil, tag, mask, bufs)
 }
 
 // Recv is [Worker.Recv] for messages of this peer alone. When the peer fails, or the endpoint ends,
@@ -47,7 +43,15 @@ func (e *Endpoint) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
 
 // RecvWait is Recv that waits; [Worker.RecvWait] says what happens when ctx ends.
 func (e *Endpoint) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte) (Info, error) {
-	r, err := e.w.recv(e, false, tag, mask, bufs)
+	return e.w.recvWait(ctx, e, tag, mask, bufs)
+}
+
+func (w *Worker) recvWait(ctx context.Context, from *Endpoint, tag, mask uint64, bufs [][]byte) (Info,
+	error) {
+	if ctx == nil {
+		return Info{}, refuse("recv", verbs.ErrInvalid, "no context")
+	}
+	r, err := w.recv(from, from == nil, tag, mask, bufs)
 	if err != nil {
 		return Info{}, err
 	}

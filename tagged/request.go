@@ -173,6 +173,9 @@ func (r *Request) Wait(ctx context.Context) error {
 	if r.comp.Fired() {
 		return r.comp.Err()
 	}
+	if ctx == nil {
+		return refuse("wait", verbs.ErrInvalid, "no context")
+	}
 	err := r.w.tw.Wait(ctx, &r.comp)
 	if r.comp.Fired() {
 		return r.comp.Err()
