@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -331,6 +332,40 @@ func TestCollectivesBeside(t *testing.T) {
 	alone := newRig(t, 1, 1, tagged.Config{})
 	if err := alone.workers[0].Barrier(ctx); !errors.Is(err, verbs.ErrInvalid) {
 		t.Errorf("a worker without ranks: %v", err)
+	}
+}
+
+// TestTagsOfCollectives: no call of the program reaches a message of a collective call.
+func TestTagsOfCollectives(t *testing.T) {
+	r := newJoined(t, 2, tagged.Config{})
+	over := timeout(t, 50*time.Millisecond) // a call that is not refused may wait
+	if err := tagged.Broadcast(over, r.workers[0], make([]uint8, 1), 9); err == nil {
+		t.Fatal("of 2 ranks one has the number 9")
+	}
+	w, e := r.workers[1], r.peer(1, 0)
+	r.until(func() bool { return w.Stats().Unexpected == 1 }) // the note of rank 0, with the first such tag
+	const tag = tagged.MaxTag + 1
+	if info, found := w.Probe(tag, tagged.Exact); found {
+		t.Errorf("%v is found", info)
+	}
+	if info, found := e.Probe(tag, tagged.Exact); found {
+		t.Errorf("%v is found of the peer", info)
+	}
+	calls := map[string]error{}
+	_, calls["probe"] = w.ProbeWait(over, tag, tagged.Exact)
+	_, calls["probe of the peer"] = e.ProbeWait(over, tag, tagged.Exact)
+	_, calls["claim"] = w.ClaimWait(over, math.MaxUint64, tagged.Exact)
+	_, _, calls["alloc"] = w.RecvAlloc(over, math.MaxUint64, tagged.Exact, 8)
+	for name, err := range calls {
+		if !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if m, found := w.Claim(tag, tagged.Exact); found {
+		t.Errorf("%v is claimed", m.Info())
+	}
+	if m, found := e.Claim(tag, tagged.Exact); found {
+		t.Errorf("%v is claimed of the peer", m.Info())
 	}
 }
 

@@ -279,6 +279,10 @@ func TestRegionRefused(t *testing.T) {
 			t.Errorf("receive %s: %v", c.name, err)
 		}
 	}
+	if _, err := a.Worker().RecvRegion(tagged.MaxTag+1, tagged.Exact, recvs.region, 0, 8); !errors.Is(err,
+		verbs.ErrInvalid) {
+		t.Errorf("receive with a tag of collective calls: %v", err)
+	}
 	if _, err := a.Worker().RegisterDMABuf(0, int(sends.file.Fd()), 0, 4096, 0); !errors.Is(err,
 		verbs.ErrInvalid) {
 		t.Errorf("register for nothing: %v", err)

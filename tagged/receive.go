@@ -60,8 +60,8 @@ func (w *Worker) recvWait(ctx context.Context, from *Endpoint, tag, mask uint64,
 
 // recv is Recv for one peer, or for any if from is nil.
 func (w *Worker) recv(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]byte) (*Request, error) {
-	if tag > MaxTag && mask == Exact {
-		return nil, refuse("recv", verbs.ErrInvalid, tagTooLarge)
+	if err := refuseTag("recv", tag, mask); err != nil {
+		return nil, err
 	}
 	n, ok := size(bufs)
 	if !ok {
@@ -75,6 +75,14 @@ func (w *Worker) recv(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]b
 	r, err := w.post(w.newRequest(tag, bufs, n), from, awaited, mask)
 	w.mu.Unlock()
 	return r, err
+}
+
+// refuseTag refuses to look for the messages of collective calls, which no mask but Exact would find.
+func refuseTag(op string, tag, mask uint64) error {
+	if tag > MaxTag && mask == Exact {
+		return refuse(op, verbs.ErrInvalid, tagTooLarge)
+	}
+	return nil
 }
 
 // post posts a receive, or gives it back if it is refused.
@@ -131,24 +139,31 @@ func (e *Endpoint) ProbeWait(ctx context.Context, tag, mask uint64) (Info, error
 	return e.w.probeWait(ctx, e, tag, mask)
 }
 
-// keptFrom returns the messages that wait, of one peer, or of all if from is nil.
-func (w *Worker) keptFrom(from *Endpoint) *unexpected {
-	if from != nil {
-		return &from.kept
+// find returns the first message of the program that waits and that a receive takes, of one peer, or
+// of all if from is nil; nil if there is none.
+func (w *Worker) find(from *Endpoint, tag, mask uint64) *inbound {
+	switch {
+	case tag > MaxTag && mask == Exact:
+		return nil
+	case from != nil:
+		return from.kept.find(tag, mask)
 	}
-	return &w.matching.unexpected
+	return w.matching.unexpected.find(tag, mask)
 }
 
 func (w *Worker) probe(from *Endpoint, tag, mask uint64) (Info, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if in := w.keptFrom(from).find(tag, mask); in != nil {
+	if in := w.find(from, tag, mask); in != nil {
 		return in.info(), true
 	}
 	return Info{}, false
 }
 
 func (w *Worker) probeWait(ctx context.Context, from *Endpoint, tag, mask uint64) (info Info, err error) {
+	if err := refuseTag("probe", tag, mask); err != nil {
+		return Info{}, err
+	}
 	err = w.awaitMessage(ctx, "probe", from, func() (found bool) {
 		info, found = w.probe(from, tag, mask)
 		return found
@@ -260,7 +275,7 @@ func (e *Endpoint) ClaimWait(ctx context.Context, tag, mask uint64) (*Message, e
 func (w *Worker) claim(from *Endpoint, tag, mask uint64) *Message {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	in := w.keptFrom(from).find(tag, mask)
+	in := w.find(from, tag, mask)
 	if in == nil {
 		return nil
 	}
@@ -272,6 +287,9 @@ func (w *Worker) claim(from *Endpoint, tag, mask uint64) *Message {
 
 func (w *Worker) claimWait(ctx context.Context, op string, from *Endpoint, tag, mask uint64) (m *Message,
 	err error) {
+	if err := refuseTag(op, tag, mask); err != nil {
+		return nil, err
+	}
 	err = w.awaitMessage(ctx, op, from, func() bool {
 		m = w.claim(from, tag, mask)
 		return m != nil

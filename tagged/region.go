@@ -367,6 +367,9 @@ func (w *Worker) recvRegion(from *Endpoint, tag, mask uint64, r *Region, off, n 
 	if r.buf != nil || n == 0 {
 		return w.recv(from, false, tag, mask, r.pieces(off, n))
 	}
+	if err := refuseTag(op, tag, mask); err != nil {
+		return nil, err
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
