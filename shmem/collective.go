@@ -25,7 +25,7 @@ func Broadcast[T Element](ctx context.Context, on Group, buf []T, root int) erro
 			t.Size()-1))
 	}
 	g, err := t.call(ctx, op, kindBroadcast,
-		shape{n: len(buf), of: elementOf[T](), param: t.members[root].id})
+		shape{n: len(buf), of: collective.ElementOf[T](), param: t.members[root].id})
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func AllGather[T Element](ctx context.Context, on Group, dst, src []T) error {
 		return t.pe.refuse(ctx, kindAllGather, invalid(op, "dst and src overlap, and src is not part %d of "+
 			"dst: it would be overwritten before it is sent", t.rank))
 	}
-	g, err := t.call(ctx, op, kindAllGather, shape{n: len(src), of: elementOf[T]()})
+	g, err := t.call(ctx, op, kindAllGather, shape{n: len(src), of: collective.ElementOf[T]()})
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func AllToAll[T Element](ctx context.Context, on Group, dst, src []T) error {
 		return t.pe.refuse(ctx, kindAllToAll, invalid(op, "dst and src overlap: a part would be written "+
 			"before it is sent"))
 	}
-	g, err := t.call(ctx, op, kindAllToAll, shape{n: len(src), of: elementOf[T]()})
+	g, err := t.call(ctx, op, kindAllToAll, shape{n: len(src), of: collective.ElementOf[T]()})
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func Scan[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) e
 // reduceBy is a reduction of some kind by an op.
 func reduceBy[T Element](ctx context.Context, t *Team, k kind, dst, src []T, op ReduceOp) error {
 	o := collective.Op(op)
-	if bits := collective.Bitwise(o); bits != nil && !collective.IsFloat[T]() {
+	if bits := collective.Bitwise(o); bits != nil && !collective.ElementOf[T]().IsFloat() {
 		return reduce(ctx, t, k, dst, src, int(op), nil, bits)
 	}
 	if !collective.Apply[T](o, nil, nil, nil) {
@@ -165,7 +165,7 @@ const paramFunc = 1<<16 - 1
 
 // checkReduce returns an error if the arguments of a reduction are wrong: src has parts times as
 // many elements as dst.
-func checkReduce(op string, dst, src, parts int, of element, param int, known bool) error {
+func checkReduce(op string, dst, src, parts int, of collective.Element, param int, known bool) error {
 	switch {
 	case dst*parts != src && parts == 1:
 		return invalid(op, "dst has %d elements, src %d", dst, src)
@@ -175,7 +175,7 @@ func checkReduce(op string, dst, src, parts int, of element, param int, known bo
 		return nil
 	case param == paramFunc:
 		return invalid(op, "fn is nil")
-	case of.isFloat():
+	case of.IsFloat():
 		return invalid(op, "op %v: elements of %v have sum, prod, min, max only", ReduceOp(param), of)
 	}
 	return invalid(op, "op %v: elements of %v have sum, prod, min, max, and, or, xor", ReduceOp(param), of)
@@ -196,7 +196,7 @@ func (k kind) reduction() collective.Kind {
 // bytes. param identifies it to the other PEs.
 func reduce[T Element](ctx context.Context, t *Team, k kind, dst, src []T, param int,
 	combine func(to, a, b []T), bits func(to, a, b []byte)) error {
-	op, of, parts := k.String(), elementOf[T](), 1
+	op, of, parts := k.String(), collective.ElementOf[T](), 1
 	if param == paramFunc {
 		op = "reduce func"
 	}

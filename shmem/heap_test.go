@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/internal/collective"
 	"ibverbx/verbs"
 )
 
@@ -110,7 +111,7 @@ func TestWireFormat(t *testing.T) {
 		}
 	}
 	var r record
-	g := r.add(kindReduce, shape{n: 5, of: elementOf[int32](), param: 3})
+	g := r.add(kindReduce, shape{n: 5, of: collective.ElementOf[int32](), param: 3})
 	if g&tagCall != 2<<60|(1<<2|2)<<56|3<<40|5<<18 || g != 0x26000300001513f0 {
 		t.Errorf("tag %#x of a reduction of 5 elements of int32 by operation 3", uint64(g))
 	}
@@ -124,11 +125,11 @@ type halfInt Float16
 
 // TestElements: PEs compare the size of elements, and how they are combined.
 func TestElements(t *testing.T) {
-	for want, got := range map[string]element{
-		"uint8": elementOf[uint8](), "uint16": elementOf[halfInt](), "uint32": elementOf[uint32](),
-		"uint64": elementOf[uint64](), "int8": elementOf[int8](), "int16": elementOf[int16](),
-		"int32": elementOf[int32](), "int64": elementOf[time.Duration](), "Float16": elementOf[Float16](),
-		"float32": elementOf[float32](), "float64": elementOf[float64](), "BFloat16": elementOf[BFloat16](),
+	for want, got := range map[string]collective.Element{
+		"uint8": collective.ElementOf[uint8](), "uint16": collective.ElementOf[halfInt](), "uint32": collective.ElementOf[uint32](),
+		"uint64": collective.ElementOf[uint64](), "int8": collective.ElementOf[int8](), "int16": collective.ElementOf[int16](),
+		"int32": collective.ElementOf[int32](), "int64": collective.ElementOf[time.Duration](), "Float16": collective.ElementOf[Float16](),
+		"float32": collective.ElementOf[float32](), "float64": collective.ElementOf[float64](), "BFloat16": collective.ElementOf[BFloat16](),
 	} {
 		if got.String() != want {
 			t.Errorf("%v, want %s", got, want)

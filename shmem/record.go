@@ -2,7 +2,8 @@ package shmem
 
 import (
 	"fmt"
-	"math/bits"
+
+	"ibverbx/internal/collective"
 )
 
 // All PEs make the same collective calls in the same order. Each keeps its own record of them, and
@@ -59,59 +60,8 @@ func (k kind) String() string {
 // part of it: the PEs exchange them, and all refuse alike.
 type shape struct {
 	n     int // elements; of SplitStrided a hash of its arguments, which is not zero
-	of    element
+	of    collective.Element
 	param int // the root of a broadcast, the op of a reduction
-}
-
-// element is what the PEs compare of an element's type, in 4 bits: the logarithm of its size in the
-// lower two, and its class.
-type element uint8
-
-// The classes of elements.
-const (
-	unsigned element = iota << 2
-	signed
-	float // Float16 among them
-	brain // BFloat16
-
-	classes = 3 << 2
-)
-
-// elementOf returns the element of a type.
-func elementOf[T Element]() element {
-	size := element(bits.TrailingZeros(uint(sizeOf[T]())))
-	zero, one, two := T(0), T(1), T(2)
-	switch any(zero).(type) {
-	case Float16:
-		return float | size
-	case BFloat16:
-		return brain | size
-	}
-	switch {
-	case one/two != 0:
-		return float | size
-	case zero-one < 0:
-		return signed | size
-	}
-	return unsigned | size
-}
-
-func (e element) isFloat() bool { return e&classes >= float }
-
-// String returns the name of the type, or of the type that it is defined on.
-func (e element) String() string {
-	bits := 8 << (e &^ classes)
-	switch class := e & classes; {
-	case class == unsigned:
-		return fmt.Sprintf("uint%d", bits)
-	case class == signed:
-		return fmt.Sprintf("int%d", bits)
-	case class == brain:
-		return "BFloat16"
-	case bits == 16:
-		return "Float16"
-	}
-	return fmt.Sprintf("float%d", bits)
 }
 
 // tag describes a call to other PEs. From the top: 4 bits of kind, 4 of the element, 16 of the
@@ -138,7 +88,7 @@ func (g tag) String() string {
 	if k < kindBroadcast || k > kindAllToAll && k < kindReduceScatter {
 		return k.String()
 	}
-	s := fmt.Sprintf("%v of %d elements of %v", k, g>>18&tagElements, element(g>>56&15))
+	s := fmt.Sprintf("%v of %d elements of %v", k, g>>18&tagElements, collective.Element(g>>56&15))
 	switch param := g >> 40 & (1<<16 - 1); {
 	case k == kindBroadcast:
 		s += fmt.Sprintf(" from PE %d", param)

@@ -102,7 +102,7 @@ type call struct {
 	op      ReduceOp
 	root    int
 	n       int // elements: of the vector, or of each block
-	size    int // of an element, bytes
+	of      collective.Element
 	inPlace bool
 }
 
@@ -167,7 +167,7 @@ func (c *call) check(ranks, rank, dst, src int, known bool) error {
 
 // collect makes a collective call. n is the length of the vector, or of each block.
 func collect[T Element](ctx context.Context, w *Worker, c *call, dst, src []T, n int) error {
-	c.n, c.size = n, collective.SizeOf[T]()
+	c.n, c.of = n, collective.ElementOf[T]()
 	if ctx == nil {
 		return refuse(c.kind.String(), verbs.ErrInvalid, "no context")
 	}
@@ -179,7 +179,7 @@ func collect[T Element](ctx context.Context, w *Worker, c *call, dst, src []T, n
 	var combine func(to, a, b []T)
 	known := true
 	bits := collective.Bitwise(collective.Op(c.op))
-	if c.reduces() && (bits == nil || collective.IsFloat[T]()) {
+	if c.reduces() && (bits == nil || c.of.IsFloat()) {
 		op := collective.Op(c.op)
 		bits, known = nil, collective.Apply[T](op, nil, nil, nil)
 		combine = func(to, a, b []T) { collective.Apply(op, to, a, b) }
@@ -234,28 +234,27 @@ func carryOut[T Element](ctx context.Context, x *exchange, combine func(to, a, b
 }
 
 // ticket describes a call to other ranks, and is the tag of its messages. From the top: 8 bits that
-// are one, 4 of the kind, 2 of the logarithm of the element's size, 16 of the root, 3 of the
-// operation, 17 of the number of elements or all ones if there are more, and 14 of a hash of this
-// call and all before it.
+// are one, 4 of the kind, 4 of the element, 16 of the root, 3 of the operation, 15 of the number of
+// elements or all ones if there are more, and 14 of a hash of this call and all before it.
 type ticket uint64
 
 const (
 	ticketHash     = 14
-	ticketElements = 1<<17 - 1
+	ticketElements = 1<<15 - 1
 	// ticketCall masks what describes the call itself, not those before it.
 	ticketCall = ^ticket(1<<ticketHash - 1)
 )
 
-// String names the call with its arguments: "broadcast of 8 elements of 4 bytes from rank 0".
+// String names the call with its arguments: "broadcast of 8 elements of int32 from rank 0".
 func (t ticket) String() string {
-	c := call{kind: collective.Kind(t >> 52 & 15), size: 1 << (t >> 50 & 3), root: int(t >> 34 & (1<<16 - 1)),
-		op: ReduceOp(t >> 31 & 7), n: int(t >> ticketHash & ticketElements)}
+	c := call{kind: collective.Kind(t >> 52 & 15), of: collective.Element(t >> 48 & 15),
+		root: int(t >> 32 & (1<<16 - 1)), op: ReduceOp(t >> 29 & 7), n: int(t >> ticketHash & ticketElements)}
 	if c.kind == collective.Barrier {
 		return c.kind.String()
 	}
-	s := fmt.Sprintf("%v of %d elements of %d bytes", c.kind, c.n, c.size)
+	s := fmt.Sprintf("%v of %d elements of %v", c.kind, c.n, c.of)
 	if c.n == ticketElements {
-		s = fmt.Sprintf("%v of %d or more elements of %d bytes", c.kind, c.n, c.size)
+		s = fmt.Sprintf("%v of %d or more elements of %v", c.kind, c.n, c.of)
 	}
 	if c.reduces() {
 		s += fmt.Sprintf(" by %v", c.op)
@@ -283,16 +282,12 @@ const recent = 64
 // add records a call.
 func (r *record) add(c *call) {
 	r.step++
-	for _, v := range [...]int{int(c.kind), int(c.op), c.root, c.n, c.size} {
+	for _, v := range [...]int{int(c.kind), int(c.op), c.root, c.n, int(c.of)} {
 		r.hash = (r.hash ^ uint64(v) ^ 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9
 		r.hash ^= r.hash >> 29
 	}
-	log := ticket(0)
-	for 1<<log < c.size {
-		log++
-	}
-	r.tickets[r.step%recent] = 0xff<<56 | ticket(c.kind)<<52 | log<<50 | ticket(c.root)<<34 |
-		ticket(c.op)<<31 | ticket(min(c.n, ticketElements))<<ticketHash |
+	r.tickets[r.step%recent] = 0xff<<56 | ticket(c.kind)<<52 | ticket(c.of)<<48 | ticket(c.root)<<32 |
+		ticket(c.op)<<29 | ticket(min(c.n, ticketElements))<<ticketHash |
 		ticket(r.hash>>(64-ticketHash))
 }
 

@@ -181,23 +181,28 @@ func TestCollectivesMismatch(t *testing.T) {
 		want      string                                      // one of them is in the error of one rank
 	}{
 		{"kind", barrier, broadcast(0),
-			"broadcast of 8 elements of 4 bytes from rank 0|the same calls before"},
+			"broadcast of 8 elements of int32 from rank 0|the same calls before"},
 		{"root", broadcast(2), broadcast(0),
-			"broadcast of 8 elements of 4 bytes from rank 2|the same calls before"},
+			"broadcast of 8 elements of int32 from rank 2|the same calls before"},
 		{"nobody sends", func(ctx context.Context, w *tagged.Worker) error {
 			return tagged.Reduce(ctx, w, buf(), buf(), tagged.OpSum, 2)
-		}, broadcast(2), "reduce of 8 elements of 4 bytes by sum to rank 2"},
+		}, broadcast(2), "reduce of 8 elements of int32 by sum to rank 2"},
 		{"elements", func(ctx context.Context, w *tagged.Worker) error {
 			return tagged.AllGather(ctx, w, make([]int16, 8*ranks), make([]int16, 8))
 		}, func(ctx context.Context, w *tagged.Worker) error {
 			return tagged.AllGather(ctx, w, make([]int32, 8*ranks), buf())
-		}, "all-gather of 8 elements of 2 bytes"},
+		}, "all-gather of 8 elements of int16"},
+		{"type", func(ctx context.Context, w *tagged.Worker) error {
+			return tagged.AllReduce(ctx, w, make([]float32, 8), make([]float32, 8), tagged.OpSum)
+		}, func(ctx context.Context, w *tagged.Worker) error {
+			return tagged.AllReduce(ctx, w, buf(), buf(), tagged.OpSum)
+		}, "all-reduce of 8 elements of float32 by sum"},
 		{"one call too many", func(ctx context.Context, w *tagged.Worker) error {
 			if err := tagged.Broadcast(ctx, w, buf()[:0], 0); err != nil { // waits for nobody
 				return err
 			}
 			return w.Barrier(ctx)
-		}, barrier, "broadcast of 0 elements of 4 bytes from rank 0|the same calls before"},
+		}, barrier, "broadcast of 0 elements of int32 from rank 0|the same calls before"},
 		{"wrong argument", func(ctx context.Context, w *tagged.Worker) error {
 			return tagged.AllToAll(ctx, w, buf(), buf()[:7])
 		}, barrier, "rank 2 has ended it: all-to-all 1: invalid argument: dst has 8 elements, src 7"},

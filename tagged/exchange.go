@@ -116,16 +116,16 @@ func (x *exchange) begin(c *call, dst, src []byte) error {
 	x.record.add(c)
 	x.polls, x.look = 0, time.Time{}
 	s := collective.Shape{Kind: c.kind, Ranks: x.w.cfg.Size, Rank: x.w.cfg.Rank, Root: c.root,
-		Count: c.n * c.size, Piece: pieceSize, Depth: depth, InPlace: c.inPlace}
+		Count: c.n * c.of.Size(), Piece: pieceSize, Depth: depth, InPlace: c.inPlace}
 	s.Algorithm = collective.Choose(&s, collective.Network{Latency: latency, Overhead: overhead})
-	x.unit = c.size
+	x.unit = c.of.Size()
 	cuts := c.kind == collective.AllReduce &&
 		(s.Algorithm == collective.Ring || s.Algorithm == collective.Halving)
 	if n := s.Count; n != 0 && n <= pieceSize && !cuts { // few schedules serve all short calls
 		x.unit, s.Count = n, 1
 		s.Piece = 1 << min(bits.Len(uint(pieceSize/n))-1, bits.Len(uint(s.Ranks)))
 	} else {
-		s.Count, s.Piece = c.n, pieceSize/c.size
+		s.Count, s.Piece = c.n, pieceSize/c.of.Size()
 	}
 	x.land = depth * s.Piece * x.unit
 	schedule, err := x.cache.Schedule(&s)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"math/bits"
 	"unsafe"
 )
 
@@ -45,14 +46,59 @@ type Float16 uint16
 // BFloat16 is a float of 16 bits: the upper half of a float32.
 type BFloat16 uint16
 
-// IsFloat reports whether elements are floats, which have no bits to combine.
-func IsFloat[T Ordered]() bool {
-	switch any(T(0)).(type) {
-	case Float16, BFloat16:
-		return true
+// Element is what ranks compare of an element's type, in 4 bits: the logarithm of its size in the
+// lower two, and its class.
+type Element uint8
+
+// The classes of elements.
+const (
+	unsigned Element = iota << 2
+	signed
+	float // Float16 among them
+	brain // BFloat16
+
+	classes = 3 << 2
+)
+
+// ElementOf returns the element of a type.
+func ElementOf[T Ordered]() Element {
+	size := Element(bits.TrailingZeros(uint(SizeOf[T]())))
+	zero, one, two := T(0), T(1), T(2)
+	switch any(zero).(type) {
+	case Float16:
+		return float | size
+	case BFloat16:
+		return brain | size
 	}
-	one, two := T(1), T(2)
-	return one/two != 0
+	switch {
+	case one/two != 0:
+		return float | size
+	case zero-one < 0:
+		return signed | size
+	}
+	return unsigned | size
+}
+
+// Size returns the length of an element in bytes.
+func (e Element) Size() int { return 1 << (e &^ classes) }
+
+// IsFloat reports whether elements are floats, which have no bits to combine.
+func (e Element) IsFloat() bool { return e&classes >= float }
+
+// String returns the name of the type, or of the type that it is defined on.
+func (e Element) String() string {
+	size := 8 * e.Size()
+	switch class := e & classes; {
+	case class == unsigned:
+		return fmt.Sprintf("uint%d", size)
+	case class == signed:
+		return fmt.Sprintf("int%d", size)
+	case class == brain:
+		return "BFloat16"
+	case size == 16:
+		return "Float16"
+	}
+	return fmt.Sprintf("float%d", size)
 }
 
 // Apply sets to[i] to a[i] op b[i]. The slices have the same length; to may be a or b. It does

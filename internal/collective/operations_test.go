@@ -41,8 +41,8 @@ func checkOrdered[T Ordered](t *testing.T, value func() T) {
 		}
 		half := plain(Prod, value(), 0)
 		half++
-		if float := half/2 != 0; IsFloat[T]() != float {
-			t.Errorf("is a float: %v, want %v", IsFloat[T](), float)
+		if float := half/2 != 0; ElementOf[T]().IsFloat() != float {
+			t.Errorf("is a float: %v, want %v", ElementOf[T](), float)
 		}
 	})
 }
@@ -158,7 +158,7 @@ func TestApplyHalf(t *testing.T) {
 			t.Errorf("the most of 3 and -4 is %v", x[0].Float32())
 		}
 	}
-	if Apply[Float16](Or, nil, nil, nil) || !IsFloat[Float16]() || !IsFloat[BFloat16]() {
+	if Apply[Float16](Or, nil, nil, nil) || !ElementOf[Float16]().IsFloat() || !ElementOf[BFloat16]().IsFloat() {
 		t.Error("bits of floats")
 	}
 }
