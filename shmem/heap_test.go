@@ -126,10 +126,18 @@ type halfInt Float16
 // TestElements: PEs compare the size of elements, and how they are combined.
 func TestElements(t *testing.T) {
 	for want, got := range map[string]collective.Element{
-		"uint8": collective.ElementOf[uint8](), "uint16": collective.ElementOf[halfInt](), "uint32": collective.ElementOf[uint32](),
-		"uint64": collective.ElementOf[uint64](), "int8": collective.ElementOf[int8](), "int16": collective.ElementOf[int16](),
-		"int32": collective.ElementOf[int32](), "int64": collective.ElementOf[time.Duration](), "Float16": collective.ElementOf[Float16](),
-		"float32": collective.ElementOf[float32](), "float64": collective.ElementOf[float64](), "BFloat16": collective.ElementOf[BFloat16](),
+		"uint8":    collective.ElementOf[uint8](),
+		"uint16":   collective.ElementOf[halfInt](),
+		"uint32":   collective.ElementOf[uint32](),
+		"uint64":   collective.ElementOf[uint64](),
+		"int8":     collective.ElementOf[int8](),
+		"int16":    collective.ElementOf[int16](),
+		"int32":    collective.ElementOf[int32](),
+		"int64":    collective.ElementOf[time.Duration](),
+		"Float16":  collective.ElementOf[Float16](),
+		"float32":  collective.ElementOf[float32](),
+		"float64":  collective.ElementOf[float64](),
+		"BFloat16": collective.ElementOf[BFloat16](),
 	} {
 		if got.String() != want {
 			t.Errorf("%v, want %s", got, want)

@@ -91,13 +91,16 @@ func TestBadArguments(t *testing.T) {
 			_, err := r.workers[0].RecvWait(none, 1, tagged.Exact)
 			return err
 		}(),
-		"recv from one, no context": func() error { _, err := e.RecvWait(none, 1, tagged.Exact); return err }(),
-		"wait, no context":          posted.Wait(none),
-		"wait for all, no context":  tagged.WaitAll(none, posted),
-		"close, no context":         e.Close(none),
-		"no memory":                 func() error { _, err := r.workers[0].Register(nil); return err }(),
-		"bad configuration":         newWorker(tagged.Config{Chunk: -1}),
-		"bad transport":             newWorker(tagged.Config{Transport: transport.Config{AMBuffers: -1}}),
+		"recv from one, no context": func() error {
+			_, err := e.RecvWait(none, 1, tagged.Exact)
+			return err
+		}(),
+		"wait, no context":         posted.Wait(none),
+		"wait for all, no context": tagged.WaitAll(none, posted),
+		"close, no context":        e.Close(none),
+		"no memory":                func() error { _, err := r.workers[0].Register(nil); return err }(),
+		"bad configuration":        newWorker(tagged.Config{Chunk: -1}),
+		"bad transport":            newWorker(tagged.Config{Transport: transport.Config{AMBuffers: -1}}),
 	} {
 		if !errors.Is(err, verbs.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)

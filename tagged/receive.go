@@ -77,7 +77,7 @@ func (w *Worker) recv(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]b
 	return r, err
 }
 
-// refuseTag refuses to look for the messages of collective calls, which no mask but Exact would find.
+// refuseTag refuses to look for the messages of collective calls, which only Exact would find.
 func refuseTag(op string, tag, mask uint64) error {
 	if tag > MaxTag && mask == Exact {
 		return refuse(op, verbs.ErrInvalid, tagTooLarge)
@@ -139,8 +139,8 @@ func (e *Endpoint) ProbeWait(ctx context.Context, tag, mask uint64) (Info, error
 	return e.w.probeWait(ctx, e, tag, mask)
 }
 
-// find returns the first message of the program that waits and that a receive takes, of one peer, or
-// of all if from is nil; nil if there is none.
+// find returns the first message of the program that a receive of one peer, or of any if from is
+// nil, takes; nil if there is none.
 func (w *Worker) find(from *Endpoint, tag, mask uint64) *inbound {
 	switch {
 	case tag > MaxTag && mask == Exact:

@@ -158,7 +158,8 @@ func TestApplyHalf(t *testing.T) {
 			t.Errorf("the most of 3 and -4 is %v", x[0].Float32())
 		}
 	}
-	if Apply[Float16](Or, nil, nil, nil) || !ElementOf[Float16]().IsFloat() || !ElementOf[BFloat16]().IsFloat() {
+	if Apply[Float16](Or, nil, nil, nil) || !ElementOf[Float16]().IsFloat() ||
+		!ElementOf[BFloat16]().IsFloat() {
 		t.Error("bits of floats")
 	}
 }
