@@ -2,6 +2,7 @@ package shmem
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"ibverbx/transport"
@@ -14,8 +15,9 @@ type Config struct {
 	// methods of these names.
 	Rank, Size int
 	// Exchange is an all-gather among the PEs: each passes some bytes, a few hundred for each PE,
-	// and receives those of all PEs in order of rank, its own included. Join calls it twice. It can
-	// use anything that carries bytes: TCP, files, a job launcher. It may be nil for a single PE.
+	// or none, and receives those of all PEs in order of rank, its own included. Join calls it
+	// twice, also if this PE cannot join. It can use anything that carries bytes: TCP, files, a job
+	// launcher. It may be nil for a single PE.
 	Exchange func(ctx context.Context, mine []byte) ([][]byte, error)
 	// HeapSize is the size of each PE's symmetric heap in bytes; 0 means 64 MiB. It is registered
 	// with the NICs. The package needs more memory for itself: 128 KiB for each PE, at most 4 MiB
@@ -91,22 +93,33 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func (c *Config) validate() error {
-	const op = "config"
+// validatePlace checks what a PE needs to tell the others that it cannot join.
+func (c *Config) validatePlace() error {
 	switch {
 	case c.Size < 1 || c.Size > maxPEs:
-		return invalid(op, "Size %d: must be 1 to %d", c.Size, maxPEs)
+		return badConfig("Size %d: must be 1 to %d", c.Size, maxPEs)
 	case c.Rank < 0 || c.Rank >= c.Size:
-		return invalid(op, "Rank %d: of %d PEs the ranks are 0 to %d", c.Rank, c.Size, c.Size-1)
-	case c.HeapSize < blockAlign || int64(c.HeapSize) > 1<<46:
-		return invalid(op, "HeapSize %d: must be %d bytes to 64 TiB", c.HeapSize, blockAlign)
+		return badConfig("Rank %d: of %d PEs the ranks are 0 to %d", c.Rank, c.Size, c.Size-1)
 	case c.Exchange == nil && c.Size > 1:
-		return invalid(op, "Exchange is nil: %d PEs need it to find each other", c.Size)
+		return badConfig("Exchange is nil: %d PEs need it to find each other", c.Size)
+	}
+	return nil
+}
+
+// validate checks the rest.
+func (c *Config) validate() error {
+	switch {
+	case c.HeapSize < blockAlign || int64(c.HeapSize) > 1<<46:
+		return badConfig("HeapSize %d: must be %d bytes to 64 TiB", c.HeapSize, blockAlign)
 	case c.Step < 0:
-		return invalid(op, "Step %v: must not be negative", c.Step)
+		return badConfig("Step %v: must not be negative", c.Step)
 	case c.Transport.MaxEndpoints < c.Size+1:
-		return invalid(op, "Transport.MaxEndpoints %d: %d PEs need %d", c.Transport.MaxEndpoints, c.Size,
+		return badConfig("Transport.MaxEndpoints %d: %d PEs need %d", c.Transport.MaxEndpoints, c.Size,
 			c.Size+1)
 	}
 	return nil
+}
+
+func badConfig(format string, args ...any) error {
+	return fmt.Errorf("config: %w: %s", verbs.ErrInvalid, fmt.Sprintf(format, args...))
 }

@@ -1,6 +1,7 @@
 package shmem
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,9 +46,9 @@ func TestBoundsOfTheConfiguration(t *testing.T) {
 		cfg = cfg.withDefaults()
 		want := "<nil>"
 		if c.says != "" {
-			want = "shmem: config: invalid argument: " + c.says
+			want = "config: invalid argument: " + c.says
 		}
-		err := cfg.validate()
+		err := cmp.Or(cfg.validatePlace(), cfg.validate())
 		if fmt.Sprint(err) != want || c.says != "" && !errors.Is(err, verbs.ErrInvalid) {
 			t.Errorf("%v, want %s", err, want)
 		}

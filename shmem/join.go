@@ -10,6 +10,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/internal/errwrap"
+	"ibverbx/internal/peertext"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -28,48 +29,50 @@ func join(ctx context.Context, dom *ibverbx.Domain, cfg Config, shared bool) (*P
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
-		return nil, err
-	}
-	p, err := newPE(dom, cfg)
-	if err != nil {
+	if err := cfg.validatePlace(); err != nil {
 		return nil, opError("join", err)
 	}
+	p := newPE(dom, cfg)
 	p.exchange.shared = shared
-	if err := p.connect(ctx); err != nil {
-		return nil, errwrap.Join(opError("join", err), p.free())
+	err := p.open()
+	if cfg.Size > 1 {
+		err = p.connect(ctx, err)
 	}
-	if cfg.Background {
-		if err := p.worker.Start(); err != nil {
-			return nil, errwrap.Join(opError("join", err), p.free())
-		}
+	if err == nil && cfg.Background {
+		err = p.worker.Start()
+	}
+	if err != nil {
+		return nil, errwrap.Join(opError("join", err), p.free())
 	}
 	return p, nil
 }
 
-// newPE makes a PE that is connected to itself only.
-func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
-	p = &PE{cfg: cfg, id: cfg.Rank, layout: newLayout(cfg.Size), dom: dom, sleepStep: defaultSleepStep}
+// newPE makes a PE that has no memory and no endpoints.
+func newPE(dom *ibverbx.Domain, cfg Config) *PE {
+	p := &PE{cfg: cfg, id: cfg.Rank, layout: newLayout(cfg.Size), dom: dom, sleepStep: defaultSleepStep}
 	p.exchange.window = defaultWindow
 	p.calls.New = func() any { return &call{} }
-	size := uint64(cfg.HeapSize) &^ (blockAlign - 1)
-	p.blocks = newBlocks(p.layout.user, size)
 	p.peers = make([]peer, cfg.Size)
 	p.world = newWorldTeam(p)
 	p.in = p.world
-	defer func() {
-		if err != nil {
-			err = errwrap.Join(err, p.free())
-		}
-	}()
-	if p.worker, err = transport.NewWorker(dom, cfg.Transport); err != nil {
-		return p, err
+	return p
+}
+
+// open makes the PE's memory and endpoints, and connects it to itself.
+func (p *PE) open() (err error) {
+	if err = p.cfg.validate(); err != nil {
+		return err
+	}
+	size := uint64(p.cfg.HeapSize) &^ (blockAlign - 1)
+	p.blocks = newBlocks(p.layout.user, size)
+	if p.worker, err = transport.NewWorker(p.dom, p.cfg.Transport); err != nil {
+		return err
 	}
 	if err = p.worker.Handle(wakeID, woken); err != nil {
-		return p, err
+		return err
 	}
-	if p.region, err = dom.Alloc(int(p.layout.user+size), verbs.AccessAll); err != nil {
-		return p, err
+	if p.region, err = p.dom.Alloc(int(p.layout.user+size), verbs.AccessAll); err != nil {
+		return err
 	}
 	p.heap = p.region.Bytes()
 	p.enlist(p.world)
@@ -78,18 +81,18 @@ func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 		t.pe, t.id = p, i
 		cfg := transport.EndpointConfig{Name: "PE " + strconv.Itoa(i), OnError: t.failed}
 		if t.ep, err = p.worker.NewEndpoint(cfg); err != nil {
-			return p, err
+			return err
 		}
 	}
 	itself := transport.EndpointConfig{Name: "PE " + strconv.Itoa(p.id) + " itself"}
 	if p.loopback, err = p.worker.NewEndpoint(itself); err != nil {
-		return p, err
+		return err
 	}
 	if err = transport.Connect(p.peers[p.id].ep, p.loopback); err != nil {
-		return p, err
+		return err
 	}
-	p.peers[p.id].connected(p.region.Remote(), len(dom.Devices()) > 1)
-	return p, nil
+	p.peers[p.id].connected(p.region.Remote(), len(p.dom.Devices()) > 1)
+	return nil
 }
 
 // connected sets the fields that are known once the endpoint is connected.
@@ -99,36 +102,77 @@ func (t *peer) connected(heap ibverbx.RemoteMR, multiNIC bool) {
 	t.short, t.bcopy = limits.PutShort, min(limits.PutBcopy, limits.GetBcopy)
 }
 
-// connect exchanges cards with the other PEs, and connects to them.
-func (p *PE) connect(ctx context.Context) error {
-	if len(p.peers) == 1 {
-		return nil
-	}
-	mine, err := p.row()
-	if err != nil {
-		return err
+// connect exchanges cards with the other PEs, and connects to them. If this PE has failed before,
+// or fails now, it takes part in the rest: the others would wait for it.
+func (p *PE) connect(ctx context.Context, failed error) error {
+	var mine []byte
+	if failed == nil {
+		mine, failed = p.row()
 	}
 	rows, err := p.callExchange(ctx, mine)
 	if err != nil {
-		return err
+		return errwrap.Join(failed, err)
+	}
+	if failed == nil {
+		failed = p.checkEntries(rows)
+	}
+	absent := -1 // the first other PE that has failed before it had a row
+	if failed == nil {
+		if absent = p.absent(rows); absent >= 0 {
+			failed = fmt.Errorf("card of PE %d: %w: it is empty", absent, verbs.ErrInvalid)
+		} else {
+			failed = p.connectAll(rows)
+		}
 	}
 	var refusal []byte
-	failed := p.connectAll(rows)
 	if failed != nil {
 		refusal = []byte(failed.Error())
 	}
 	// No PE goes on before all are connected: a NIC retries only for so long what it sends to a
 	// queue pair that is not.
 	refusals, err := p.callExchange(ctx, refusal)
-	if failed != nil || err != nil {
+	switch {
+	case err != nil:
 		return errwrap.Join(failed, err)
+	case absent >= 0 && absent < len(refusals) && len(refusals[absent]) != 0:
+		return &refusedError{absent, refusals[absent]}
+	case failed != nil:
+		return failed
+	}
+	if err := p.checkEntries(refusals); err != nil {
+		return err
 	}
 	for i, m := range refusals {
 		if len(m) != 0 {
-			return fmt.Errorf("PE %d cannot connect: %.300s", i, m)
+			return &refusedError{i, m}
 		}
 	}
 	return nil
+}
+
+// absent returns the first other PE without a row; -1 if there is none.
+func (p *PE) absent(rows [][]byte) int {
+	for i, b := range rows {
+		if len(b) == 0 && i != p.id {
+			return i
+		}
+	}
+	return -1
+}
+
+// refusedError says that another PE cannot join.
+type refusedError struct {
+	pe  int
+	why []byte // its error
+}
+
+func (e *refusedError) Error() string {
+	return fmt.Sprintf("PE %d cannot join: %s", e.pe, peertext.Line(string(e.why), 300))
+}
+
+func isRefusal(leaf error) bool {
+	_, ok := leaf.(*refusedError) //nolint:errorlint // a leaf
+	return ok
 }
 
 // connectAll connects to all others by their rows.
@@ -144,17 +188,22 @@ func (p *PE) connectAll(rows [][]byte) error {
 	return nil
 }
 
-// callExchange is Config.Exchange, and checks what it returns.
+// callExchange is Config.Exchange.
 func (p *PE) callExchange(ctx context.Context, mine []byte) ([][]byte, error) {
 	all, err := p.cfg.Exchange(ctx, mine)
 	if err != nil {
 		return nil, fmt.Errorf("exchange: %w", err)
 	}
+	return all, nil
+}
+
+// checkEntries checks what Exchange has returned.
+func (p *PE) checkEntries(all [][]byte) error {
 	if len(all) != len(p.peers) {
-		return nil, fmt.Errorf("exchange: %w: it returned %d entries: there are %d PEs", verbs.ErrInvalid,
+		return fmt.Errorf("exchange: %w: it returned %d entries: there are %d PEs", verbs.ErrInvalid,
 			len(all), len(p.peers))
 	}
-	return all, nil
+	return nil
 }
 
 // row returns the bytes that this PE passes to Exchange.

@@ -75,6 +75,68 @@ func TestNoPEJoinsAlone(t *testing.T) {
 	}
 }
 
+// A PE that fails before it has a row, or whose Exchange returns too little, takes part in both
+// exchanges all the same: the others do not wait, and their errors say why it cannot join, in text
+// that is safe for a terminal.
+func TestOthersDoNotWaitForAPEThatFails(t *testing.T) {
+	for _, c := range []struct {
+		says string
+		heap int    // of PE 1
+		call string // the first of this kind fails on its NIC
+		less bool   // its first exchange returns one entry
+	}{
+		{says: "config: invalid argument: HeapSize 63", heap: 63},
+		{says: unreliable.Err.Error(), heap: 4096, call: "register"},
+		{says: unreliable.Err.Error(), heap: 4096, call: "create qp"},
+		{says: "exchange: invalid argument: it returned 1 entries", heap: 4096, less: true},
+	} {
+		l := newTestbed(t, shape{2, 1, 1}, shmem.Config{HeapSize: 4096})
+		f := &unreliable.Calls{At: -1, Only: c.call}
+		flaky, err := ibverbx.NewDomain(unreliable.New(l.fabric.Device(1), f))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.N = 0; c.call != "" {
+			f.At = 0
+		}
+		var errs [2]error
+		var joined sync.WaitGroup
+		meet := shmem.Meeting(2)
+		for me, dom := range []*ibverbx.Domain{l.doms[0], flaky} {
+			calls := 0
+			exchange := func(ctx context.Context, mine []byte) ([][]byte, error) {
+				all, err := meet(ctx, me, mine)
+				if calls++; me == 1 && c.less && calls == 1 {
+					return all[:1], err
+				} else if me == 0 && calls == 2 && err == nil {
+					all = [][]byte{all[0], append([]byte("\x1b[31m\n"), all[1]...)}
+				}
+				return all, err
+			}
+			joined.Go(func() {
+				_, errs[me] = shmem.Join(l.ctx, dom, shmem.Config{Size: 2, Rank: me,
+					HeapSize: []int{4096, c.heap}[me], Exchange: exchange})
+			})
+		}
+		joined.Wait()
+		said := fmt.Sprint(errs[0])
+		if !strings.HasPrefix(said, "shmem: join: PE 1 cannot join: ") || !strings.Contains(said, c.says) ||
+			strings.ContainsAny(said, "\x1b\n") || !strings.Contains(fmt.Sprint(errs[1]), c.says) {
+			t.Errorf("PE 0: %q; PE 1: %v; want that PE 1 says %s", said, errs[1], c.says)
+		}
+		if c.call != "" { // in a local world the errors of the others would only repeat it
+			f.N = 0
+			_, err = shmem.NewLocal(l.ctx, shmem.Config{HeapSize: 4096}, l.doms[0], flaky)
+			if !errors.Is(err, unreliable.Err) || strings.Contains(err.Error(), "cannot join") {
+				t.Errorf("a local world: %v", err)
+			}
+		}
+		if err := flaky.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Whatever a peer's card contains, joining ends with an error and not with a panic.
 func FuzzCard(f *testing.F) {
 	f.Add([]byte(fits))
@@ -179,7 +241,7 @@ func TestAPEThatCannotConnect(t *testing.T) {
 	}
 	joined.Wait()
 	if !errors.Is(errs[1], verbs.ErrNotSupported) || errs[0] == nil ||
-		!strings.Contains(errs[0].Error(), "PE 1 cannot connect") {
+		!strings.Contains(errs[0].Error(), "PE 1 cannot join") {
 		t.Errorf("PE 0: %v; PE 1: %v", errs[0], errs[1])
 	}
 }

@@ -46,7 +46,9 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 		wg.Go(func() {
 			var err error
 			if world.pes[i], err = join(ctx, dom, cfg, shared); err != nil {
-				results.add(i, err)
+				if !consistsOf(err, isRefusal) { // the PE that it names returns its own error
+					results.add(i, err)
+				}
 				cancel() // so that the others stop waiting
 			}
 		})
@@ -157,13 +159,20 @@ func (r *results) join() error {
 
 // onlyCanceled reports whether an error consists only of canceled contexts.
 func onlyCanceled(err error) bool {
+	return consistsOf(err, func(leaf error) bool {
+		return leaf == context.Canceled //nolint:errorlint // a leaf
+	})
+}
+
+// consistsOf reports whether an error wraps nothing but leaves of a kind.
+func consistsOf(err error, kind func(leaf error) bool) bool {
 	switch e := err.(type) { //nolint:errorlint // walks the tree of errors itself
 	case interface{ Unwrap() error }:
-		return onlyCanceled(e.Unwrap())
+		return consistsOf(e.Unwrap(), kind)
 	case interface{ Unwrap() []error }:
-		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !onlyCanceled(err) })
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !consistsOf(err, kind) })
 	}
-	return err == context.Canceled //nolint:errorlint // a leaf
+	return kind(err)
 }
 
 // meeting is an all-gather among PEs of one process.
