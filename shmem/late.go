@@ -97,9 +97,9 @@ func (e *lateError) Late() (ranks []int, size int) { return e.late, e.size }
 // rollCall asks the PEs of the team how many of its calls they have entered. It returns, by their
 // numbers, which have not answered, and which have not entered the current call.
 func (p *PE) rollCall() (silent, absent []bool) {
-	in, told := p.in, p.in.entered()
+	in, published := p.in, p.in.entered()
 	if !in.isWorld() {
-		told |= ofTeam
+		published |= ofTeam
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
@@ -107,7 +107,7 @@ func (p *PE) rollCall() (silent, absent []bool) {
 	stop()
 	asked := make([]*call, len(in.members))
 	for i, t := range in.members {
-		if i == in.rank || t.putWord(now, p.layout.gaveUp(p.id), told) != nil {
+		if i == in.rank || t.putWord(now, p.layout.gaveUp(p.id), published) != nil {
 			continue
 		}
 		c := p.getCall()
@@ -122,7 +122,7 @@ func (p *PE) rollCall() (silent, absent []bool) {
 	looks := 0
 	_ = p.worker.WaitFor(ctx, time.Millisecond, func() bool {
 		for i, c := range asked {
-			if c != nil && !c.comp.Fired() && !in.members[i].gaveUp(told) {
+			if c != nil && !c.comp.Fired() && !in.members[i].gaveUp(published) {
 				looks++
 				return p.cfg.Transport.Idle != nil && looks > lookRounds // its scheduler has its own clock
 			}
@@ -135,7 +135,7 @@ func (p *PE) rollCall() (silent, absent []bool) {
 		switch {
 		case i == in.rank:
 		case c == nil || !c.comp.Fired() || c.comp.Err() != nil:
-			silent[t.id] = !t.gaveUp(told)
+			silent[t.id] = !t.gaveUp(published)
 		default:
 			absent[t.id] = in.isBehind(c.word[0])
 			p.putCall(c)
@@ -153,11 +153,11 @@ func (t *Team) isBehind(theirs uint64) bool {
 	return theirs&^callsMask != t.idBits() || theirs&callsMask < t.record.step
 }
 
-// gaveUp reports whether the peer has given up waiting in the call for which it tells this.
-func (t *peer) gaveUp(told uint64) bool {
+// gaveUp reports whether the peer has given up waiting in the call in which this PE published this.
+func (t *peer) gaveUp(published uint64) bool {
 	said := atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.gaveUp(t.id)))
-	if (told|said)&ofTeam != 0 {
-		return told == said
+	if (published|said)&ofTeam != 0 {
+		return published == said
 	}
-	return said >= min(told, leaving)
+	return said >= min(published, leaving)
 }

@@ -74,7 +74,7 @@ func (p *PE) stopped(op string, w stopWord) error {
 	if w == 0 {
 		return nil
 	}
-	p.told.Store(true)
+	p.knows.Store(true)
 	return opError(op, w.err())
 }
 
@@ -111,7 +111,7 @@ func (p *PE) explain(op string, err error) error {
 // refuse ends a collective call whose arguments are wrong, on all PEs, so that the others do not
 // wait.
 func (p *PE) refuse(ctx context.Context, k kind, err error) error {
-	p.told.Store(true)
+	p.knows.Store(true)
 	p.stopAll(ctx, stopWord(k)<<32|stopWord(p.id)+1)
 	return err
 }
@@ -129,7 +129,7 @@ func (p *PE) differ(theirs tag, of *Team) difference {
 
 // mismatch ends a collective call on all PEs, because PE t is in a different one.
 func (p *PE) mismatch(ctx context.Context, op string, t *peer, d difference) error {
-	p.told.Store(true)
+	p.knows.Store(true)
 	p.stopAll(ctx, stopWord(p.id)+1)
 	theirs, mine := d.theirs.String(), d.mine.String()
 	if d.of == d.in && (d.theirs^d.mine)&tagCall == 0 {
@@ -275,7 +275,7 @@ const outOfStep = (closeNumber + 1) << markBits
 // and the program does not know it yet, meet returns ErrMismatch and waits no longer.
 func (p *PE) meet(ctx context.Context, op string) (err error) {
 	p.world.record.add(kindClose, shape{})
-	p.compared = p.failed.err == nil && !p.told.Load()
+	p.compared = p.failed.err == nil && !p.knows.Load()
 	switch {
 	case p.gone.Load() != nil || p.mustStop() != 0:
 	case p.compared:

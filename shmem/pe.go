@@ -44,7 +44,7 @@ type PE struct {
 	wakers     int           // peers that this PE has asked to wake it
 	syncs      atomic.Uint64 // barriers so far; Stats reads it without the lock
 
-	told    atomic.Bool             // the program knows that the PEs are out of step
+	knows   atomic.Bool             // the program knows that the PEs are out of step
 	fences  atomic.Uint64           // calls of Fence so far
 	gone    atomic.Pointer[PEError] // the first other PE that failed or closed; nil while none has
 	closing atomic.Bool             // Close has begun: collective calls are refused, peers may close
