@@ -158,6 +158,9 @@ func (c *call) check(ranks, rank, dst, src int, known bool) error {
 			ranks-1)
 	case !known:
 		return fmt.Errorf("%w: op %v: the elements do not have it", verbs.ErrInvalid, c.op)
+	case c.kind == collective.AllToAll && (dst != src || src%ranks != 0):
+		return fmt.Errorf("%w: dst has %d elements, src %d: both must have the same multiple of %d",
+			verbs.ErrInvalid, dst, src, ranks)
 	case wantDst >= 0 && dst != wantDst || wantSrc >= 0 && src != wantSrc:
 		return fmt.Errorf("%w: dst has %d elements, src %d: of %d ranks they must have %d and %d",
 			verbs.ErrInvalid, dst, src, ranks, max(wantDst, 0), max(wantSrc, 0))

@@ -205,7 +205,8 @@ func TestCollectivesMismatch(t *testing.T) {
 		}, barrier, "broadcast of 0 elements of int32 from rank 0|the same calls before"},
 		{"wrong argument", func(ctx context.Context, w *tagged.Worker) error {
 			return tagged.AllToAll(ctx, w, buf(), buf()[:7])
-		}, barrier, "rank 2 has ended it: all-to-all 1: invalid argument: dst has 8 elements, src 7"},
+		}, barrier, "rank 2 has ended it: all-to-all 1: invalid argument: dst has 8 elements, src 7: " +
+			"both must have the same multiple of 4"},
 		{"wrong operation", func(ctx context.Context, w *tagged.Worker) error {
 			return tagged.AllReduce(ctx, w, make([]float32, 1), make([]float32, 1), tagged.OpXor)
 		}, barrier, "op xor: the elements do not have it"},

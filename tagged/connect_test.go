@@ -339,7 +339,8 @@ func TestJoinRefused(t *testing.T) {
 	if !errors.Is(err, verbs.ErrInvalid) {
 		t.Error(err)
 	}
-	if _, err = r.workers[0].Peer(0); !errors.Is(err, verbs.ErrInvalid) {
+	if _, err = r.workers[0].Peer(0); err == nil ||
+		err.Error() != "tagged: peer: invalid argument: the worker has no ranks: make it with Join" {
 		t.Error(err)
 	}
 }

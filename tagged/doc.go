@@ -90,7 +90,7 @@
 //
 // Their messages have tags above [MaxTag], which no mask matches, and share the window with those
 // of the program. Long ones are fastest from and into registered memory; a call registers other
-// memory once. They allocate nothing in the steady state.
+// memory once. In the steady state a call allocates nothing, unless it registers memory.
 //
 // If the ranks make different calls, or one refuses its arguments, all get [ErrMismatch]; one of
 // them says who called what. If a rank fails, or the context of a rank ends, the call ends on all,

@@ -62,6 +62,8 @@ func (c *Config) validateRanks() error {
 	return nil
 }
 
+const noRanks = "the worker has no ranks: make it with Join"
+
 // maxRanks is the most ranks.
 const maxRanks = 1 << 16
 
@@ -78,8 +80,11 @@ type ranks struct {
 // peer is Worker.Peer.
 func (r *ranks) peer(rank int) (*Endpoint, error) {
 	switch {
+	case r.peers == nil:
+		return nil, refuse("peer", verbs.ErrInvalid, noRanks)
 	case rank < 0 || rank >= len(r.peers):
-		return nil, refuse("peer", verbs.ErrInvalid, "rank %d: the worker has joined %d", rank, len(r.peers))
+		return nil, refuse("peer", verbs.ErrInvalid, "rank %d: of %d ranks the numbers are 0 to %d", rank,
+			len(r.peers), len(r.peers)-1)
 	case r.peers[rank] != nil:
 		return r.peers[rank], nil
 	case rank == r.w.cfg.Rank:

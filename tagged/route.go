@@ -12,7 +12,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Ranks that are made on demand exchange their cards over endpoints that all ranks have from the
+// Endpoints that are made on demand exchange their cards over those that all ranks have from the
 // start: rank a has one to each rank b whose number differs from its own in one bit. A routed
 // message changes the lowest bit in which the rank that it is at differs from the one that it is
 // for. The rank after that may not exist, if Size is no power of two; then it changes the next one.
