@@ -193,7 +193,7 @@ func collect[T Element](ctx context.Context, w *Worker, c *call, dst, src []T, n
 		err = c.place(w.cfg.Rank, d, s)
 	}
 	if err != nil {
-		return x.refuse(c, err)
+		return x.refuse(stopMismatch, c, err)
 	}
 	if err := x.begin(c, d, s); err != nil {
 		x.unpin()
@@ -307,17 +307,17 @@ func (r *record) at(step uint64) (t ticket, ok bool) {
 func (x *exchange) enter(ctx context.Context, c *call) error {
 	op := c.kind.String()
 	if x.w.ranks.peers == nil {
-		return refuse(op, verbs.ErrInvalid, "the worker has no ranks: make it with Join")
-	}
-	if err := errwrap.ContextErr(ctx); err != nil {
-		return refuse(op, err, "")
+		return refuse(op, verbs.ErrInvalid, noRanks)
 	}
 	if !x.mu.TryLock() {
 		return refuse(op, verbs.ErrInvalid, "another goroutine is in a collective call")
 	}
-	if x.err != nil {
-		x.mu.Unlock()
-		return x.err
+	err := x.err
+	if ended := errwrap.ContextErr(ctx); err == nil && ended != nil {
+		err = x.refuse(stopGaveUp, c, ended)
 	}
-	return nil
+	if err != nil {
+		x.mu.Unlock()
+	}
+	return err
 }

@@ -308,6 +308,27 @@ func TestCollectivesLate(t *testing.T) {
 	}
 }
 
+// TestCollectivesTooLate: a rank whose context has ended before its call ends that of the others.
+func TestCollectivesTooLate(t *testing.T) {
+	r := newJoined(t, 3, tagged.Config{})
+	ctx := background(r)
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	for i, err := range r.each(func(rank int, w *tagged.Worker) error {
+		if rank == 1 {
+			return w.Barrier(over)
+		}
+		return w.Barrier(ctx)
+	}) {
+		if want := []error{tagged.ErrCanceled, context.Canceled, tagged.ErrCanceled}[i]; !errors.Is(err, want) {
+			t.Errorf("rank %d: %v", i, err)
+		}
+	}
+	if err := r.workers[1].Barrier(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("the next call: %v", err)
+	}
+}
+
 // TestCollectivesBeside: no mask takes a message of a collective call, and no message of the
 // program has such a tag.
 func TestCollectivesBeside(t *testing.T) {

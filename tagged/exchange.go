@@ -356,11 +356,11 @@ func (x *exchange) awaited() string {
 	}, "is awaited", "are awaited")
 }
 
-// refuse ends a call whose arguments are wrong, on all ranks, so that the others do not wait.
-func (x *exchange) refuse(c *call, err error) error {
+// refuse ends a call that does not begin, on all ranks, so that the others do not wait.
+func (x *exchange) refuse(why byte, c *call, err error) error {
 	x.call = *c
 	x.record.step++
-	return x.fail(stopMismatch, err)
+	return x.fail(why, err)
 }
 
 // fail ends the call, and all later ones, on all ranks.
