@@ -327,6 +327,16 @@ func TestJoinRefused(t *testing.T) {
 			"it returned 4 entries: there are 3 ranks"},
 		{"a death", dies(0), "tagged: join: exchange: rank 2 has died"},
 		{"a later death", dies(1), "tagged: join: exchange: rank 2 has died"},
+		{"no worker", func(i int, cfg *tagged.Config) { cfg.Chunk = 1 - i }, "Chunk -1: must be"},
+		{"escapes", func(i int, cfg *tagged.Config) {
+			exchange, calls := cfg.Exchange, 0
+			cfg.Exchange = func(ctx context.Context, mine []byte) ([][]byte, error) {
+				if calls++; calls == 2 && i == 2 {
+					mine = []byte("\x1b[31mred\nline")
+				}
+				return exchange(ctx, mine)
+			}
+		}, "rank 2 cannot join:  [31mred line"},
 		{"too many", func(i int, cfg *tagged.Config) { cfg.Transport.MaxEndpoints = 3 - i }, "MaxEndpoints"},
 	} {
 		for i, err := range r.join(tagged.Config{}, c.change) {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"ibverbx"
+	"ibverbx/internal/peertext"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -32,6 +33,7 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*Worker, error)
 	}
 	w, err := newWorker(dom, cfg)
 	if err != nil {
+		cfg.cannotJoin(ctx, err)
 		return nil, err
 	}
 	w.ranks = ranks{w: w, peers: make([]*Endpoint, cfg.Size)}
@@ -60,6 +62,17 @@ func (c *Config) validateRanks() error {
 			c.Size)
 	}
 	return nil
+}
+
+// cannotJoin takes part in both exchanges of a rank that has no worker: the others learn why and do
+// not wait for it.
+func (c *Config) cannotJoin(ctx context.Context, why error) {
+	if c.Size == 1 {
+		return
+	}
+	if _, err := c.Exchange(ctx, nil); err == nil {
+		_, _ = c.Exchange(ctx, []byte(why.Error()))
+	}
 }
 
 const noRanks = "the worker has no ranks: make it with Join"
@@ -193,7 +206,7 @@ func (r *ranks) connectRanks(ctx context.Context) error {
 	}
 	for i, m := range refusals {
 		if len(m) != 0 {
-			return fmt.Errorf("rank %d cannot join: %.300s", i, m)
+			return fmt.Errorf("rank %d cannot join: %s", i, peertext.Line(string(m), 300))
 		}
 	}
 	return nil
