@@ -140,6 +140,9 @@ func (e *Endpoint) arrivedEager(h *header, data []byte) {
 	e.traffic.receivedBytes += uint64(len(data))
 	r := e.match(h)
 	if r == nil {
+		if e.unwanted(h.tag) {
+			return
+		}
 		in := e.newInbound(h.tag, len(data))
 		in.id, in.notify = h.id, h.flag == flagSync
 		in.keep(&e.w.spares.blocks, data)
@@ -147,6 +150,16 @@ func (e *Endpoint) arrivedEager(h *header, data []byte) {
 	}
 	e.matchedOnArrival(h)
 	r.take(data)
+}
+
+// unwanted reports whether a message is of a collective call after one has failed: nothing receives
+// it, and its place is free.
+func (e *Endpoint) unwanted(tag uint64) bool {
+	if tag <= MaxTag || !e.w.exchange.over {
+		return false
+	}
+	e.ledger.Free(1)
+	return true
 }
 
 // take completes a receive with its message, all of which has arrived.
@@ -166,6 +179,9 @@ func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 	e.traffic.receivedBytes += uint64(len(data))
 	r := e.match(h)
 	if r == nil {
+		if e.unwanted(h.tag) {
+			return
+		}
 		a.in = e.newInbound(h.tag, int(h.length))
 		a.in.id, a.in.notify = h.id, h.flag == flagSync
 		a.in.keep(&e.w.spares.blocks, data)
@@ -222,6 +238,9 @@ func (e *Endpoint) arrivedAnnounced(h *header, data []byte) error {
 		return nil
 	}
 	rd.put(e.w)
+	if e.unwanted(h.tag) {
+		return nil
+	}
 	in := e.newInbound(h.tag, int(h.length))
 	in.announced, in.id, in.count = true, h.id, int(h.flag)
 	in.keep(&e.w.spares.blocks, data)

@@ -333,6 +333,27 @@ func TestCollectivesTooLate(t *testing.T) {
 	}
 }
 
+// TestCollectivesLeaveTheWindow: what a call that has failed leaves takes no place from messages.
+func TestCollectivesLeaveTheWindow(t *testing.T) {
+	r := newJoined(t, 2, tagged.Config{MaxUnexpected: 1})
+	ctx := background(r)
+	if err := tagged.Broadcast(ctx, r.workers[0], make([]uint8, 1), 9); err == nil {
+		t.Fatal("of 2 ranks one has the number 9")
+	}
+	if err := r.workers[1].Barrier(ctx); !errors.Is(err, tagged.ErrMismatch) {
+		t.Fatal(err)
+	}
+	for range 3 {
+		for from := range 2 {
+			r.send(r.peer(from, 1-from), 1, []byte("own"))
+			if _, err := r.workers[1-from].RecvWait(timeout(t, 2*time.Second), 1, tagged.Exact,
+				make([]byte, 3)); err != nil {
+				t.Fatalf("to rank %d: %v", 1-from, err)
+			}
+		}
+	}
+}
+
 // TestCollectivesBeside: no mask takes a message of a collective call, and no message of the
 // program has such a tag.
 func TestCollectivesBeside(t *testing.T) {

@@ -29,6 +29,7 @@ type exchange struct {
 	mu      sync.Mutex
 	w       *Worker
 	err     error
+	over    bool // err is set; Worker.mu guards it
 	record  record
 	cache   collective.Cache
 	parties []party // by rank; nil before the first call
@@ -386,6 +387,7 @@ func (x *exchange) stop(why byte, origin int, text string) {
 	binary.LittleEndian.PutUint64(note[8:], uint64(origin))
 	note = append(note, text[:min(len(text), maxNote-24)]...)
 	x.w.mu.Lock()
+	x.sweep()
 	peers := slices.Clone(x.w.ranks.peers)
 	x.w.mu.Unlock()
 	for _, e := range peers {
@@ -397,6 +399,23 @@ func (x *exchange) stop(why byte, origin int, text string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	_ = x.w.tw.Flush(ctx, transport.FlushLocal) // the program may close the worker at once
+}
+
+// sweep drops what is left of collective calls, which nothing receives any more, so that it takes
+// no place from messages. What arrives later is not kept.
+func (x *exchange) sweep() {
+	x.over = true
+	for l := x.w.matching.unexpected.all.Front(); l != nil; {
+		in := l.Owner().in
+		l = l.Next()
+		if e := in.ep; in.match.tag > MaxTag {
+			e.ledger.Free(in.fragments)
+			x.w.drop(in)
+			if e.canPush() {
+				e.kick()
+			}
+		}
+	}
 }
 
 // ask sends a rank the question which call it is in.
