@@ -272,7 +272,7 @@ func TestContradictions(t *testing.T) {
 			t.Parallel()
 			cfg := config(t, len(test.errs))
 			if name == "two jobs" {
-				cfg.Wait = time.Second // which ends it
+				cfg.Wait = 3 * time.Second // which ends it: time for rank 1 to learn who it has met
 			}
 			cfgs := ranks(cfg)
 			test.change(cfgs)
