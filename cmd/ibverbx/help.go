@@ -4,12 +4,16 @@ import (
 	"cmp"
 	"embed"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
-
+	"github.com/posener/complete"
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/layers"
+	"ibverbx/cmd/ibverbx/internal/perftest"
 )
 
 // helpFiles have the help texts of a command: its help, and behind a line "Flags:" the texts of its
@@ -62,4 +66,32 @@ func layerHelp() string {
 		fmt.Fprintf(&b, "  %-10s %-10s %s\n", s.Layer, s.Op, s.Name)
 	}
 	return b.String()
+}
+
+// predictors are the words that flags take, by the name in the flag's tag.
+func predictors() map[string]complete.Predictor {
+	names := []string{softNICs, realNICs, roceNICs, shmNICs}
+	for _, p := range providers {
+		names = append(names, p.Name)
+	}
+	var all, ops []string
+	for _, s := range layers.Shapes() {
+		all, ops = append(all, string(s.Layer)), append(ops, string(s.Op))
+	}
+	return map[string]complete.Predictor{
+		"provider": words(names), "layer": words(all), "op": words(ops), "mode": words(bench.Modes()),
+		"scheme":   words(bench.Schemes()),
+		"balance":  words([]string{ibverbx.RoundRobin.String(), ibverbx.ByAbility.String()}),
+		"perftest": words(perftest.Kinds()), "fault": words(bench.FaultNames()),
+		"file": complete.PredictFiles("*"),
+	}
+}
+
+// words predicts the words of a list, each once.
+func words[T ~string](list []T) complete.Predictor {
+	set := map[string]bool{}
+	for _, w := range list {
+		set[string(w)] = true
+	}
+	return complete.PredictSet(slices.Sorted(maps.Keys(set))...)
 }

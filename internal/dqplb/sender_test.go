@@ -113,3 +113,102 @@ func TestSenderGoesRoundAndRound(t *testing.T) {
 		}
 	}
 }
+
+// What is in order needs no memory: neither arrivals nor acknowledgements. A program may have
+// thousands of connections.
+func TestInOrderTakesNoMemory(t *testing.T) {
+	if allocs := testing.AllocsPerRun(10, func() {
+		box, s, r := NewInbox(256), NewSender(0), NewReceiver(0, false)
+		for c := range uint64(1000) {
+			num := s.Next()
+			if got, ok := box.Resolve(c, 1<<28-1, c+256); !ok || got != c {
+				t.Fatal(got, ok)
+			}
+			if !box.Put(c, Swap(num|Last), 8) {
+				t.Fatal("not the next of its rail")
+			}
+			if _, due, err := r.Arrive(&box, Swap(num|Last), 8); !due || err != nil {
+				t.Fatal(due, err)
+			}
+			if _, _, ok := box.Pop(); ok || !s.Ack(num) || !s.Room() {
+				t.Fatal("something is out of order")
+			}
+		}
+	}); allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+}
+
+// The bitmap of a sender grows with how far acknowledgements are out of order.
+func TestSenderGrowsWithNeed(t *testing.T) {
+	s := NewSender(lastNum - 5)
+	var nums []uint32
+	for range MaxInFlight {
+		nums = append(nums, s.Next())
+	}
+	words := 0
+	for i := len(nums) - 1; i > 0; i-- {
+		if i == 100 {
+			words = len(s.done)
+		}
+		if !s.Ack(nums[i]) || s.Ack(nums[i]) || s.Room() {
+			t.Fatalf("ack of %d", nums[i])
+		}
+	}
+	if words != MaxInFlight/64 || len(s.done) != words {
+		t.Errorf("%d words, then %d", words, len(s.done))
+	}
+	if !s.Ack(nums[0]) || s.Open() != 0 {
+		t.Errorf("%d are open", s.Open())
+	}
+	near := NewSender(0)
+	for range 1000 {
+		a, b := near.Next(), near.Next()
+		if !near.Ack(b) || !near.Ack(a) {
+			t.Fatal(a, b)
+		}
+	}
+	if len(near.done) != minDone/64 {
+		t.Errorf("%d words for two numbers", len(near.done))
+	}
+}
+
+// lastNum is the highest number that is ever sent; 0 follows.
+const lastNum = 0xFFFFFE
+
+func TestNumbersWrapBeforeTheReservedOne(t *testing.T) {
+	for _, c := range []struct{ s, next uint32 }{{0, 1}, {lastNum - 1, lastNum}, {lastNum, 0}} {
+		if got := following(c.s); got != c.next {
+			t.Errorf("after %#x comes %#x, want %#x", c.s, got, c.next)
+		}
+	}
+	for _, c := range []struct{ s, n, sum uint32 }{
+		{0, 0, 0}, {0, lastNum, lastNum}, {1, lastNum, 0}, {lastNum, 0, lastNum}, {lastNum, 1, 0},
+		{lastNum, lastNum, lastNum - 1}, {lastNum - 5, 10, 4},
+	} {
+		if got := Distance(c.s, c.sum); got != c.n {
+			t.Errorf("distance from %#x to %#x = %d, want %d", c.s, c.sum, got, c.n)
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 100_000 {
+		s, n := rng.Uint32N(Mod), rng.Uint32N(Mod)
+		sum := uint32((uint64(s) + uint64(n)) % Mod)
+		if got := Distance(s, sum); got != n {
+			t.Fatalf("distance from %#x to %#x = %d, want %d", s, sum, got, n)
+		}
+		if next := following(s); next > lastNum || Distance(s, next) != 1 {
+			t.Fatalf("after %#x comes %#x", s, next)
+		}
+	}
+}
+
+// On the wire a number is little-endian, which package verbs sees as swapped.
+func TestNumberImmediateIsSwapped(t *testing.T) {
+	for _, c := range []struct{ v, imm uint32 }{{0x000001, 0x01000000}, {0x80123456, 0x56341280},
+		{1 << 30, 0x40}} {
+		if got := Swap(c.v); got != c.imm || Swap(got) != c.v {
+			t.Errorf("%#x travels as %#x, want %#x", c.v, got, c.imm)
+		}
+	}
+}

@@ -159,3 +159,112 @@ func (q *QP) empty() {
 	r.fault, r.faultSeq, r.stall, r.late = nil, 0, nil, nil
 	f.mu.WakeQuiet() // wakes goroutines that wait for changing
 }
+
+// PostSend adds requests to the send queue. In the background mode small ones may have been
+// executed when it returns.
+func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
+	f := q.f
+	f.mu.Lock()
+	n, err := 0, q.core.MaySend()
+	if err == nil {
+		for n < len(wrs) {
+			wr := &wrs[n]
+			if err = q.core.CheckSend(wr); err == nil && len(f.injections) != 0 {
+				err = f.refuse(q, wr)
+			}
+			if err != nil {
+				break
+			}
+			q.core.SQ.Push(wr)
+			n++
+		}
+		if n > 0 {
+			if q.core.State == verbs.StateErr {
+				f.settle(q)
+			} else {
+				f.engine.posted(q)
+			}
+		}
+	}
+	f.mu.Unlock()
+	return n, err
+}
+
+// PostRecv adds receives to the receive queue.
+func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) {
+	f := q.f
+	f.mu.Lock()
+	n, err := 0, q.core.MayReceive()
+	if err == nil {
+		for n < len(wrs) {
+			wr := &wrs[n]
+			if err = q.core.CheckRecv(wr); err == nil && len(f.injections) != 0 {
+				err = f.refuseRecv(q)
+			}
+			if err != nil {
+				break
+			}
+			q.core.RQ.Push(wr)
+			n++
+		}
+		if n > 0 {
+			if q.core.State == verbs.StateErr {
+				f.settle(q)
+			} else {
+				f.receivesPosted(q)
+			}
+		}
+	}
+	f.mu.Unlock()
+	return n, err
+}
+
+// Modify changes attributes and state. Going to ERR flushes what is outstanding, in order; going to
+// RESET drops it and waits for a copy from or to the queue pair's memory.
+func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	f := q.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for q.changing {
+		f.mu.AwaitQuiet()
+	}
+	next, err := q.core.CheckModify(attr, mask)
+	if err != nil {
+		return err
+	}
+	switch next {
+	case verbs.StateReset:
+		q.empty()
+		return nil
+	case verbs.StateErr:
+		f.toError(q)
+		return nil
+	}
+	q.apply(attr, mask)
+	before := q.core.State
+	q.core.State = next
+	switch {
+	case next == verbs.StateRTR && before != next:
+		f.readyToReceive(q)
+	case next == verbs.StateRTS:
+		f.engine.ready(q)
+	}
+	return nil
+}
+
+// apply stores the attributes that mask names.
+func (q *QP) apply(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
+	nic.Apply(&q.core.Attr, attr, mask)
+	if mask&verbs.QPAttrAV != 0 {
+		q.dest = q.f.byGID[attr.AH.DGID]
+	}
+	if mask&(verbs.QPAttrAV|verbs.QPAttrDestQPNum) != 0 {
+		q.peer = nil
+	}
+	if mask&verbs.QPAttrRQPSN != 0 {
+		q.recvPSN = attr.RQPSN
+	}
+	if mask&verbs.QPAttrSQPSN != 0 {
+		q.sendPSN = attr.SQPSN
+	}
+}
