@@ -52,7 +52,7 @@ func TestCompareHow(t *testing.T) {
 		t.Errorf("measured alike:\n%s", out)
 	}
 	_, out, _ := command(t, "compare "+a+" "+slow)
-	out = strings.Join(strings.Fields(out), " ") // where lines break depends on the names of files and processor
+	out = strings.Join(strings.Fields(out), " ") // lines break where the terminal and the names of files say
 	if strings.Count(out, "2 soft NICs of 4 queue pairs") != 2 || !strings.Contains(out, "(10 Gbit/s") {
 		t.Errorf("with slower NICs:\n%s", out)
 	}
