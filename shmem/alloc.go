@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strings"
+
+	"ibverbx/internal/collective"
 )
 
 // Alloc allocates a zeroed block for n elements on every PE, at the same place of its heap, aligned
@@ -17,7 +19,7 @@ func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
 		return Sym[T]{}, err
 	}
 	defer pe.collective.Unlock()
-	off, err := pe.alloc(ctx, op, request{n: n, size: sizeOf[T]()})
+	off, err := pe.alloc(ctx, op, request{n: n, size: collective.SizeOf[T]()})
 	if err != nil {
 		return Sym[T]{}, err
 	}
@@ -33,7 +35,7 @@ func Free[T Element](ctx context.Context, pe *PE, s Sym[T]) error {
 		return err
 	}
 	defer pe.collective.Unlock()
-	return pe.freeBlock(ctx, op, request{n: s.n, size: sizeOf[T](), off: s.off})
+	return pe.freeBlock(ctx, op, request{n: s.n, size: collective.SizeOf[T](), off: s.off})
 }
 
 // request is one PE's call of Alloc or Free.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 
+	"ibverbx/internal/collective"
 	"ibverbx/internal/errwrap"
 	"ibverbx/transport"
 )
@@ -17,7 +18,7 @@ func FetchAdd[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) (T, 
 // Add adds v. On eight bytes it does not wait, and Quiet completes it.
 func Add[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) error {
 	const op = "add"
-	if sizeOf[T]() != 8 {
+	if collective.SizeOf[T]() != 8 {
 		_, err := fetching(ctx, pe, op, changeAdd, dst, v, 0, to)
 		return err
 	}
@@ -48,7 +49,7 @@ func Fetch[T Word](ctx context.Context, pe *PE, dst Sym[T], to int) (T, error) {
 	if err != nil {
 		return 0, err
 	}
-	w := place(dst.off, sizeOf[T]())
+	w := place(dst.off, collective.SizeOf[T]())
 	old, err := t.fetchAdd(ctx, w.off, 0)
 	if err != nil {
 		return 0, t.opError(op, err)
@@ -142,7 +143,7 @@ func wordOn[T Word](pe *PE, op string, dst Sym[T], to int) (*peer, error) {
 	if dst.n == 0 {
 		return nil, invalid(op, "dst has no element")
 	}
-	return pe.target(op, to, dst.off, sizeOf[T]())
+	return pe.target(op, to, dst.off, collective.SizeOf[T]())
 }
 
 // fetching makes a change and returns the value before.
@@ -153,7 +154,7 @@ func fetching[T Word](
 	if err != nil {
 		return 0, err
 	}
-	w := place(dst.off, sizeOf[T]())
+	w := place(dst.off, collective.SizeOf[T]())
 	var old uint64
 	switch {
 	case w.mask != ^uint64(0), c != changeAdd && c != changeCompare:

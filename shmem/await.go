@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"ibverbx/internal/collective"
 	"ibverbx/transport"
 )
 
@@ -228,7 +229,7 @@ func (t *peer) stopWaking(ctx context.Context) {
 func (t *peer) putSleepWord(ctx context.Context, v uint64) error {
 	c := t.pe.getCall()
 	c.word[0] = v
-	err := t.putShort(ctx, bytesOf(c.word[:]), t.pe.layout.sleeps(t.pe.id))
+	err := t.putShort(ctx, collective.Bytes(c.word[:]), t.pe.layout.sleeps(t.pe.id))
 	t.pe.putCall(c)
 	return err
 }

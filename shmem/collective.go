@@ -25,11 +25,11 @@ func Broadcast[T Element](ctx context.Context, on Group, buf []T, root int) erro
 			t.Size()-1))
 	}
 	g, err := t.call(ctx, op, kindBroadcast,
-		shape{n: len(buf), of: collective.ElementOf[T](), param: t.members[root].id})
+		shape{n: len(buf), of: collective.TypeOf[T](), param: t.members[root].id})
 	if err != nil {
 		return err
 	}
-	w := work{op: op, kind: kindBroadcast, tag: g, src: bytesOf(buf), dst: bytesOf(buf)}
+	w := work{op: op, kind: kindBroadcast, tag: g, src: collective.Bytes(buf), dst: collective.Bytes(buf)}
 	return carryOut[byte](ctx, t.pe, &w, part{kind: collective.Broadcast, root: root, bytes: len(w.dst)}, nil)
 }
 
@@ -50,12 +50,12 @@ func AllGather[T Element](ctx context.Context, on Group, dst, src []T) error {
 			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), t.Size(),
 				len(src)*t.Size()))
 	}
-	to, from := bytesOf(dst), bytesOf(src)
-	if own := to[t.rank*len(from):][:len(from)]; overlap(to, from) && &own[0] != &from[0] {
+	to, from := collective.Bytes(dst), collective.Bytes(src)
+	if own := to[t.rank*len(from):][:len(from)]; collective.Overlap(to, from) && &own[0] != &from[0] {
 		return t.pe.refuse(ctx, kindAllGather, invalid(op, "dst and src overlap, and src is not part %d of "+
 			"dst: it would be overwritten before it is sent", t.rank))
 	}
-	g, err := t.call(ctx, op, kindAllGather, shape{n: len(src), of: collective.ElementOf[T]()})
+	g, err := t.call(ctx, op, kindAllGather, shape{n: len(src), of: collective.TypeOf[T]()})
 	if err != nil {
 		return err
 	}
@@ -84,34 +84,31 @@ func AllToAll[T Element](ctx context.Context, on Group, dst, src []T) error {
 			invalid(op, "dst has %d elements, src %d: both must have the same multiple of %d, the number "+
 				"of PEs", len(dst), len(src), t.Size()))
 	}
-	if overlap(bytesOf(dst), bytesOf(src)) {
+	if collective.Overlap(collective.Bytes(dst), collective.Bytes(src)) {
 		return t.pe.refuse(ctx, kindAllToAll, invalid(op, "dst and src overlap: a part would be written "+
 			"before it is sent"))
 	}
-	g, err := t.call(ctx, op, kindAllToAll, shape{n: len(src), of: collective.ElementOf[T]()})
+	g, err := t.call(ctx, op, kindAllToAll, shape{n: len(src), of: collective.TypeOf[T]()})
 	if err != nil {
 		return err
 	}
-	w := work{op: op, kind: kindAllToAll, tag: g, src: bytesOf(src), dst: bytesOf(dst)}
+	w := work{op: op, kind: kindAllToAll, tag: g, src: collective.Bytes(src), dst: collective.Bytes(dst)}
 	return carryOut[byte](ctx, t.pe, &w, part{kind: collective.AllToAll, bytes: len(w.src) / t.Size()}, nil)
 }
 
-// ReduceOp is the operation by which Reduce combines two values.
-type ReduceOp uint8
+// ReduceOp is the operation by which Reduce combines two values. Its method String names it.
+type ReduceOp = collective.Op
 
 // The operations.
 const (
-	OpSum  = ReduceOp(collective.Sum)
-	OpProd = ReduceOp(collective.Prod)
-	OpMin  = ReduceOp(collective.Min) // Go's min, also of floats
-	OpMax  = ReduceOp(collective.Max) // Go's max, also of floats
-	OpAnd  = ReduceOp(collective.And) // integers only, like OpOr and OpXor
-	OpOr   = ReduceOp(collective.Or)
-	OpXor  = ReduceOp(collective.Xor)
+	OpSum  = collective.Sum
+	OpProd = collective.Prod
+	OpMin  = collective.Min // Go's min, also of floats
+	OpMax  = collective.Max // Go's max, also of floats
+	OpAnd  = collective.And // integers only, like OpOr and OpXor
+	OpOr   = collective.Or
+	OpXor  = collective.Xor
 )
-
-// String names the operation.
-func (o ReduceOp) String() string { return collective.Op(o).String() }
 
 // Reduce combines every PE's src element by element, and writes the result to dst on every PE. dst
 // and src may be any memory, and may be the same. The order in which values are combined depends
@@ -136,14 +133,13 @@ func Scan[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) e
 
 // reduceBy is a reduction of some kind by an op.
 func reduceBy[T Element](ctx context.Context, t *Team, k kind, dst, src []T, op ReduceOp) error {
-	o := collective.Op(op)
-	if bits := collective.Bitwise(o); bits != nil && !collective.ElementOf[T]().IsFloat() {
+	if bits := collective.Bitwise(op); bits != nil && !collective.TypeOf[T]().IsFloat() {
 		return reduce(ctx, t, k, dst, src, int(op), nil, bits)
 	}
-	if !collective.Apply[T](o, nil, nil, nil) {
+	if !collective.Apply[T](op, nil, nil, nil) {
 		return reduce(ctx, t, k, dst, src, int(op), nil, nil)
 	}
-	return reduce(ctx, t, k, dst, src, int(op), func(to, a, b []T) { collective.Apply(o, to, a, b) }, nil)
+	return reduce(ctx, t, k, dst, src, int(op), func(to, a, b []T) { collective.Apply(op, to, a, b) }, nil)
 }
 
 // ReduceFunc is Reduce with the caller's function, which must be associative; its first argument
@@ -165,7 +161,7 @@ const paramFunc = 1<<16 - 1
 
 // checkReduce returns an error if the arguments of a reduction are wrong: src has parts times as
 // many elements as dst.
-func checkReduce(op string, dst, src, parts int, of collective.Element, param int, known bool) error {
+func checkReduce(op string, dst, src, parts int, of collective.Type, param int, known bool) error {
 	switch {
 	case dst*parts != src && parts == 1:
 		return invalid(op, "dst has %d elements, src %d", dst, src)
@@ -196,7 +192,7 @@ func (k kind) reduction() collective.Kind {
 // bytes. param identifies it to the other PEs.
 func reduce[T Element](ctx context.Context, t *Team, k kind, dst, src []T, param int,
 	combine func(to, a, b []T), bits func(to, a, b []byte)) error {
-	op, of, parts := k.String(), collective.ElementOf[T](), 1
+	op, of, parts := k.String(), collective.TypeOf[T](), 1
 	if param == paramFunc {
 		op = "reduce func"
 	}
@@ -211,9 +207,9 @@ func reduce[T Element](ctx context.Context, t *Team, k kind, dst, src []T, param
 	if err := checkReduce(op, len(dst), len(src), parts, of, param, known); err != nil {
 		return t.pe.refuse(ctx, k, err)
 	}
-	w := work{op: op, kind: k, src: bytesOf(src), dst: bytesOf(dst)}
+	w := work{op: op, kind: k, src: collective.Bytes(src), dst: collective.Bytes(dst)}
 	c := part{kind: k.reduction(), bytes: len(w.dst), ordered: param == paramFunc}
-	if c.inPlace = overlap(w.dst, w.src); c.inPlace && k == kindReduceScatter {
+	if c.inPlace = collective.Overlap(w.dst, w.src); c.inPlace && k == kindReduceScatter {
 		return t.pe.refuse(ctx, k, invalid(op, "dst and src overlap: a part would be written before it is "+
 			"sent"))
 	}
@@ -310,7 +306,7 @@ func (p *PE) disseminate(ctx context.Context, op string, words, number, mark uin
 			return err
 		}
 		if got := atomic.LoadUint64(word); got != mark && got>>markBits == mark>>markBits {
-			return p.mismatch(ctx, op, from, p.differ(p.in.record.tag(), p.in))
+			return p.mismatch(ctx, op, from, p.differ(p.in.record.Last(), p.in))
 		}
 		words += 8
 	}

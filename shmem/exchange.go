@@ -147,7 +147,7 @@ func (p *PE) start(w *work, c part) (err error) {
 		if 8*len(x.tmp) < n {
 			x.tmp = make([]uint64, (n+7)/8)
 		}
-		w.tmp = bytesOf(x.tmp)[:n]
+		w.tmp = collective.Bytes(x.tmp)[:n]
 	}
 	return nil
 }
@@ -308,7 +308,7 @@ func steps[T Element](ctx context.Context, p *PE, w *work, combine func(to, a, b
 		s := p.exchange.run.Step(i)
 		to := w.memory(s.To)
 		a, b := p.operand(w, s, s.From, len(to)), p.operand(w, s, s.With, len(to))
-		combine(viewOf[T](to), viewOf[T](a), viewOf[T](b))
+		combine(collective.View[T](to), collective.View[T](a), collective.View[T](b))
 		if err := p.combined(ctx, w, i); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"ibverbx"
+	"ibverbx/internal/collective"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -14,7 +15,7 @@ func Get[T Element](ctx context.Context, pe *PE, dst []T, src Sym[T], from int) 
 	if len(dst) > src.n {
 		return invalid(op, "dst has %d elements, src %d", len(dst), src.n)
 	}
-	b := bytesOf(dst)
+	b := collective.Bytes(dst)
 	t, err := pe.target(op, from, src.off, len(b))
 	if err != nil {
 		return err
@@ -32,7 +33,7 @@ func GetNBI[T Element](ctx context.Context, pe *PE, dst []T, src Sym[T], from in
 	if len(dst) > src.n {
 		return invalid(op, "dst has %d elements, src %d", len(dst), src.n)
 	}
-	b := bytesOf(dst)
+	b := collective.Bytes(dst)
 	t, err := pe.target(op, from, src.off, len(b))
 	if err != nil {
 		return err
@@ -49,13 +50,13 @@ func G[T Element](ctx context.Context, pe *PE, src Sym[T], from int) (T, error) 
 	if src.n == 0 {
 		return 0, invalid(op, "src has no element")
 	}
-	t, err := pe.target(op, from, src.off, sizeOf[T]())
+	t, err := pe.target(op, from, src.off, collective.SizeOf[T]())
 	if err != nil {
 		return 0, err
 	}
 	c := pe.getCall()
 	c.comp.Init(1, nil)
-	b := bytesOf(c.word[:])[:sizeOf[T]()]
+	b := collective.Bytes(c.word[:])[:collective.SizeOf[T]()]
 	if err := t.getBuffered(ctx, &c.comp, b, src.off); err != nil {
 		pe.putCall(c)
 		return 0, t.opError(op, err)
@@ -66,7 +67,7 @@ func G[T Element](ctx context.Context, pe *PE, src Sym[T], from int) (T, error) 
 		}
 		return 0, t.opError(op, err)
 	}
-	v := viewOf[T](b)[0]
+	v := collective.View[T](b)[0]
 	pe.putCall(c)
 	return v, nil
 }

@@ -112,7 +112,7 @@ func TestWireFormat(t *testing.T) {
 		}
 	}
 	var r record
-	g := r.add(kindReduce, shape{n: 5, of: collective.ElementOf[int32](), param: 3})
+	g := r.add(kindReduce, shape{n: 5, of: collective.TypeOf[int32](), param: 3})
 	if g&tagCall != 2<<60|(1<<2|2)<<56|3<<40|5<<18 || g != 0x26000300001513f0 {
 		t.Errorf("tag %#x of a reduction of 5 elements of int32 by operation 3", uint64(g))
 	}
@@ -126,19 +126,19 @@ type halfInt Float16
 
 // TestElements: PEs compare the size of elements, and how they are combined.
 func TestElements(t *testing.T) {
-	for want, got := range map[string]collective.Element{
-		"uint8":    collective.ElementOf[uint8](),
-		"uint16":   collective.ElementOf[halfInt](),
-		"uint32":   collective.ElementOf[uint32](),
-		"uint64":   collective.ElementOf[uint64](),
-		"int8":     collective.ElementOf[int8](),
-		"int16":    collective.ElementOf[int16](),
-		"int32":    collective.ElementOf[int32](),
-		"int64":    collective.ElementOf[time.Duration](),
-		"Float16":  collective.ElementOf[Float16](),
-		"float32":  collective.ElementOf[float32](),
-		"float64":  collective.ElementOf[float64](),
-		"BFloat16": collective.ElementOf[BFloat16](),
+	for want, got := range map[string]collective.Type{
+		"uint8":    collective.TypeOf[uint8](),
+		"uint16":   collective.TypeOf[halfInt](),
+		"uint32":   collective.TypeOf[uint32](),
+		"uint64":   collective.TypeOf[uint64](),
+		"int8":     collective.TypeOf[int8](),
+		"int16":    collective.TypeOf[int16](),
+		"int32":    collective.TypeOf[int32](),
+		"int64":    collective.TypeOf[time.Duration](),
+		"Float16":  collective.TypeOf[Float16](),
+		"float32":  collective.TypeOf[float32](),
+		"float64":  collective.TypeOf[float64](),
+		"BFloat16": collective.TypeOf[BFloat16](),
 	} {
 		if got.String() != want {
 			t.Errorf("%v, want %s", got, want)

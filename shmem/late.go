@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"ibverbx/internal/collective"
 	"ibverbx/internal/errwrap"
 	"ibverbx/internal/roster"
 )
@@ -52,7 +53,7 @@ func (v *watcher) late(err error) error {
 	p := v.p
 	silent, absent := p.rollCall()
 	n := len(p.peers)
-	call := fmt.Sprintf(" entered %s %d of %v", v.op, p.in.record.step, p.in)
+	call := fmt.Sprintf(" entered %s %d of %v", v.op, p.in.record.Step, p.in)
 	var said []string
 	if s := roster.Late("PE", n, func(i int) bool { return absent[i] }, "has not"+call,
 		"have not"+call); s != "" {
@@ -113,7 +114,7 @@ func (p *PE) rollCall() (silent, absent []bool) {
 		c := p.getCall()
 		c.comp.Init(1, nil)
 		at := p.layout.entered + 8*uint64(in.slot)
-		if t.getBuffered(now, &c.comp, bytesOf(c.word[:]), at) != nil {
+		if t.getBuffered(now, &c.comp, collective.Bytes(c.word[:]), at) != nil {
 			p.putCall(c) // nothing has begun
 			continue
 		}
@@ -150,7 +151,7 @@ func (t *Team) isBehind(theirs uint64) bool {
 	if t.isWorld() {
 		return theirs&leaving < mine&leaving || mine&leaving == 0 && theirs&^leaving < mine
 	}
-	return theirs&^callsMask != t.idBits() || theirs&callsMask < t.record.step
+	return theirs&^callsMask != t.idBits() || theirs&callsMask < t.record.Step
 }
 
 // gaveUp reports whether the peer has given up waiting in the call in which this PE published this.

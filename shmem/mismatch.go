@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"ibverbx/internal/collective"
 	"ibverbx/transport"
 )
 
@@ -51,7 +52,7 @@ func (t *Team) call(ctx context.Context, op string, k kind, s shape) (tag, error
 	}
 	t.pe.in = t
 	g := t.record.add(k, s)
-	t.enterCall(t.record.step)
+	t.enterCall(t.record.Step)
 	return g, nil
 }
 
@@ -124,7 +125,7 @@ type difference struct {
 
 // differ says that the peer is in a call other than the current one.
 func (p *PE) differ(theirs tag, of *Team) difference {
-	return difference{theirs: theirs, mine: p.in.record.tag(), of: of, in: p.in}
+	return difference{theirs: theirs, mine: p.in.record.Last(), of: of, in: p.in}
 }
 
 // mismatch ends a collective call on all PEs, because PE t is in a different one.
@@ -172,7 +173,7 @@ func (p *PE) mustStop() stopWord {
 }
 
 // key identifies the current call among those of all teams.
-func (t *Team) key() uint64 { return mix(t.id, t.record.step) }
+func (t *Team) key() uint64 { return collective.Mix(t.id, t.record.Step) }
 
 // ask tells the peer, once per call, which call this PE waits for it in. The words land in any
 // order: the third, a hash of the others and the team, shows that all three belong to one question.
@@ -187,8 +188,8 @@ func (t *peer) ask(ctx context.Context) error {
 		return err
 	}
 	t.asked = in.key()
-	step, g := in.record.step, uint64(in.record.tag())
-	for i, v := range [...]uint64{step, g, mix(mix(step, g), in.id)} {
+	step, g := in.record.Step, uint64(in.record.Last())
+	for i, v := range [...]uint64{step, g, collective.Mix(collective.Mix(step, g), in.id)} {
 		if err := t.putWord(ctx, p.layout.question(p.id)+8*uint64(i), v); err != nil {
 			return err
 		}
@@ -204,7 +205,7 @@ func (t *peer) question() (step uint64, g tag, of *Team) {
 		v[i] = atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.question(t.id)+8*uint64(i)))
 	}
 	for _, of := range t.pe.teams {
-		if v[2] == mix(mix(v[0], v[1]), of.id) {
+		if v[2] == collective.Mix(collective.Mix(v[0], v[1]), of.id) {
 			return v[0], tag(v[1]), of
 		}
 	}
@@ -239,10 +240,10 @@ func (p *PE) answer(t *peer, waits bool) (d difference, differ bool) {
 	if of == nil {
 		return difference{}, false
 	}
-	if mine, ok := of.record.at(step); ok {
+	if mine, ok := of.record.At(step); ok {
 		return difference{theirs: theirs, mine: mine, of: of, in: of}, mine != theirs
 	}
-	if step <= of.record.step {
+	if step <= of.record.Step {
 		return difference{}, false // too long ago
 	}
 	// No call follows a Close.
@@ -258,7 +259,7 @@ func (t *peer) crosses(of *Team, step uint64) bool {
 	if of == in {
 		return false
 	}
-	key := mix(mix(of.id, step), in.key())
+	key := collective.Mix(collective.Mix(of.id, step), in.key())
 	again := t.crossed == key
 	t.crossed = key
 	return again

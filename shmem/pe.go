@@ -86,7 +86,7 @@ func (p *PE) Close(ctx context.Context) error {
 	defer p.collective.Unlock()
 	p.closing.Store(true)
 	p.in = p.world
-	p.in.enterCall(leaving | p.in.record.step)
+	p.in.enterCall(leaving | p.in.record.Step)
 	err := p.meet(ctx, op)
 	for i := range p.peers {
 		t := &p.peers[i]

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"ibverbx"
+	"ibverbx/internal/collective"
 	"ibverbx/transport"
 )
 
@@ -14,7 +15,7 @@ func Put[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int) er
 	if len(src) > dst.n {
 		return invalid(op, "src has %d elements, dst %d", len(src), dst.n)
 	}
-	b := bytesOf(src)
+	b := collective.Bytes(src)
 	t, err := pe.target(op, to, dst.off, len(b))
 	if err != nil {
 		return err
@@ -32,7 +33,7 @@ func PutNBI[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int)
 	if len(src) > dst.n {
 		return invalid(op, "src has %d elements, dst %d", len(src), dst.n)
 	}
-	b := bytesOf(src)
+	b := collective.Bytes(src)
 	t, err := pe.target(op, to, dst.off, len(b))
 	if err != nil {
 		return err
@@ -49,13 +50,13 @@ func P[T Element](ctx context.Context, pe *PE, dst Sym[T], v T, to int) error {
 	if dst.n == 0 {
 		return invalid(op, "dst has no element")
 	}
-	t, err := pe.target(op, to, dst.off, sizeOf[T]())
+	t, err := pe.target(op, to, dst.off, collective.SizeOf[T]())
 	if err != nil {
 		return err
 	}
 	c := pe.getCall()
-	b := bytesOf(c.word[:])[:sizeOf[T]()]
-	viewOf[T](b)[0] = v
+	b := collective.Bytes(c.word[:])[:collective.SizeOf[T]()]
+	collective.View[T](b)[0] = v
 	err = t.putShort(ctx, b, dst.off)
 	pe.putCall(c)
 	if err != nil {
@@ -160,7 +161,7 @@ func (t *peer) putWait(ctx context.Context, local ibverbx.Segment, off uint64) (
 func (t *peer) putWord(ctx context.Context, off, v uint64) error {
 	c := t.pe.getCall()
 	c.word[0] = v
-	err := t.putShort(ctx, bytesOf(c.word[:]), off)
+	err := t.putShort(ctx, collective.Bytes(c.word[:]), off)
 	t.pe.putCall(c)
 	if err == nil {
 		t.wake(ctx)

@@ -60,7 +60,7 @@ func (k kind) String() string {
 // part of it: the PEs exchange them, and all refuse alike.
 type shape struct {
 	n     int // elements; of SplitStrided a hash of its arguments, which is not zero
-	of    collective.Element
+	of    collective.Type
 	param int // the root of a broadcast, the op of a reduction
 }
 
@@ -88,7 +88,7 @@ func (g tag) String() string {
 	if k < kindBroadcast || k > kindAllToAll && k < kindReduceScatter {
 		return k.String()
 	}
-	s := fmt.Sprintf("%v of %d elements of %v", k, g>>18&tagElements, collective.Element(g>>56&15))
+	s := fmt.Sprintf("%v of %d elements of %v", k, g>>18&tagElements, collective.Type(g>>56&15))
 	switch param := g >> 40 & (1<<16 - 1); {
 	case k == kindBroadcast:
 		s += fmt.Sprintf(" from PE %d", param)
@@ -100,50 +100,21 @@ func (g tag) String() string {
 	return s
 }
 
-// record is a summary of the collective calls that a PE has made in a team.
-//
-// Invariant: PEs of a team that have made the same calls in it have the same record.
-type record struct {
-	step uint64      // calls so far
-	hash uint64      // of all of them
-	tags [recent]tag // of the last calls, by step
-}
-
-// recent is the number of calls that are remembered. A PE can be ahead of one that waits for it by
-// no more than the depth of a tree, two calls for each level. A chain is deeper, but its calls have
-// many messages, of which there are two on each level.
-const recent = 64
+// record is the record of the calls that a PE has made in a team.
+type record struct{ collective.Record[tag] }
 
 // add records a call, and returns its tag.
 func (r *record) add(k kind, s shape) tag {
-	r.step++
-	for _, v := range [...]int{int(k), s.n, int(s.of), s.param} {
-		r.hash = mix(r.hash, uint64(v))
-	}
+	r.Add(int(k), s.n, int(s.of), s.param)
 	g := tag(k)<<60 | tag(s.of)<<56 | tag(s.param)<<40 | tag(min(s.n, tagElements))<<18 |
-		tag(r.hash>>(64-tagHashBits))<<4
-	r.tags[r.step%recent] = g
+		tag(r.Hash>>(64-tagHashBits))<<4
+	r.Describe(g)
 	return g
-}
-
-// tag returns the tag of the current call.
-func (r *record) tag() tag { return r.tags[r.step%recent] }
-
-// at returns the tag of the call at a step; ok is false if the call has not been made or is too
-// long ago.
-func (r *record) at(step uint64) (g tag, ok bool) {
-	return r.tags[step%recent], step != 0 && step <= r.step && r.step-step < recent
 }
 
 // mark returns the value of a barrier's words: the number of the barrier, and in the low bits a
 // hash of all calls.
-func (r *record) mark(barrier uint64) uint64 { return barrier<<markBits | r.hash>>(64-markBits) }
+func (r *record) mark(barrier uint64) uint64 { return barrier<<markBits | r.Hash>>(64-markBits) }
 
 // markBits is the number of bits of the hash in a mark.
 const markBits = 24
-
-// mix adds a value to a hash.
-func mix(hash, v uint64) uint64 {
-	hash = (hash ^ v ^ 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9
-	return hash ^ hash>>29
-}

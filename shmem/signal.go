@@ -3,6 +3,8 @@ package shmem
 import (
 	"context"
 	"fmt"
+
+	"ibverbx/internal/collective"
 )
 
 // SignalOp is the operation of PutSignal on the signal.
@@ -55,7 +57,7 @@ func putSignal[T Element](
 	case op > SignalAdd:
 		return invalid(name, "op %d: must be SignalSet or SignalAdd", op)
 	}
-	b := bytesOf(src)
+	b := collective.Bytes(src)
 	if _, err := pe.target(name, to, sig.off, 8); err != nil {
 		return err
 	}

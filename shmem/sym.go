@@ -8,10 +8,8 @@ import (
 )
 
 // Element is the type of the elements of symmetric memory: integers and floats of a fixed size, and
-// [Float16] and [BFloat16].
-type Element interface {
-	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
-}
+// [Float16] and [BFloat16], or a type that is defined on one of them.
+type Element = collective.Element
 
 // Float16 is an element of 16 bits, IEEE 754's binary16. Its method Float32 returns the value.
 // Reduce combines it in float32 and rounds each result to nearest, ties to even.
@@ -57,7 +55,7 @@ func (s Sym[T]) At(i int) Sym[T] {
 	if uint(i) >= uint(s.n) {
 		panic(fmt.Sprintf("shmem: element %d of symmetric memory of %d", i, s.n))
 	}
-	return Sym[T]{off: s.off + uint64(i*sizeOf[T]()), n: 1}
+	return Sym[T]{off: s.off + uint64(i*collective.SizeOf[T]()), n: 1}
 }
 
 // Slice names elements i to j-1. Like slicing a slice, it panics if i or j is out of range.
@@ -65,17 +63,17 @@ func (s Sym[T]) Slice(i, j int) Sym[T] {
 	if i < 0 || j < i || j > s.n {
 		panic(fmt.Sprintf("shmem: slice [%d:%d] of symmetric memory of %d elements", i, j, s.n))
 	}
-	return Sym[T]{off: s.off + uint64(i*sizeOf[T]()), n: j - i}
+	return Sym[T]{off: s.off + uint64(i*collective.SizeOf[T]()), n: j - i}
 }
 
 // Local returns pe's own copy, in place: others can Get what you write to it. The package comment
 // says when you may read what others write. Do not use it once pe is closed. Local panics if s is
 // not symmetric memory of pe.
 func (s Sym[T]) Local(pe *PE) []T {
-	if err := pe.inHeap(s.off, s.n*sizeOf[T]()); err != nil {
+	if err := pe.inHeap(s.off, s.n*collective.SizeOf[T]()); err != nil {
 		panic("shmem: local: " + err.Error())
 	}
-	return viewOf[T](pe.heap[s.off : s.off+uint64(s.n*sizeOf[T]())])
+	return collective.View[T](pe.heap[s.off : s.off+uint64(s.n*collective.SizeOf[T]())])
 }
 
 // Load reads the first element of pe's own copy with one atomic access, ordered like those of
@@ -90,11 +88,11 @@ func Load[T Word](pe *PE, s Sym[T]) T {
 
 // load reads a word of pe's heap with one atomic access.
 func load[T Word](pe *PE, off uint64) T {
-	if sizeOf[T]() == 8 {
+	if collective.SizeOf[T]() == 8 {
 		return T(atomic.LoadUint64(word64(pe.heap, off)))
 	}
 	return T(atomic.LoadUint32(word32(pe.heap, off)))
 }
 
 // bytes returns the length of the memory that s names.
-func (s Sym[T]) bytes() int { return s.n * sizeOf[T]() }
+func (s Sym[T]) bytes() int { return s.n * collective.SizeOf[T]() }

@@ -184,7 +184,7 @@ func (t *Team) SplitStrided(ctx context.Context, start, stride, size int) (*Team
 			color, key = 0, i
 		}
 	}
-	all := mix(mix(mix(0, uint64(start)), uint64(stride)), uint64(size))
+	all := collective.Mix(collective.Mix(collective.Mix(0, uint64(start)), uint64(stride)), uint64(size))
 	all = 1 + all>>43 // 21 bits, so that the tag has them, and no zero, which is Split
 	name := fmt.Sprintf("%d:%d:%d", start, stride, size)
 	return t.split(ctx, op, shape{n: int(all)}, color, key, name)
@@ -237,14 +237,14 @@ func (t *Team) split(ctx context.Context, op string, s shape, color, key int, na
 // child makes the team of some seats.
 func (t *Team) child(seats []seat, name string, slot int) *Team {
 	c := &Team{pe: t.pe, name: t.name + "/" + name, slot: slot}
-	c.id = mix(t.record.hash, uint64(seats[0].color))
+	c.id = collective.Mix(t.record.Hash, uint64(seats[0].color))
 	for i, at := range seats {
 		if at.rank == t.rank {
 			c.rank = i
 		}
 		c.members = append(c.members, t.members[at.rank])
 	}
-	c.record.hash = c.id
+	c.record.Hash = c.id
 	t.pe.enlist(c)
 	return c
 }

@@ -1,6 +1,10 @@
 package shmem
 
-import "context"
+import (
+	"context"
+
+	"ibverbx/internal/collective"
+)
 
 // Cmp is how a wait compares a word of the heap with a value.
 type Cmp uint8
@@ -76,7 +80,7 @@ func WaitUntilAll[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value 
 	}
 	done := 0 // leading words that have satisfied the comparison once
 	return pe.await(ctx, op, func() bool {
-		for done < s.n && holds(cmp, load[T](pe, s.off+uint64(done*sizeOf[T]())), value) {
+		for done < s.n && holds(cmp, load[T](pe, s.off+uint64(done*collective.SizeOf[T]())), value) {
 			done++
 		}
 		return done == s.n
@@ -110,7 +114,7 @@ func Test[T Word](pe *PE, s Sym[T], cmp Cmp, value T) (bool, error) {
 // find returns the index of the first word that satisfies the comparison, or -1.
 func find[T Word](pe *PE, s Sym[T], cmp Cmp, value T) int {
 	for i := range s.n {
-		if holds(cmp, load[T](pe, s.off+uint64(i*sizeOf[T]())), value) {
+		if holds(cmp, load[T](pe, s.off+uint64(i*collective.SizeOf[T]())), value) {
 			return i
 		}
 	}

@@ -10,34 +10,36 @@ import (
 )
 
 // Element is the type of what collective calls move: integers and floats of a fixed size, and
-// [Float16] and [BFloat16].
-type Element interface {
-	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
-}
+// [Float16] and [BFloat16], or a type that is defined on one of them.
+type Element = collective.Element
 
-// Float16 is an element of 16 bits, IEEE 754's binary16. It is that of package shmem, which has
-// conversions. Reductions combine it in float32 and round to nearest, ties to even.
+// Float16 is an element of 16 bits, IEEE 754's binary16. Its method Float32 returns the value.
+// Reductions combine it in float32 and round to nearest, ties to even. A type that you define on
+// it is an integer to them.
 type Float16 = collective.Float16
 
 // BFloat16 is the same for the upper half of a float32.
 type BFloat16 = collective.BFloat16
 
-// ReduceOp is the operation by which a reduction combines two values.
-type ReduceOp uint8
+// ToFloat16 rounds to nearest, ties to even.
+func ToFloat16(v float32) Float16 { return collective.ToFloat16(v) }
+
+// ToBFloat16 rounds to nearest, ties to even.
+func ToBFloat16(v float32) BFloat16 { return collective.ToBFloat16(v) }
+
+// ReduceOp is the operation by which a reduction combines two values. Its method String names it.
+type ReduceOp = collective.Op
 
 // The operations.
 const (
-	OpSum  = ReduceOp(collective.Sum)
-	OpProd = ReduceOp(collective.Prod)
-	OpMin  = ReduceOp(collective.Min) // Go's min, also of floats
-	OpMax  = ReduceOp(collective.Max) // Go's max, also of floats
-	OpAnd  = ReduceOp(collective.And) // integers only, like OpOr and OpXor
-	OpOr   = ReduceOp(collective.Or)
-	OpXor  = ReduceOp(collective.Xor)
+	OpSum  = collective.Sum
+	OpProd = collective.Prod
+	OpMin  = collective.Min // Go's min, also of floats
+	OpMax  = collective.Max // Go's max, also of floats
+	OpAnd  = collective.And // integers only, like OpOr and OpXor
+	OpOr   = collective.Or
+	OpXor  = collective.Xor
 )
-
-// String names the operation.
-func (o ReduceOp) String() string { return collective.Op(o).String() }
 
 // Barrier waits until every rank has called it.
 func (w *Worker) Barrier(ctx context.Context) error {
@@ -102,7 +104,7 @@ type call struct {
 	op      ReduceOp
 	root    int
 	n       int // elements: of the vector, or of each block
-	of      collective.Element
+	of      collective.Type
 	inPlace bool
 }
 
@@ -170,7 +172,7 @@ func (c *call) check(ranks, rank, dst, src int, known bool) error {
 
 // collect makes a collective call. n is the length of the vector, or of each block.
 func collect[T Element](ctx context.Context, w *Worker, c *call, dst, src []T, n int) error {
-	c.n, c.of = n, collective.ElementOf[T]()
+	c.n, c.of = n, collective.TypeOf[T]()
 	if ctx == nil {
 		return refuse(c.kind.String(), verbs.ErrInvalid, "no context")
 	}
@@ -181,9 +183,8 @@ func collect[T Element](ctx context.Context, w *Worker, c *call, dst, src []T, n
 	defer x.mu.Unlock()
 	var combine func(to, a, b []T)
 	known := true
-	bits := collective.Bitwise(collective.Op(c.op))
-	if c.reduces() && (bits == nil || c.of.IsFloat()) {
-		op := collective.Op(c.op)
+	bits := collective.Bitwise(c.op)
+	if op := c.op; c.reduces() && (bits == nil || c.of.IsFloat()) {
 		bits, known = nil, collective.Apply[T](op, nil, nil, nil)
 		combine = func(to, a, b []T) { collective.Apply(op, to, a, b) }
 	}
@@ -250,7 +251,7 @@ const (
 
 // String names the call with its arguments: "broadcast of 8 elements of int32 from rank 0".
 func (t ticket) String() string {
-	c := call{kind: collective.Kind(t >> 52 & 15), of: collective.Element(t >> 48 & 15),
+	c := call{kind: collective.Kind(t >> 52 & 15), of: collective.Type(t >> 48 & 15),
 		root: int(t >> 32 & (1<<16 - 1)), op: ReduceOp(t >> 29 & 7), n: int(t >> ticketHash & ticketElements)}
 	if c.kind == collective.Barrier {
 		return c.kind.String()
@@ -270,37 +271,12 @@ func (t ticket) String() string {
 	return s
 }
 
-// record is a summary of the collective calls that a rank has made.
-//
-// Invariant: ranks that have made the same calls have the same record.
-type record struct {
-	step    uint64         // calls so far
-	hash    uint64         // of all of them
-	tickets [recent]ticket // of the last calls, by step
-}
-
-// recent is the number of calls that are remembered.
-const recent = 64
-
 // add records a call.
-func (r *record) add(c *call) {
-	r.step++
-	for _, v := range [...]int{int(c.kind), int(c.op), c.root, c.n, int(c.of)} {
-		r.hash = (r.hash ^ uint64(v) ^ 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9
-		r.hash ^= r.hash >> 29
-	}
-	r.tickets[r.step%recent] = 0xff<<56 | ticket(c.kind)<<52 | ticket(c.of)<<48 | ticket(c.root)<<32 |
-		ticket(c.op)<<29 | ticket(min(c.n, ticketElements))<<ticketHash |
-		ticket(r.hash>>(64-ticketHash))
-}
-
-// ticket returns that of the current call.
-func (r *record) ticket() ticket { return r.tickets[r.step%recent] }
-
-// at returns the ticket of the call at a step; ok is false if the call has not been made or is too
-// long ago.
-func (r *record) at(step uint64) (t ticket, ok bool) {
-	return r.tickets[step%recent], step != 0 && step <= r.step && r.step-step < recent
+func (x *exchange) add(c *call) {
+	r := &x.record
+	r.Add(int(c.kind), int(c.op), c.root, c.n, int(c.of))
+	r.Describe(0xff<<56 | ticket(c.kind)<<52 | ticket(c.of)<<48 | ticket(c.root)<<32 | ticket(c.op)<<29 |
+		ticket(min(c.n, ticketElements))<<ticketHash | ticket(r.Hash>>(64-ticketHash)))
 }
 
 // enter begins a collective call: it takes mu, which the call releases.

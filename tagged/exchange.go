@@ -26,7 +26,7 @@ type exchange struct {
 	w       *Worker
 	err     error
 	over    bool // err is set; Worker.mu guards it
-	record  record
+	record  collective.Record[ticket]
 	cache   collective.Cache
 	parties []party // by rank; nil before the first call
 
@@ -84,7 +84,7 @@ func (x *exchange) begin(c *call, dst, src []byte) error {
 		x.moved = x.anyMoved
 	}
 	x.call, x.dst, x.src = *c, dst, src
-	x.record.add(c)
+	x.add(c)
 	x.polls, x.look = 0, time.Time{}
 	s := collective.Shape{Kind: c.kind, Ranks: x.w.cfg.Size, Rank: x.w.cfg.Rank, Root: c.root,
 		Count: c.n * c.of.Size(), Piece: pieceSize, Depth: depth, InPlace: c.inPlace}
@@ -207,7 +207,7 @@ func (x *exchange) post(i int, s *collective.Step) (err error) {
 			return err
 		}
 	}
-	tag := uint64(x.record.ticket())
+	tag := uint64(x.record.Last())
 	var r *Request
 	if s.Action == collective.Send {
 		x.one[0] = x.memory(s.From, s.Peer)

@@ -43,7 +43,7 @@ type question struct {
 // refuse ends a call that does not begin, on all ranks, so that the others do not wait.
 func (x *exchange) refuse(why byte, c *call, err error) error {
 	x.call = *c
-	x.record.step++
+	x.record.Step++
 	return x.fail(why, err)
 }
 
@@ -52,7 +52,7 @@ func (x *exchange) fail(why byte, err error) error {
 	if x.err != nil {
 		return x.err
 	}
-	x.err = &errwrap.Error{Err: fmt.Errorf("tagged: %v %d: %w", x.call.kind, x.record.step, within{err})}
+	x.err = &errwrap.Error{Err: fmt.Errorf("tagged: %v %d: %w", x.call.kind, x.record.Step, within{err})}
 	text := strings.Replace(within{x.err}.Error(), ErrMismatch.Error()+": ", "", 1) // the others add it
 	x.stop(why, x.w.cfg.Rank, text)
 	return x.err
@@ -104,11 +104,11 @@ func (x *exchange) sweep() {
 // ask sends a rank the question which call it is in.
 func (x *exchange) ask(p *party) {
 	note := make([]byte, 24)
-	binary.LittleEndian.PutUint64(note[8:], x.record.step)
-	binary.LittleEndian.PutUint64(note[16:], uint64(x.record.ticket()))
+	binary.LittleEndian.PutUint64(note[8:], x.record.Step)
+	binary.LittleEndian.PutUint64(note[16:], uint64(x.record.Last()))
 	r, _ := p.ep.send(opCollective, noteTag, [][]byte{note}, false)
 	r.Free()
-	p.asked = x.record.step
+	p.asked = x.record.Step
 }
 
 // readNotes handles the notes that have arrived.
@@ -157,7 +157,7 @@ func (x *exchange) stopped(why byte, origin int, text string) error {
 		}
 	}
 	x.err = &errwrap.Error{Err: fmt.Errorf("tagged: %v %d: %w: rank %d has ended it: %s%s", x.call.kind,
-		x.record.step, cause, origin, text, also)}
+		x.record.Step, cause, origin, text, also)}
 	x.stop(why, origin, text)
 	return x.err
 }
@@ -166,11 +166,11 @@ func (x *exchange) stopped(why byte, origin int, text string) error {
 func (x *exchange) answer() error {
 	for i := len(x.questions) - 1; i >= 0; i-- {
 		q := x.questions[i]
-		if q.step > x.record.step {
+		if q.step > x.record.Step {
 			continue // this rank is not there yet
 		}
 		x.questions = slices.Delete(x.questions, i, i+1)
-		if mine, ok := x.record.at(q.step); ok && mine != q.ticket {
+		if mine, ok := x.record.At(q.step); ok && mine != q.ticket {
 			return x.mismatch(q.rank, q.ticket, mine)
 		}
 	}
@@ -180,7 +180,7 @@ func (x *exchange) answer() error {
 // compare looks whether a rank that this one waits for has sent something of another call, and asks
 // those that have sent nothing.
 func (x *exchange) compare() error {
-	mine := x.record.ticket()
+	mine := x.record.Last()
 	for _, b := range x.waiting {
 		s := x.run.Step(b.step)
 		p := &x.parties[s.Peer]
@@ -189,7 +189,7 @@ func (x *exchange) compare() error {
 				return x.mismatch(s.Peer, theirs, mine)
 			}
 		}
-		if p.asked != x.record.step {
+		if p.asked != x.record.Step {
 			x.ask(p)
 		}
 	}

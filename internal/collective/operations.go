@@ -34,25 +34,25 @@ func (o Op) String() string {
 	return fmt.Sprintf("unknown operation %d", uint8(o))
 }
 
-// Ordered is a type whose elements have all operations but the bitwise ones. [Float16] and
-// [BFloat16] are floats here; other types that are built on uint16 are integers.
-type Ordered interface {
+// Element is the type of what calls move. [Float16] and [BFloat16] are floats; other types that are
+// built on uint16 are integers.
+type Element interface {
 	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
 }
 
-// Float16 is a float of 16 bits: 5 of exponent, 10 of fraction.
+// Float16 is a float of 16 bits, IEEE 754's binary16: 5 of exponent, 10 of fraction.
 type Float16 uint16
 
 // BFloat16 is a float of 16 bits: the upper half of a float32.
 type BFloat16 uint16
 
-// Element is what ranks compare of an element's type, in 4 bits: the logarithm of its size in the
+// Type is what ranks compare of an element's type, in 4 bits: the logarithm of its size in the
 // lower two, and its class.
-type Element uint8
+type Type uint8
 
 // The classes of elements.
 const (
-	unsigned Element = iota << 2
+	unsigned Type = iota << 2
 	signed
 	float // Float16 among them
 	brain // BFloat16
@@ -60,9 +60,9 @@ const (
 	classes = 3 << 2
 )
 
-// ElementOf returns the element of a type.
-func ElementOf[T Ordered]() Element {
-	size := Element(bits.TrailingZeros(uint(SizeOf[T]())))
+// TypeOf returns the element of a type.
+func TypeOf[T Element]() Type {
+	size := Type(bits.TrailingZeros(uint(SizeOf[T]())))
 	zero, one, two := T(0), T(1), T(2)
 	switch any(zero).(type) {
 	case Float16:
@@ -80,13 +80,13 @@ func ElementOf[T Ordered]() Element {
 }
 
 // Size returns the length of an element in bytes.
-func (e Element) Size() int { return 1 << (e &^ classes) }
+func (e Type) Size() int { return 1 << (e &^ classes) }
 
 // IsFloat reports whether elements are floats, which have no bits to combine.
-func (e Element) IsFloat() bool { return e&classes >= float }
+func (e Type) IsFloat() bool { return e&classes >= float }
 
 // String returns the name of the type, or of the type that it is defined on.
-func (e Element) String() string {
+func (e Type) String() string {
 	size := 8 * e.Size()
 	switch class := e & classes; {
 	case class == unsigned:
@@ -103,7 +103,7 @@ func (e Element) String() string {
 
 // Apply sets to[i] to a[i] op b[i]. The slices have the same length; to may be a or b. It does
 // nothing and returns false for an operation that only [Bitwise] has.
-func Apply[T Ordered](op Op, to, a, b []T) (ok bool) {
+func Apply[T Element](op Op, to, a, b []T) (ok bool) {
 	switch to := any(to).(type) {
 	case []Float16:
 		return combineFloat16(op, to, any(a).([]Float16), any(b).([]Float16))
@@ -139,28 +139,28 @@ func Bitwise(op Op) func(to, a, b []byte) {
 	return nil
 }
 
-func sum[T Ordered](to, a, b []T) {
+func sum[T Element](to, a, b []T) {
 	a, b = a[:len(to)], b[:len(to)]
 	for i := range to {
 		to[i] = a[i] + b[i]
 	}
 }
 
-func prod[T Ordered](to, a, b []T) {
+func prod[T Element](to, a, b []T) {
 	a, b = a[:len(to)], b[:len(to)]
 	for i := range to {
 		to[i] = a[i] * b[i]
 	}
 }
 
-func least[T Ordered](to, a, b []T) {
+func least[T Element](to, a, b []T) {
 	a, b = a[:len(to)], b[:len(to)]
 	for i := range to {
 		to[i] = min(a[i], b[i])
 	}
 }
 
-func most[T Ordered](to, a, b []T) {
+func most[T Element](to, a, b []T) {
 	a, b = a[:len(to)], b[:len(to)]
 	for i := range to {
 		to[i] = max(a[i], b[i])
@@ -304,18 +304,18 @@ func ToFloat16(v float32) Float16 {
 }
 
 // Bytes returns the memory of elements.
-func Bytes[T Ordered](s []T) []byte {
+func Bytes[T Element](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*SizeOf[T]())
 }
 
 // View returns bytes as elements. Their number must be a multiple of the size of one, and their
 // address aligned to it.
-func View[T Ordered](b []byte) []T {
+func View[T Element](b []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/SizeOf[T]())
 }
 
 // SizeOf returns the length of an element in bytes.
-func SizeOf[T Ordered]() int {
+func SizeOf[T Element]() int {
 	var v T
 	return int(unsafe.Sizeof(v))
 }

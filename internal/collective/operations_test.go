@@ -8,7 +8,7 @@ import (
 )
 
 // plain is each operation as one would write it down.
-func plain[T Ordered](op Op, a, b T) T {
+func plain[T Element](op Op, a, b T) T {
 	switch op {
 	case Sum:
 		return a + b
@@ -20,7 +20,7 @@ func plain[T Ordered](op Op, a, b T) T {
 	return max(a, b)
 }
 
-func checkOrdered[T Ordered](t *testing.T, value func() T) {
+func checkElement[T Element](t *testing.T, value func() T) {
 	t.Run(fmt.Sprintf("%T", T(0)), func(t *testing.T) {
 		for op := Sum; op <= Max; op++ {
 			a, b := make([]T, 67), make([]T, 67)
@@ -41,8 +41,8 @@ func checkOrdered[T Ordered](t *testing.T, value func() T) {
 		}
 		half := plain(Prod, value(), 0)
 		half++
-		if float := half/2 != 0; ElementOf[T]().IsFloat() != float {
-			t.Errorf("is a float: %v, want %v", ElementOf[T](), float)
+		if float := half/2 != 0; TypeOf[T]().IsFloat() != float {
+			t.Errorf("is a float: %v, want %v", TypeOf[T](), float)
 		}
 	})
 }
@@ -51,17 +51,17 @@ type celsius float32
 
 func TestApply(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	checkOrdered(t, func() int8 { return int8(rng.Int()) })
-	checkOrdered(t, func() uint8 { return uint8(rng.Int()) })
-	checkOrdered(t, func() int16 { return int16(rng.Int()) })
-	checkOrdered(t, func() uint16 { return uint16(rng.Int()) })
-	checkOrdered(t, rng.Int32)
-	checkOrdered(t, rng.Uint32)
-	checkOrdered(t, rng.Int64)
-	checkOrdered(t, rng.Uint64)
-	checkOrdered(t, rng.Float32)
-	checkOrdered(t, rng.NormFloat64)
-	checkOrdered(t, func() celsius { return celsius(rng.Float32()) })
+	checkElement(t, func() int8 { return int8(rng.Int()) })
+	checkElement(t, func() uint8 { return uint8(rng.Int()) })
+	checkElement(t, func() int16 { return int16(rng.Int()) })
+	checkElement(t, func() uint16 { return uint16(rng.Int()) })
+	checkElement(t, rng.Int32)
+	checkElement(t, rng.Uint32)
+	checkElement(t, rng.Int64)
+	checkElement(t, rng.Uint64)
+	checkElement(t, rng.Float32)
+	checkElement(t, rng.NormFloat64)
+	checkElement(t, func() celsius { return celsius(rng.Float32()) })
 }
 
 func TestBitwise(t *testing.T) {
@@ -158,8 +158,8 @@ func TestApplyHalf(t *testing.T) {
 			t.Errorf("the most of 3 and -4 is %v", x[0].Float32())
 		}
 	}
-	if Apply[Float16](Or, nil, nil, nil) || !ElementOf[Float16]().IsFloat() ||
-		!ElementOf[BFloat16]().IsFloat() {
+	if Apply[Float16](Or, nil, nil, nil) || !TypeOf[Float16]().IsFloat() ||
+		!TypeOf[BFloat16]().IsFloat() {
 		t.Error("bits of floats")
 	}
 }
@@ -263,4 +263,36 @@ func BenchmarkRun(b *testing.B) {
 		}
 		b.ReportMetric(float64(len(s.Steps)), "steps")
 	})
+}
+
+// TestRecord: a record describes the last calls, and its hash depends on every argument of all of
+// them.
+func TestRecord(t *testing.T) {
+	var r Record[int]
+	if _, ok := r.At(0); ok {
+		t.Error("a call that nobody has made")
+	}
+	hashes := map[uint64]bool{r.Hash: true}
+	for step := 1; step <= 100; step++ {
+		r.Add(7, step)
+		r.Describe(step)
+		hashes[r.Hash] = true
+		first := max(1, step-remembered+1)
+		for _, at := range []int{first, step} {
+			if call, ok := r.At(uint64(at)); !ok || call != at || r.Last() != step {
+				t.Fatalf("after %d calls: call %d is %d, %v, the last %d", step, at, call, ok, r.Last())
+			}
+		}
+		for _, at := range []int{first - 1, step + 1} {
+			if _, ok := r.At(uint64(at)); ok {
+				t.Fatalf("after %d calls: there is call %d", step, at)
+			}
+		}
+	}
+	other := Record[int]{Step: r.Step, Hash: r.Hash}
+	r.Add(1, 2)
+	other.Add(2, 1)
+	if len(hashes) != 101 || r.Hash == other.Hash {
+		t.Errorf("%d hashes of 101 records, %#x, %#x", len(hashes), r.Hash, other.Hash)
+	}
 }
