@@ -36,6 +36,9 @@ const (
 // errorKind is the kind of the message that ends a conversation.
 const errorKind = "error"
 
+// isReserved reports whether a program may not send messages of a kind.
+func isReserved(kind string) bool { return kind == errorKind || kind == kindDetach }
+
 type errorBody struct {
 	Text string `json:"text"`
 	Busy bool   `json:"busy,omitempty"` // the reason is ErrBusy
@@ -100,6 +103,10 @@ func (c *Conn) listen() {
 			c.err = ErrClosed
 			return
 		}
+		if m.Kind == kindDetach {
+			c.err = errDetached // what follows is the program's: it stays in c.r
+			return
+		}
 	}
 }
 
@@ -144,8 +151,8 @@ func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 func (c *Conn) Received() uint64 { return c.in.bytes.Load() }
 
 // Send sends the peer a message: body as JSON, or no body if it is nil. A kind has 1 to 32 bytes
-// and is not "error". If the peer does not read, Send waits until ctx ends or 16 KiB have not been
-// taken within Config.Timeout; after that the conversation cannot send any more.
+// and is neither "error" nor "detach". If the peer does not read, Send waits until ctx ends or 16
+// KiB have not been taken within Config.Timeout; after that the conversation cannot send any more.
 func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	if ctx == nil {
 		return errNoContext

@@ -437,3 +437,33 @@ func TestTooLongToSend(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// Bytes that arrived together with the peer's "detach" were read ahead; they come first.
+func TestDetachReturnsWhatWasReadAhead(t *testing.T) {
+	a, b := tcptest.Pair(t)
+	go func() {
+		_, _ = io.WriteString(b, string(greeting(wireVersion, ""))+frame(`{"kind":"detach"}`)+"early")
+	}()
+	c, err := Start(t.Context(), a, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-c.Done() // all of one segment has arrived
+	nc, err := c.Detach(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, wrapped := nc.(*detached); !wrapped {
+		t.Errorf("%T has read nothing ahead", nc)
+	}
+	if _, err := io.WriteString(b, " and late"); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len("early and late"))
+	if _, err := io.ReadFull(nc, got); err != nil || string(got) != "early and late" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := nc.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Error(err)
+	}
+}

@@ -66,9 +66,10 @@
 //	4 bytes   length of what follows, big-endian, at most Config.MaxMessage
 //	n bytes   JSON: {"kind":"card","body":{...}}
 //
-// The program defines the kinds; only "error" is reserved: its body {"text":"..."} says why an end
-// gives up, with "busy":true if it is for ErrBusy, and nothing follows it. A length of 0 is the
-// goodbye of an end that closes the conversation; nothing follows it either. Connect sends "card",
-// {"type":"ibverbx.BusinessCard", "card":{...}}, and then "connected"; Exchange sends "value", and
-// Barrier "barrier".
+// The program defines the kinds; only "error" and "detach" are reserved. The body of "error",
+// {"text":"..."}, says why an end gives up, with "busy":true if it is for ErrBusy, and nothing
+// follows it. A length of 0 is the goodbye of an end that closes the conversation; nothing follows
+// it either. Behind "detach", which Detach sends without a body, come bytes of the program. Connect
+// sends "card", {"type":"ibverbx.BusinessCard", "card":{...}}, and then "connected"; Exchange sends
+// "value", and Barrier "barrier".
 package rendezvous

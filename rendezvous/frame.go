@@ -59,9 +59,9 @@ const lengthLen = 4
 
 // Encode encodes a message. kind and body are those of [Conn.Send].
 func Encode(kind string, body any) (Frame, error) {
-	if kind == "" || len(kind) > maxKind || kind == errorKind {
-		return Frame{}, fmt.Errorf("%w: a message of kind %.40q: must be 1 to %d bytes, and not %q",
-			verbs.ErrInvalid, kind, maxKind, errorKind)
+	if kind == "" || len(kind) > maxKind || isReserved(kind) {
+		return Frame{}, fmt.Errorf("%w: a message of kind %.40q: must be 1 to %d bytes, and neither %q nor "+
+			"%q", verbs.ErrInvalid, kind, maxKind, errorKind, kindDetach)
 	}
 	return encode(kind, body)
 }
