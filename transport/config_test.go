@@ -289,8 +289,8 @@ func TestAsManyEndpointsAsConfigured(t *testing.T) {
 		first.Worker() != worker {
 		t.Errorf("%q and %q, value %v", first.Name(), second.Name(), first.Value())
 	}
-	if _, err := worker.NewEndpoint(transport.EndpointConfig{}); !errors.Is(err, verbs.ErrInvalid) ||
-		!strings.Contains(err.Error(), "2 endpoints are open") {
+	if _, err := worker.NewEndpoint(transport.EndpointConfig{}); !errors.Is(err, transport.ErrNoRoom) ||
+		errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "2 endpoints are open") {
 		t.Errorf("a third: %v", err)
 	}
 	must(t, first.Abort(nil))

@@ -20,6 +20,9 @@ var (
 	// ErrBusy: the endpoint has resources, so [Endpoint.Pending] does not queue the request: send
 	// again.
 	ErrBusy = errors.New("transport: resources are there: send again")
+	// ErrNoRoom: the worker has Config.MaxEndpoints endpoints. There is room again once one is
+	// closed and progress has released it.
+	ErrNoRoom = errors.New("no room for another endpoint")
 	// ErrTooLong: the data is longer than the kind of operation takes: see [Endpoint.Limits].
 	ErrTooLong = errors.New("too long")
 	// ErrNoHandler: the peer has no handler for the id of an active message.

@@ -210,7 +210,8 @@ func (t *endpointTable) all(yield func(*peerState) bool) {
 }
 
 // NewEndpoint makes an endpoint with a virtual queue pair of its own. Exchange [Endpoint.Card] with
-// the peer and call [Endpoint.Connect].
+// the peer and call [Endpoint.Connect]. While Config.MaxEndpoints are open, the error is
+// [ErrNoRoom].
 func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	w.mu.Lock()
 	defer w.unlock()
@@ -223,7 +224,7 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	id := w.endpoints.free()
 	if id >= w.cfg.MaxEndpoints {
 		return nil, fmt.Errorf("transport: new endpoint: %w: %d endpoints are open: raise "+
-			"Config.MaxEndpoints, or close one and make progress", verbs.ErrInvalid, w.endpoints.open)
+			"Config.MaxEndpoints, or close one and make progress", ErrNoRoom, w.endpoints.open)
 	}
 	if cfg.Name == "" {
 		cfg.Name = fmt.Sprintf("endpoint %d", id)
