@@ -75,18 +75,20 @@ func Scan[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp) 
 }
 
 // Gather copies every rank's src to dst of rank root, in the order of the ranks: len(dst) is
-// len(src) times their number there. The others' dst is not used.
+// len(src) times their number there, and src may be the root's own block of it. The others' dst is
+// not used.
 func Gather[T Element](ctx context.Context, w *Worker, dst, src []T, root int) error {
 	return collect(ctx, w, &call{kind: collective.Gather, root: root}, dst, src, len(src))
 }
 
-// AllGather copies every rank's src to dst of every rank, in the order of the ranks.
+// AllGather copies every rank's src to dst of every rank, in the order of the ranks. src may be the
+// rank's own block of dst.
 func AllGather[T Element](ctx context.Context, w *Worker, dst, src []T) error {
 	return collect(ctx, w, &call{kind: collective.AllGather}, dst, src, len(src))
 }
 
 // Scatter copies block i of rank root's src, which has as many blocks of len(dst) as there are
-// ranks, to dst of rank i. The others' src is not used.
+// ranks, to dst of rank i. The root's dst may be its own block of src. The others' src is not used.
 func Scatter[T Element](ctx context.Context, w *Worker, dst, src []T, root int) error {
 	return collect(ctx, w, &call{kind: collective.Scatter, root: root}, dst, src, len(dst))
 }
@@ -191,7 +193,7 @@ func collect[T Element](ctx context.Context, w *Worker, c *call, dst, src []T, n
 	err := c.check(w.cfg.Size, w.cfg.Rank, len(dst), len(src), known)
 	d, s := collective.Bytes(dst), collective.Bytes(src)
 	if err == nil {
-		err = c.place(w.cfg.Rank, d, s)
+		err = c.place(w.cfg.Size, w.cfg.Rank, d, s)
 	}
 	if err != nil {
 		return x.refuse(stopMismatch, c, err)
@@ -210,16 +212,27 @@ func collect[T Element](ctx context.Context, w *Worker, c *call, dst, src []T, n
 }
 
 // place finds out whether the call is in place, and refuses memory that overlaps otherwise.
-func (c *call) place(rank int, dst, src []byte) error {
-	wantDst, wantSrc := c.lengths(1, rank)
+func (c *call) place(ranks, rank int, dst, src []byte) error {
+	wantDst, wantSrc := c.lengths(ranks, rank)
 	if wantDst < 0 || wantSrc < 0 || !collective.Overlap(dst, src) {
 		return nil
 	}
-	if !c.blocks() && &dst[0] == &src[0] {
+	switch c.kind {
+	case collective.ReduceScatter, collective.AllToAll:
+		return fmt.Errorf("%w: dst and src overlap: what is to be sent would be written over",
+			verbs.ErrInvalid)
+	case collective.Scatter:
+		dst, src = src, dst
+	}
+	if !c.blocks() {
+		rank = 0 // both have one length
+	}
+	if &dst[rank*len(src)] == &src[0] {
 		c.inPlace = true
 		return nil
 	}
-	return fmt.Errorf("%w: dst and src overlap: what is to be sent would be written over", verbs.ErrInvalid)
+	return fmt.Errorf("%w: dst and src overlap, but not in place, where they are the same, or one is the "+
+		"block of this rank, %d, in the other", verbs.ErrInvalid, rank)
 }
 
 // carryOut makes the steps of a call. Values of type T are combined.

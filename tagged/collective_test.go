@@ -145,6 +145,32 @@ func testCollectives(ctx context.Context, r *rig, n int) {
 			return errors.Join(tagged.AllGather(ctx, w, dst, vector(rank, n)),
 				same(dst, func(i int) int64 { return value(i/n, i%n) }))
 		}},
+		{"gather in place", func(rank int, w *tagged.Worker) error {
+			src := vector(rank, n)
+			var dst []int64
+			if rank == root {
+				dst = filled(n * ranks)
+				src = dst[root*n:][:copy(dst[root*n:], src)]
+			}
+			return errors.Join(tagged.Gather(ctx, w, dst, src, root),
+				same(dst, func(i int) int64 { return value(i/n, i%n) }))
+		}},
+		{"all-gather in place", func(rank int, w *tagged.Worker) error {
+			dst := filled(n * ranks)
+			src := dst[rank*n:][:copy(dst[rank*n:][:n], vector(rank, n))]
+			return errors.Join(tagged.AllGather(ctx, w, dst, src),
+				same(dst, func(i int) int64 { return value(i/n, i%n) }))
+		}},
+		{"scatter in place", func(rank int, w *tagged.Worker) error {
+			dst := filled(n)
+			var src []int64
+			if rank == root {
+				src = vector(root, n*ranks)
+				dst = src[root*n:][:n]
+			}
+			return errors.Join(tagged.Scatter(ctx, w, dst, src, root),
+				same(dst, func(i int) int64 { return value(root, rank*n+i) }))
+		}},
 		{"scatter", func(rank int, w *tagged.Worker) error {
 			dst := filled(n)
 			var src []int64
@@ -215,6 +241,10 @@ func TestCollectivesMismatch(t *testing.T) {
 			b := buf()
 			return tagged.AllReduce(ctx, w, b[1:], b[:7], tagged.OpSum)
 		}, barrier, "dst and src overlap"},
+		{"the block of another rank", func(ctx context.Context, w *tagged.Worker) error {
+			b := buf()
+			return tagged.AllGather(ctx, w, b, b[2:4])
+		}, barrier, "the block of this rank, 2, in the other"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel() // most of it is waiting
