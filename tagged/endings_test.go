@@ -120,7 +120,7 @@ func TestEndpointsBeyondTheWorker(t *testing.T) {
 	r := newRig(t, 1, 1, cfg)
 	w := r.workers[0]
 	first := r.endpoint(0, tagged.EndpointConfig{})
-	if _, err := w.NewEndpoint(tagged.EndpointConfig{}); !errors.Is(err, verbs.ErrInvalid) {
+	if _, err := w.NewEndpoint(tagged.EndpointConfig{}); !errors.Is(err, transport.ErrNoRoom) {
 		t.Errorf("a second: %v", err)
 	}
 	if err := first.Abort(); err != nil {
