@@ -160,9 +160,14 @@ const creditBatch = 8
 // accumulated, or with all set on every rail that has any.
 func (q *VirtualQP) postDueCredits(all bool) {
 	if q.recv.recvsToPost == 0 || !q.line.mayPostReceives() || q.line.state < verbs.StateRTR ||
-		q.recv.creditsWait || q.recv.withholdsCredits() {
+		q.recv.creditsWait {
 		return
 	}
+	if q.recv.withholdsCredits() {
+		q.noteWithheld()
+		return
+	}
+	q.recv.withheld = q.recv.withheld && q.recv.bank.Len() != 0
 	for _, rl := range q.send.rails.data {
 		few := rl.recvsToPost*creditBatch < rl.own
 		if rl.recvsToPost == 0 || rl.recvsRefused || few && !all {
@@ -175,6 +180,14 @@ func (q *VirtualQP) postDueCredits(all bool) {
 			return // a refusal has ended the connection: the other rails are in ERR
 		}
 	}
+}
+
+// noteWithheld reports, once, that this end makes its peer wait for receives.
+func (q *VirtualQP) noteWithheld() {
+	if !q.recv.withheld && q.cfg.Events.Withheld != nil {
+		q.cfg.Events.Withheld(WithheldEvent{q.num, q.recv.bank.Len()})
+	}
+	q.recv.withheld = true
 }
 
 // ownRecvPart returns what the rails' own receives are: credits (DQPLB) or watches (Spray).

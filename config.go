@@ -132,9 +132,8 @@ type Config struct {
 	// kernel may block the call that tries for a second or more. 0 means a second. If one of the
 	// ends sets [None], none is tried.
 	Failback time.Duration
-	// OnRail, if set, is called when failover takes a queue pair out of service or puts it back.
-	// The methods of the virtual queue pair and its virtual CQ call it; it must not call them.
-	OnRail func(RailEvent)
+	// Events are called when the connection is made, loses a queue pair, or fails.
+	Events Events
 	// FragmentSize is the length in bytes of the pieces into which long messages are cut; 0 means
 	// 512 KiB: large enough that the cost of a work request vanishes, small enough that four queue
 	// pairs share one message of a few MiB. It is lowered to the longest message that every port

@@ -174,6 +174,9 @@ func (q *VirtualQP) failsOver(peer *BusinessCard) bool {
 // reached records the state that all queue pairs have reached.
 func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	q.line.state = state
+	if state == verbs.StateRTS && q.cfg.Events.Connected != nil {
+		q.cfg.Events.Connected(ConnectedEvent{q.num, q.send.rails.carrier(&q.cfg, q.failover != nil)})
+	}
 	if state == verbs.StateRTS && q.failover != nil {
 		q.failover.checkPorts() // events before this moment may have been missed
 		q.cq.touch(q)

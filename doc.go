@@ -114,7 +114,7 @@
 // rest over the other rails, in order. Your program sees no error as long as one data queue pair is
 // left between the ends, one for SENDs, and (in [Spray]) one for notifications. A queue pair that
 // has failed is connected anew after a pause. [Stats] counts what was lost and posted again and
-// says whether failover is in force; [Config].OnRail is called for each event. What you must know:
+// says whether failover is in force; [Events] reports each loss. What you must know:
 //
 //   - Both ends must poll. An end that does not poll, or takes no notifications until its receives
 //     are used up, holds up the other end, which gives up after [Config].FailoverTimeout.

@@ -128,11 +128,13 @@ func (x *recovery) loseRail(rl *rail, cause error) {
 		x.announce(rl, x.withPort(rl, cause))
 	}
 	x.degraded = true
+	now := x.line.clock()
+	rl.back.lostAt = now
 	messages, entries := rl.log.Messages(), x.send.takeLog(rl)
 	if rl.batch != nil {
 		rl.batch.clear() // the rail stays listed until the next post
 	}
-	x.protocol.Lose(rl.back.state, x.line.clock(), cause, entries, messages)
+	x.protocol.Lose(rl.back.state, now, cause, entries, messages)
 	rl.back.grow = 0
 	x.recv.dropCredits(rl)
 	x.rails.takeOut(rl)
@@ -273,6 +275,8 @@ func (x *recovery) do(actions []failover.Action) (failed *failedRail) {
 // settle ends the part of a lost rail's work that has arrived. The rest is posted again on another
 // rail, in its order.
 func (x *recovery) settle(rl *rail) *failedRail {
+	work := x.protocol.Work(rl.role)
+	waiting, waitingBytes := work.Waiting()
 	arrived, unknown, err := x.protocol.Settle(rl.back.state, x.send.immOf(rl))
 	if err != nil {
 		return &failedRail{rl, noRequest(err)}
@@ -282,6 +286,12 @@ func (x *recovery) settle(rl *rail) *failedRail {
 	}
 	for i := range unknown {
 		x.send.failAtomic(&unknown[i])
+	}
+	if x.cfg.Events.Settled != nil {
+		again, bytes := work.Waiting()
+		x.cfg.Events.Settled(SettledEvent{VirtualQP: x.num, Rail: rl.index(), Device: rl.qp.Device().Name(),
+			Arrived: len(arrived), Again: again - waiting, Bytes: bytes - waitingBytes,
+			Took: x.line.clock().Sub(rl.back.lostAt)})
 	}
 	return nil
 }
@@ -430,10 +440,10 @@ func (x *recovery) check() {
 	}
 }
 
-// announce calls OnRail for a rail that is lost, or back.
+// announce reports a rail that is lost, or back.
 func (x *recovery) announce(rl *rail, cause error) {
-	if x.cfg.OnRail != nil {
-		x.cfg.OnRail(RailEvent{VirtualQP: x.num, Rail: rl.index(), Device: rl.qp.Device().Name(),
+	if x.cfg.Events.Rail != nil {
+		x.cfg.Events.Rail(RailEvent{VirtualQP: x.num, Rail: rl.index(), Device: rl.qp.Device().Name(),
 			QPNum: rl.num, Down: cause != nil, Cause: cause})
 	}
 }

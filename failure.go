@@ -67,7 +67,9 @@ func (q *VirtualQP) fail(rl *rail, req uint64, f *FailedError) {
 	if q.line.err == nil && rl != nil {
 		f.Failover = q.noFailover(rl, f.Err)
 	}
-	q.line.fail(req, f.on(q.num, rl))
+	if q.line.fail(req, f.on(q.num, rl)) && q.cfg.Events.Failed != nil {
+		q.cfg.Events.Failed(f)
+	}
 }
 
 // noFailover returns why nothing replaces a rail that has failed with err; empty if failover does

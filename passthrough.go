@@ -33,6 +33,7 @@ type passThrough struct {
 	ended uint64
 
 	probes drainProbes
+	failed func(*FailedError) // Config.Events.Failed
 }
 
 // outstanding returns how many requests were accepted and have no completion. Successful unsignaled
@@ -133,7 +134,11 @@ func (p *passThrough) end(f *FailedError) {
 
 // fail records the first error.
 func (p *passThrough) fail(f *FailedError) (first bool) {
-	return p.line.fail(0, f.on(p.qpNum, p.rail))
+	first = p.line.fail(0, f.on(p.qpNum, p.rail))
+	if first && p.failed != nil {
+		p.failed(f)
+	}
+	return first
 }
 
 // plainFlags are the flags that change nothing about the payload of a request.

@@ -132,7 +132,7 @@ func (x *recovery) portActive(dev verbs.Device) bool {
 // say why.
 func (x *recovery) withPort(rl *rail, cause error) error {
 	var status verbs.Status
-	if x.cfg.OnRail != nil && (errors.As(cause, &status) || errors.Is(cause, errIdleErr)) {
+	if x.cfg.Events.Rail != nil && (errors.As(cause, &status) || errors.Is(cause, errIdleErr)) {
 		if down := x.portDown(rl.qp.Device()); down != nil {
 			return fmt.Errorf("%w: %w", down, cause)
 		}

@@ -153,6 +153,7 @@ type comeback struct {
 	grow  uint64                  // the work it must have carried before it gets more; 0 in full service
 	// emptied means that receives of the user came back without a message, to be posted elsewhere.
 	emptied bool
+	lostAt  time.Time // when it was last taken out of service
 }
 
 // These are the steps in which a queue pair is connected.
@@ -221,4 +222,44 @@ func (r *rail) toError() {
 	if err != nil && !errors.Is(err, verbs.ErrDeviceGone) {
 		r.stopErr = err
 	}
+}
+
+// carrier describes the rails, one entry for each NIC and port of the peer.
+func (s *railSet) carrier(cfg *Config, failover bool) Carrier {
+	c := Carrier{Scheme: cfg.Scheme, Failover: failover}
+	type path struct {
+		device uint8
+		peer   verbs.GID
+	}
+	places := map[path]int{}
+	for _, r := range s.all {
+		attr, err := r.qp.Query()
+		if err != nil {
+			attr = verbs.QPAttr{}
+		}
+		at := path{r.device, attr.AH.DGID}
+		i, ok := places[at]
+		if !ok {
+			i = len(c.NICs)
+			places[at] = i
+			c.NICs = append(c.NICs, carrierNIC(r.qp.Device(), int(cfg.Conn.port(r.qp.Device())), &attr))
+		}
+		c.NICs[i].QPs++
+	}
+	return c
+}
+
+// carrierNIC describes a NIC, and the path of one of its queue pairs.
+func carrierNIC(dev verbs.Device, port int, attr *verbs.QPAttr) CarrierNIC {
+	n := CarrierNIC{Device: dev.Name(), PeerGID: attr.AH.DGID, MTU: attr.PathMTU.Bytes()}
+	if p, ok := dev.(interface{ ProviderName() string }); ok {
+		n.Provider = p.ProviderName()
+	}
+	if d, err := dev.Query(); err == nil {
+		n.Software = d.Software
+	}
+	if e, err := dev.QueryGID(port, int(attr.AH.SGIDIndex)); err == nil && attr.PathMTU != 0 {
+		n.GID = e.GID
+	}
+	return n
 }

@@ -32,6 +32,8 @@ type receiver struct {
 	// creditsWait says that the peer is plain and that no receive for a notification was posted on
 	// this connection yet: until then the data rails hold no credits. See VirtualQP.adopt.
 	creditsWait bool
+	// withheld says that credits were withheld since the bank was last empty.
+	withheld bool
 	// notifiedYet says that a notification has arrived on this connection.
 	notifiedYet bool
 	// flushRest says that a receive was reported with an error. All later ones are reported as
@@ -48,7 +50,7 @@ func newReceiver(batch *recvBatch, cfg *Config) receiver {
 // restart begins a connection. Nothing is outstanding. Receives continue their numbering.
 func (s *receiver) restart() {
 	s.order, s.bank, s.flushRest = dqplb.Receiver{}, ring.FIFO[dqplb.Notification]{}, false
-	s.creditsWait, s.notifiedYet = false, false
+	s.creditsWait, s.notifiedYet, s.withheld = false, false, false
 }
 
 // recvReq is a live receive. Its fields are valid from PostRecv until it is reported.

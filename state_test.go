@@ -299,3 +299,36 @@ func TestMoveToErrIsNotTriedOnANICThatIsGone(t *testing.T) {
 		}
 	}
 }
+
+// Of one kind of event of one rail a line a second is logged. The next line counts those held back,
+// and other rails and kinds are not held back with it.
+func TestEventLogHoldsBack(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	l := &eventLog{clock: func() time.Time { return now }, last: map[eventKey]*eventPace{}}
+	key := eventKey{"rail lost", 1, 0}
+	for i, step := range []struct {
+		after time.Duration
+		key   eventKey
+		held  int
+		ok    bool
+	}{
+		{0, key, 0, true},
+		{999 * time.Millisecond, key, 0, false},
+		{0, key, 0, false},
+		{0, eventKey{"rail lost", 1, 1}, 0, true},
+		{0, eventKey{"rail back", 1, 0}, 0, true},
+		{time.Millisecond, key, 2, true},
+		{time.Second, key, 0, true},
+	} {
+		now = now.Add(step.after)
+		if held, ok := l.admit(step.key); held != step.held || ok != step.ok {
+			t.Errorf("step %d: held %d, written %v; want %d, %v", i, held, ok, step.held, step.ok)
+		}
+	}
+	for i := range uint32(2 * maxEventKeys) {
+		l.admit(eventKey{"failed", i, 0})
+	}
+	if len(l.last) > maxEventKeys {
+		t.Errorf("%d keys are remembered", len(l.last))
+	}
+}

@@ -1,10 +1,6 @@
 package ibverbx
 
-import (
-	"fmt"
-
-	"ibverbx/verbs"
-)
+import "ibverbx/verbs"
 
 // Stats is a snapshot of a virtual queue pair. Its counters start at zero when the virtual queue
 // pair is made.
@@ -75,23 +71,4 @@ type CQStats struct {
 	// retry a post that a NIC has refused for now, or have failed and linger, see [Config.Linger].
 	Retrying    int    `json:"retrying"`
 	StaleEvents uint64 `json:"stale_events"` // completions of queue pairs that had just been closed
-}
-
-// RailEvent reports that a queue pair was taken out of service, or is back.
-type RailEvent struct {
-	VirtualQP uint32 // [VirtualQP.Num]
-	Rail      int    // as in [Stats].Rails
-	Device    string
-	QPNum     uint32
-	Down      bool
-	Cause     error // why it was taken out of service; nil when it is back
-}
-
-// String returns one line for a log.
-func (e RailEvent) String() string {
-	s := fmt.Sprintf("virtual qp %d: rail %d (%s qp %d) ", e.VirtualQP, e.Rail, e.Device, e.QPNum)
-	if !e.Down {
-		return s + "is back in service"
-	}
-	return s + fmt.Sprintf("is out of service: %v", e.Cause)
 }

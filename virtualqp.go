@@ -274,6 +274,15 @@ func (q *VirtualQP) Stats() Stats {
 	return s
 }
 
+// Carrier returns what carries the connection, as the NICs report it. It follows the ownership rule
+// of [VirtualQP], and is not for the hot path: it queries each queue pair. What a NIC does not
+// report is zero.
+func (q *VirtualQP) Carrier() Carrier {
+	q.enter()
+	defer q.exit()
+	return q.send.rails.carrier(&q.cfg, q.failover != nil)
+}
+
 // PostSend posts requests to the virtual queue pair, in order, and returns how many it accepted. If
 // n is less than len(wrs), the error, a [*PostError], says why wrs[n] was refused; it and all later
 // ones had no effect.
@@ -424,7 +433,7 @@ func newPassThrough(q *VirtualQP) *passThrough {
 	rails.sendRail = r
 	rails.recount()
 	return &passThrough{rail: r, rails: rails, qp: r.qp, line: &q.line, cq: q.cq, batch: &q.cq.translated,
-		imms: immOrder(q.cfg.Conn.ImmLittleEndian)}
+		imms: immOrder(q.cfg.Conn.ImmLittleEndian), failed: q.cfg.Events.Failed}
 }
 
 // newRecovery makes the recovery of a virtual queue pair that offers failover.

@@ -47,6 +47,8 @@ type Config struct {
 	// or shared memory first take the place of RDMA NICs, or memory is not shared with a process of
 	// this host, in a job only at rank 0. Nil means slog.Default.
 	Logger *slog.Logger
+	// Events are called when the choice of NICs is made.
+	Events Events
 	// Sources are further providers. A source with the name of a built-in provider replaces it.
 	Sources []Source
 }
@@ -57,6 +59,21 @@ type Source struct {
 	// Open opens the NICs that the configuration chooses. [Choose] applies Config.Devices to a list
 	// of them.
 	Open func(Config) (verbs.Provider, error)
+}
+
+// Events are functions that a [Host] calls. All are optional. They may be called from any goroutine
+// that calls a method of the Host, and may call its methods.
+type Events struct {
+	// Fallback is called when the line is logged that Config.Logger describes, in a job at every
+	// rank: once for the Host's own NICs, and once for shared memory.
+	Fallback func(FallbackEvent)
+}
+
+// FallbackEvent reports which NICs are used in place of others, and why.
+type FallbackEvent struct {
+	Provider string // what is used: RoCE, Shm or Real
+	Note     string // [Host.Note]
+	Instead  error  // [Host.Instead]
 }
 
 // ConfigError reports which field of a Config is wrong. It matches [verbs.ErrInvalid].

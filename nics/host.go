@@ -209,9 +209,9 @@ const (
 // could have been shared. It does so when they are first used: by then the route may show that this
 // process belongs to a job.
 func (h *Host) logOwn(r Route, unshared string) {
-	does := usesSockets
+	does, provider := usesSockets, RoCE
 	if h.instead == nil {
-		does = usesNICs
+		does, provider = usesNICs, Real
 	}
 	switch {
 	case unshared != "" && !h.asked:
@@ -220,22 +220,26 @@ func (h *Host) logOwn(r Route, unshared string) {
 		h.setDoes("")
 		return
 	}
-	h.logChoice(r, &h.own, does)
+	h.logChoice(r, &h.own, does, provider)
 }
 
 // logShared notes that memory is shared, and logs it once.
 func (h *Host) logShared(r Route) {
 	if h.instead != nil {
-		h.logChoice(r, &h.sharing, sharesMemory)
+		h.logChoice(r, &h.sharing, sharesMemory, Shm)
 	} else {
-		h.logChoice(r, &h.sharing, allOnThisHost)
+		h.logChoice(r, &h.sharing, allOnThisHost, Shm)
 	}
 }
 
-// logChoice notes what this host does, and logs it once; in a job only rank 0 logs it.
-func (h *Host) logChoice(r Route, once *sync.Once, does string) {
+// logChoice notes what this host does with a provider, and reports it once; in a job only rank 0
+// logs it.
+func (h *Host) logChoice(r Route, once *sync.Once, does, provider string) {
 	h.setDoes(does)
 	once.Do(func() {
+		if h.cfg.Events.Fallback != nil {
+			h.cfg.Events.Fallback(FallbackEvent{provider, h.Note(), h.instead})
+		}
 		if j, ok := r.(interface{ Rank() int }); ok && j.Rank() != 0 {
 			return
 		}

@@ -227,6 +227,8 @@ func TestLineAboutSockets(t *testing.T) {
 		cfg, _ := hostWith(t, c.why, c.devices)
 		var said bytes.Buffer
 		cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
+		var events []nics.FallbackEvent
+		cfg.Events.Fallback = func(e nics.FallbackEvent) { events = append(events, e) }
 		h, err := nics.Open(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -250,6 +252,13 @@ func TestLineAboutSockets(t *testing.T) {
 		}
 		if got != c.want {
 			t.Errorf("%s: logged %q, want %q", name, got, c.want)
+		}
+		var want []nics.FallbackEvent
+		if h.Instead() != nil {
+			want = []nics.FallbackEvent{{Provider: nics.RoCE, Note: h.Note(), Instead: h.Instead()}}
+		}
+		if !slices.Equal(events, want) {
+			t.Errorf("%s: events %+v", name, events)
 		}
 		if err := h.Close(); err != nil {
 			t.Error(err)

@@ -313,3 +313,6 @@ func (e *Endpoint) Stats() EndpointStats {
 		Transport: e.tep.Stats(),
 	}
 }
+
+// Carrier returns what carries the endpoint: see [transport.Endpoint.Carrier].
+func (e *Endpoint) Carrier() ibverbx.Carrier { return e.tep.Carrier() }

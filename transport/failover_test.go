@@ -377,7 +377,7 @@ func TestASleepingWorkerHearsOfPorts(t *testing.T) {
 		Failover: true, Failback: -1, Conn: ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}}}
 	peer := cfg
 	told := make(chan ibverbx.RailEvent, 8)
-	cfg.QP.OnRail = func(e ibverbx.RailEvent) { told <- e }
+	cfg.QP.Events.Rail = func(e ibverbx.RailEvent) { told <- e }
 	ends := [2]*failoverEnd{
 		newFailoverEnd(w, cfg, w.fabric.Device(0), w.fabric.Device(1)),
 		newFailoverEnd(w, peer, w.fabric.Device(2), w.fabric.Device(3)),

@@ -305,6 +305,10 @@ func TestQPStatsOfAnEndpointThatIsGone(t *testing.T) {
 				must(t, l.a.PutShort(make([]byte, 5), l.a.peer.At(0)))
 				l.flushed(l.a)
 				before := l.a.QPStats()
+				if c := l.a.Carrier(); len(c.NICs) == 0 || c.NICs[0].Device != before.Rails[0].Device ||
+					c.NICs[0].PeerGID.IsZero() {
+					t.Errorf("carrier %+v", c)
+				}
 				must(t, end(l))
 				l.until("the release", func() bool { return l.a.w.Stats().Endpoints == 0 })
 				for range 2 {
@@ -314,6 +318,9 @@ func TestQPStatsOfAnEndpointThatIsGone(t *testing.T) {
 						t.Errorf("%+v, not as before: %+v", after, before)
 					}
 					clear(after.Rails) // the caller's own
+				}
+				if c := l.a.Carrier(); len(c.NICs) != 0 {
+					t.Errorf("carrier %+v, of an endpoint that is gone", c)
 				}
 			})
 		})

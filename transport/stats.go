@@ -146,3 +146,15 @@ func (e *Endpoint) QPStats() ibverbx.Stats {
 	last.Rails = slices.Clone(last.Rails)
 	return last
 }
+
+// Carrier returns what carries the endpoint, as the NICs report it; it is empty once the endpoint
+// is closed. It is not for the hot path: it queries each queue pair while the worker is locked.
+func (e *Endpoint) Carrier() ibverbx.Carrier {
+	p := e.peer
+	p.w.mu.Lock()
+	defer p.unlock()
+	if p.conn.qp == nil {
+		return ibverbx.Carrier{}
+	}
+	return p.conn.qp.Carrier()
+}

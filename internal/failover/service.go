@@ -102,6 +102,14 @@ type Work struct {
 // Any reports whether some of it waits to be posted.
 func (w *Work) Any() bool { return len(w.entries) != 0 }
 
+// Waiting returns how many work requests wait to be posted, and their bytes.
+func (w *Work) Waiting() (n int, bytes uint64) {
+	for i := range w.entries {
+		bytes += uint64(w.entries[i].Size)
+	}
+	return len(w.entries), bytes
+}
+
 // On returns the index of the rail that carries it; -1 before one is chosen.
 func (w *Work) On() int {
 	if w.on == nil {

@@ -95,7 +95,7 @@ func TestANICThatLacksMemoryStaysAway(t *testing.T) {
 func TestSleepersBringRailsBack(t *testing.T) {
 	told := make(chan ibverbx.RailEvent, 16)
 	cfg := ibverbx.Config{QPsPerDevice: 1, Failover: true, Failback: 20 * time.Millisecond,
-		OnRail: func(e ibverbx.RailEvent) { told <- e }}
+		Events: ibverbx.Events{Rail: func(e ibverbx.RailEvent) { told <- e }}}
 	peer := cfg
 	l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: cfg, PeerQP: &peer})
 	killQP(l.A, t, 0)

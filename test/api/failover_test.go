@@ -160,7 +160,7 @@ func TestRailsComeBackHundredsOfTimes(t *testing.T) {
 				l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: ibverbx.Config{Scheme: scheme,
 					QPsPerDevice: 2,
 					FragmentSize: 512, MaxMsgCntPerQP: 32, Failover: true, Failback: time.Microsecond,
-					OnRail: func(ibverbx.RailEvent) { events++ }}})
+					Events: ibverbx.Events{Rail: func(ibverbx.RailEvent) { events++ }}}})
 				rng := rand.New(rand.NewPCG(seed, 10))
 				if seed%2 == 1 {
 					l.A, l.B = l.B, l.A // the end that does not lead sends
@@ -265,7 +265,7 @@ func TestErrorsSayWhyNothingGoesOn(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var events []ibverbx.RailEvent
 			cfg := ibverbx.Config{QPsPerDevice: 1, Failover: tt.own, Failback: -1,
-				OnRail: func(e ibverbx.RailEvent) { events = append(events, e) }}
+				Events: ibverbx.Events{Rail: func(e ibverbx.RailEvent) { events = append(events, e) }}}
 			peer := ibverbx.Config{QPsPerDevice: 1, Failover: tt.offers, Failback: -1}
 			l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: cfg, PeerQP: &peer})
 			if got, want := l.A.Stats().Failover, tt.offers && tt.own; got != want {

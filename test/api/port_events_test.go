@@ -246,7 +246,7 @@ func hearsOfPorts(t *testing.T, sleep func(context.Context, *ibverbx.VirtualCQ) 
 	cfg := ibverbx.Config{QPsPerDevice: 1, Failover: true, Failback: -1, PortTimeout: time.Millisecond,
 		Conn: ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}}
 	peer := cfg
-	cfg.OnRail = func(e ibverbx.RailEvent) { told <- e }
+	cfg.Events.Rail = func(e ibverbx.RailEvent) { told <- e }
 	l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: cfg, PeerQP: &peer})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)

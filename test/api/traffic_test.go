@@ -205,7 +205,7 @@ func newTimedLink(t *testing.T, cfg ibverbx.Config) *timedLink {
 	cfg.QPsPerDevice, cfg.FragmentSize, cfg.Failover = 2, 512, true
 	cfg.Testing.Clock = func() time.Time { return l.now }
 	peer := cfg
-	cfg.OnRail = func(e ibverbx.RailEvent) { l.events = append(l.events, e) }
+	cfg.Events.Rail = func(e ibverbx.RailEvent) { l.events = append(l.events, e) }
 	l.Link = vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: cfg, PeerQP: &peer})
 	return l
 }

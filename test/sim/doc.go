@@ -34,7 +34,7 @@
 // carries, their order, and which have arrived. So it knows what may be sent again: only what is
 // certainly lost, on another rail, unchanged and in order (part.go). The memory that a write has
 // filled is reused as soon as its request, or a notification behind it, is reported, so that a late
-// copy is detected. Config.OnRail must report each loss and each return once, alternately.
+// copy is detected. Events.Rail must report each loss and each return once, alternately.
 //
 // # Running it
 //

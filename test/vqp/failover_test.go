@@ -32,9 +32,9 @@ func TestFailover(t *testing.T) {
 			start := time.Now()
 			a, b := rig.connectHasty(s.config(ibverbx.Config{FragmentSize: fragment, Failover: true,
 				Failback: 50 * time.Millisecond, Conn: ibverbx.ConnConfig{RNRRetry: 7},
-				OnRail: func(e ibverbx.RailEvent) {
+				Events: ibverbx.Events{Rail: func(e ibverbx.RailEvent) {
 					t.Logf("%v: %v", time.Since(start).Round(time.Millisecond), e)
-				}}))
+				}}}))
 			busyUntil(a, b, "traffic", underWay(a, b))
 			for round, e := range []*end{a, b, b, a} {
 				nic := e.CQ().Devices()[round%2]

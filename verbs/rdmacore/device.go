@@ -192,6 +192,9 @@ func (d *device) ID() verbs.DeviceID { return d.id }
 func (d *device) Name() string       { return d.name }
 func (d *device) DefaultPort() int   { return d.port }
 
+// ProviderName returns the name of the NIC's provider, "rdmacore".
+func (d *device) ProviderName() string { return "rdmacore" }
+
 // Repairs returns what the NIC's counters say of what it had to repair at a port, by their names,
 // which differ by driver. It is empty where the kernel shows none.
 func (d *device) Repairs(port int) map[string]uint64 {

@@ -210,6 +210,9 @@ func (d *Device) ID() verbs.DeviceID { return d.id }
 // Name is "roce0" and so on.
 func (d *Device) Name() string { return d.core.Name }
 
+// ProviderName returns the name of the NIC's provider, "roce".
+func (d *Device) ProviderName() string { return "roce" }
+
 // Addr is the address and UDP port of the NIC.
 func (d *Device) Addr() netip.AddrPort { return d.local }
 

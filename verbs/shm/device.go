@@ -176,6 +176,9 @@ func (d *Device) ID() verbs.DeviceID { return d.id }
 // Name is "shm0" and so on.
 func (d *Device) Name() string { return d.core.Name }
 
+// ProviderName returns the name of the NIC's provider, "shm".
+func (d *Device) ProviderName() string { return "shm" }
+
 // DefaultPort is 1.
 func (d *Device) DefaultPort() int { return 1 }
 

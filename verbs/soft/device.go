@@ -58,6 +58,9 @@ func (d *Device) ID() verbs.DeviceID { return d.id }
 // Name returns "soft0", "soft1" and so on.
 func (d *Device) Name() string { return d.core.Name }
 
+// ProviderName returns the name of the NIC's provider, "soft".
+func (d *Device) ProviderName() string { return "soft" }
+
 // DefaultPort returns 1, the only port.
 func (d *Device) DefaultPort() int { return 1 }
 

@@ -138,7 +138,7 @@ func (c *pair) config(end int) layers.Config {
 	}
 	c.nics[end] = devices
 	qp := p.config(c.scheme)
-	qp.OnRail = func(e ibverbx.RailEvent) { c.noteLoss(end, e) }
+	qp.Events.Rail = func(e ibverbx.RailEvent) { c.noteLoss(end, e) }
 	cfg := layers.Config{Name: endName(end), Shape: p.Shape(), Window: p.TxDepth, Inline: p.Inline, QP: qp,
 		Devices: devices, Src: m.ends[end].src, Dst: m.ends[end].dst}
 	if len(cfg.Dst) > tail {
@@ -213,7 +213,7 @@ func (c *pair) close() error {
 // maxLosses bounds the recorded causes. Further ones are left out.
 const maxLosses = 64
 
-// noteLoss records that an end has lost a queue pair, for [ibverbx.Config].OnRail.
+// noteLoss records that an end has lost a queue pair, for [ibverbx.Events].
 func (c *pair) noteLoss(end int, e ibverbx.RailEvent) {
 	if !e.Down {
 		return
