@@ -102,7 +102,7 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if n := files(); n != open {
+	if n := files(); n > open { // those of the tests before this one may still have been closing
 		t.Errorf("%d files are open, %d before", n, open)
 	}
 }
