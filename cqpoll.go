@@ -139,6 +139,9 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 	if len(c.later.list) != 0 {
 		c.touchDue()
 	}
+	if c.snapshots.asked.Load() {
+		c.takeSnapshot(false)
+	}
 	if len(c.touched) != 0 {
 		c.progress(out)
 	}

@@ -23,7 +23,8 @@ var floors = []struct{ name, files string }{
 	{"rails", "check pieces batch line rail railset"},
 	{"directions", "hold request sender dispatch resend receiver failure_describe"},
 	{"recovery", "portwatch failover failback passthrough passthrough_drain"},
-	{"face", "guard virtualqp arrive progress failure connect close virtualcq cqpoll cqwait original open"},
+	{"face", "guard virtualqp arrive progress failure connect close virtualcq snapshot cqpoll cqwait " +
+		"original open"},
 }
 
 // upward are the files that may use a file of a higher floor, with the reason.

@@ -47,6 +47,9 @@ type VirtualCQ struct {
 	later      later
 	closed     bool
 	guard      guard.Owner
+
+	snapshots snapshots
+	gone      Stats // the counters of virtual queue pairs that were closed
 }
 
 type physicalCQ struct {
@@ -184,6 +187,9 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 
 // detach removes a virtual queue pair.
 func (c *VirtualCQ) detach(q *VirtualQP) {
+	last := qpStats(q)
+	c.gone.Add(&last)
+	c.gone.keepCounters()
 	for _, r := range q.send.rails.all {
 		c.routes[r.device].remove(r.num, r)
 		c.room[r.device] += r.completions()
@@ -280,6 +286,7 @@ func (c *VirtualCQ) close() error {
 	c.later.end()
 	c.disclaim()
 	c.closed = true
+	c.takeSnapshot(true)
 	errs = append(errs, c.pendingErr) // a CQ had died before
 	c.pendingErr = nil
 	if c.dom != nil {
@@ -361,6 +368,25 @@ func cqAddr(cq verbs.CQ) uintptr {
 func (c *VirtualCQ) Stats() CQStats {
 	c.enter()
 	defer c.exit()
+	return cqStats(c)
+}
+
+// Total returns the sums over the virtual queue pairs, closed ones included: see [Stats.Add]. It
+// follows the ownership rule of [VirtualCQ]; [VirtualCQ.Snapshot] does not.
+func (c *VirtualCQ) Total() Stats {
+	c.enter()
+	defer c.exit()
+	var total Stats
+	total.Add(&c.gone)
+	for _, q := range c.vqps {
+		one := qpStats(q)
+		total.Add(&one)
+	}
+	return total
+}
+
+// cqStats is VirtualCQ.Stats, within a call.
+func cqStats(c *VirtualCQ) CQStats {
 	return CQStats{Num: c.num, VirtualQPs: len(c.vqps), Ready: c.ready.Len(), ReadyRing: c.ready.Cap(),
 		Retrying: len(c.touched), StaleEvents: c.stale}
 }

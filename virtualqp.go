@@ -245,6 +245,11 @@ func (q *VirtualQP) Card() (BusinessCard, error) {
 func (q *VirtualQP) Stats() Stats {
 	q.enter()
 	defer q.exit()
+	return qpStats(q)
+}
+
+// qpStats is VirtualQP.Stats, within a call.
+func qpStats(q *VirtualQP) Stats {
 	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale, Failover: q.failover != nil}
 	if x := q.offered; x != nil {
 		s.RailsLost, s.RailsBack, s.Reposted = x.railsLost, x.railsBack, x.reposted

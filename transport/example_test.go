@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"expvar"
 	"fmt"
 	"log"
 
@@ -209,4 +210,33 @@ func ExampleCompletion() {
 	// Output:
 	// all pieces have ended; error: <nil>
 	// three, pieces, put
+}
+
+// A program publishes its statistics by package expvar: what Stats and QPTotal return are JSON, and
+// may be asked for from any goroutine.
+func ExampleWorker_Stats() {
+	fabric, err := soft.New(soft.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	dom, err := ibverbx.NewDomain(fabric.Device(0))
+	if err != nil {
+		log.Fatal(err)
+	}
+	w, err := transport.NewWorker(dom, transport.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	expvar.Publish("ibverbx.worker", expvar.Func(func() any { return w.Stats() }))
+	expvar.Publish("ibverbx.rails", expvar.Func(func() any { return w.QPTotal() }))
+
+	var published transport.Stats
+	if err := json.Unmarshal([]byte(expvar.Get("ibverbx.worker").String()), &published); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(published.Endpoints, "endpoints,", published.BounceFree, "bounce buffers are free")
+	if err := errors.Join(w.Close(), dom.Close(), fabric.Close()); err != nil {
+		log.Fatal(err)
+	}
+	// Output: 0 endpoints, 256 bounce buffers are free
 }

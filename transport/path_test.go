@@ -3,6 +3,7 @@ package transport_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	"ibverbx"
@@ -226,6 +227,14 @@ func TestStatsCount(t *testing.T) {
 			e.Limit != cfg.MaxOutstanding || l.a.w.Domain() == nil || l.a.Worker() != l.a.w {
 			t.Errorf("%+v, a limit of %d", lim, e.Limit)
 		}
+		all, sends := l.a.w.Endpoints(), uint64(0)
+		for _, ep := range all {
+			sends += ep.QPStats().Sends
+		}
+		if total := l.a.w.QPTotal(); !slices.Contains(all, l.a.Endpoint) || total.Sends != sends ||
+			sends == 0 {
+			t.Errorf("endpoints %v, %d requests in all, %d of the endpoints", all, total.Sends, sends)
+		}
 		below, carried := l.a.QPStats(), uint64(0)
 		for _, r := range below.Rails {
 			carried += r.Bytes
@@ -310,6 +319,9 @@ func TestQPStatsOfAnEndpointThatIsGone(t *testing.T) {
 					t.Errorf("carrier %+v", c)
 				}
 				must(t, end(l))
+				if total := l.a.w.QPTotal(); total.Sends < before.Sends {
+					t.Errorf("%d requests in all, after %d", total.Sends, before.Sends)
+				}
 				l.until("the release", func() bool { return l.a.w.Stats().Endpoints == 0 })
 				for range 2 {
 					after := l.a.QPStats()

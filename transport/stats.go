@@ -147,6 +147,27 @@ func (e *Endpoint) QPStats() ibverbx.Stats {
 	return last
 }
 
+// QPTotal takes a snapshot of the sums over the virtual queue pairs of all endpoints, closed ones
+// included, so that no counter ever falls: see [ibverbx.Stats.Add]. The worker is locked meanwhile.
+func (w *Worker) QPTotal() ibverbx.Stats {
+	w.mu.Lock()
+	defer w.unlock()
+	return w.cq.Total()
+}
+
+// Endpoints lists the endpoints that are open, in no particular order: those that make and lose
+// endpoints meanwhile may be missing or gone. Stats, QPStats and Carrier of each may be called from
+// any goroutine.
+func (w *Worker) Endpoints() []*Endpoint {
+	w.mu.Lock()
+	defer w.unlock()
+	list := make([]*Endpoint, 0, w.endpoints.open)
+	for p := range w.endpoints.all {
+		list = append(list, &p.views[0])
+	}
+	return list
+}
+
 // Carrier returns what carries the endpoint, as the NICs report it; it is empty once the endpoint
 // is closed. It is not for the hot path: it queries each queue pair while the worker is locked.
 func (e *Endpoint) Carrier() ibverbx.Carrier {

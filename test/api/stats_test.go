@@ -1,8 +1,10 @@
 package api_test
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/internal/vqptest"
@@ -101,5 +103,99 @@ func TestArmSolicited(t *testing.T) {
 	}
 	if err := l.A.CQ().ArmSolicited(); !errors.Is(err, ibverbx.ErrClosed) {
 		t.Errorf("closed: %v", err)
+	}
+}
+
+// A snapshot is taken by the owner's next poll, and also wakes an owner that sleeps.
+func TestSnapshotWhileTheOwnerSleeps(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2}})
+	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 1, 0, 4096))
+	l.A.Wait(t, 1)
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	owner := make(chan error)
+	go func() { owner <- l.A.CQ().Wait(ctx) }()
+	for round := range 3 {
+		before := time.Now()
+		s, err := l.A.CQ().Snapshot(ctx)
+		if err != nil || s.At.Before(before) || len(s.QPs) != 1 || s.QPs[0].Num != l.A.Num() ||
+			s.QPs[0].Stats.SendsCompleted != 1 || s.CQ.VirtualQPs != 1 || s.QPs[0].Err != "" {
+			t.Errorf("round %d: %+v, %v", round, s, err)
+		}
+	}
+	stop()
+	if err := <-owner; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// Of a virtual CQ that nobody polls a snapshot is the latest one, with its age, and an error before
+// there is any.
+func TestSnapshotWhileNobodyPolls(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{})
+	ended, stop := context.WithCancel(t.Context())
+	stop()
+	if s, err := l.A.CQ().Snapshot(ended); !errors.Is(err, context.Canceled) || !s.At.IsZero() {
+		t.Errorf("before any poll: %+v, %v", s, err)
+	}
+	l.A.Pump(t) // the request still stands
+	first, err := l.A.CQ().Snapshot(ended)
+	if err != nil || first.At.IsZero() {
+		t.Fatal(first, err)
+	}
+	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 1, 0, 8))
+	second, err := l.A.CQ().Snapshot(ended)
+	if err != nil || second.At != first.At || second.QPs[0].Stats.Sends != 0 {
+		t.Errorf("nobody has polled since: %+v, %v", second, err)
+	}
+	l.A.Wait(t, 1)
+	if third, err := l.A.CQ().Snapshot(ended); err != nil || third.QPs[0].Stats.Sends != 1 {
+		t.Errorf("%+v, %v", third, err)
+	}
+}
+
+// The sum of all counters does not fall when a virtual queue pair is reset or closed, and stays
+// when the virtual CQ is closed.
+func TestTotalsNeverFall(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, CQDepth: 4096, QP: ibverbx.Config{QPsPerDevice: 2,
+		FragmentSize: 512}})
+	other, peer := l.Another(t)
+	wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 4096)
+	total := func() ibverbx.Stats { return l.A.CQ().Total() }
+	sent := uint64(0)
+	check := func(when string) {
+		t.Helper()
+		s := total()
+		bytes := uint64(0)
+		for _, r := range s.Rails {
+			bytes += r.Bytes
+		}
+		if len(s.Rails) != 2 || s.Sends != sent || bytes != 4096*sent {
+			t.Errorf("%s: %d requests with %d bytes, want %d: %+v", when, s.Sends, bytes, sent, s)
+		}
+	}
+	for _, q := range []*ibverbx.VirtualQP{l.A.VirtualQP, other} {
+		if _, err := q.PostSend(wr); err != nil {
+			t.Fatal(err)
+		}
+		sent++
+		l.A.Wait(t, 1)
+	}
+	check("both are open")
+	if err := errors.Join(other.Reset(), peer.Reset()); err != nil {
+		t.Fatal(err)
+	}
+	check("after a reset")
+	if err := errors.Join(other.Close(), peer.Close()); err != nil {
+		t.Fatal(err)
+	}
+	check("one is closed")
+	if s := total(); s.SendRing != l.A.Stats().SendRing || s.Rails[0].Limit > 2*l.A.Stats().Rails[0].Limit*2 {
+		t.Errorf("amounts of a closed queue pair remain: %+v", s)
+	}
+	l.Close()
+	check("all is closed")
+	s, err := l.A.CQ().Snapshot(t.Context())
+	if err != nil || len(s.QPs) != 0 || s.Total().Sends != sent {
+		t.Errorf("of a closed virtual CQ: %+v, %v", s, err)
 	}
 }
