@@ -30,7 +30,7 @@ type Device struct {
 	workers  sync.WaitGroup
 	down     atomic.Bool // the link was taken down by SetLink
 	poll     poller
-	// isUntidy is set while retired is not empty, and owes while owed is not.
+	// isUntidy is set while retired is not empty, and owes once PostRecv has added to owed.
 	isUntidy, owes atomic.Bool
 
 	mu      nic.Lock

@@ -208,6 +208,10 @@ func (q *QP) direct(s *nic.SendSlot, memory []byte) bool {
 		o.flights[(o.published-1)%ringSlots].behind++
 	default:
 		q.succeeded(seq, s)
+		return true
+	}
+	if q.core.Signaled(s) {
+		o.asked = o.published
 	}
 	return true
 }

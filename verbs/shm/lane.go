@@ -31,6 +31,7 @@ const (
 	mostBytes = windowBytes / 4
 	// inlineBytes is the most that lies in the slot itself.
 	inlineBytes = 32
+	calmReports = 8
 	// grain keeps payloads of the window on cache lines of their own.
 	grain = 64
 
@@ -117,6 +118,12 @@ type lane struct {
 	considered uint32
 	// unfinished is set while the requester has stopped in the middle of what it does itself.
 	unfinished atomic.Bool
+	// Of the requester: wanted is set while something waits for what the responder reports
+	// ([QP.waits]). Otherwise the polls leave the line of the reports to the responder's processor.
+	// It is cleared after calmReports in a row for which nothing waited, which calm counts, because
+	// to store it with each message costs more.
+	wanted atomic.Bool
+	calm   int
 
 	// For a lane of the peer that waits: the queue pairs it joins, and its first number.
 	src, dst, psn uint32

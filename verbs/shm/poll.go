@@ -34,6 +34,7 @@ type poller struct {
 	polls  uint64      // polls that keep the NIC awake
 	napped uint64      // their number when nap has looked last
 	nap    *time.Timer
+	owes   bool          // carryOut has added to the reports that are due
 	empty  int           // polls in a row that found nothing
 	denied atomic.Uint32 // polls that another caller kept out
 }
@@ -47,6 +48,8 @@ const (
 	passLanes = 4
 	// servePasses bounds how long serve keeps its caller.
 	servePasses = 64
+	// allEvery-th poll in a row that finds nothing looks at all lanes: see lane.wanted.
+	allEvery = 16
 	// idleAfter is how long a NIC that nobody polls any more stays awake, twice at most.
 	idleAfter = 200 * time.Microsecond
 	// After patience polls in a row that found nothing, some microseconds, the caller may be
@@ -96,14 +99,22 @@ func (p *poller) help(c *CQ, wcs []verbs.WC) (n int, err error) {
 		}
 		p.polls++
 	}
-	if p.pick(busyLanes + quietLanes) {
+	all := p.empty%allEvery == allEvery-1
+	news := p.pick(busyLanes+quietLanes, all)
+	if !news {
+		pause() // the peer may run on the other half of this core
+		news = p.pick(busyLanes, all)
+	}
+	if news {
 		p.empty = 0
 		p.dev.mu.Lock()
+		c.core.Hold()
 		p.workPicked(goesOn)
 		n, err = c.core.PollLocked(wcs)
 		p.dev.mu.Unlock()
 	} else {
-		if p.empty++; p.dev.owes.Load() {
+		if p.empty++; p.owes || p.dev.owes.Load() {
+			p.owes = false
 			p.dev.mu.Lock()
 			p.dev.payReports(len(p.dev.owed))
 			p.dev.mu.Unlock()
@@ -111,9 +122,6 @@ func (p *poller) help(c *CQ, wcs []verbs.WC) (n int, err error) {
 	}
 	empty := p.empty
 	p.mu.Unlock()
-	if empty > 0 {
-		pause()
-	}
 	if empty >= patience && empty%offerEvery == 0 {
 		yieldThread()
 		if empty%goroutinesEvery == 0 {
@@ -186,7 +194,7 @@ func (p *poller) serve() {
 			p.dev.payReports(len(p.dev.owed))
 			p.dev.mu.Unlock()
 			p.store((p.load() + 1) | 1)
-			more = p.pick(math.MaxInt) // what has come before the peers could see it
+			more = p.pick(math.MaxInt, true) // what has come before the peers could see it
 		}
 		p.mu.Unlock()
 	}
@@ -202,7 +210,7 @@ func (p *poller) serve() {
 // work does what the lanes ask for, and reports whether they did. It looks at so many of them. With
 // hold some reports to the peers wait. Call it with p.mu.
 func (p *poller) work(most int, hold bool) bool {
-	if !p.pick(most) {
+	if !p.pick(most, true) {
 		return false
 	}
 	p.dev.mu.Lock()
@@ -235,8 +243,9 @@ func (p *poller) workPicked(hold bool) {
 	d.reap()
 }
 
-// pick collects the lanes with news, and reports whether there are any.
-func (p *poller) pick(most int) bool {
+// pick collects the lanes with news, and reports whether there are any. Without all it passes by
+// those whose news nobody waits for.
+func (p *poller) pick(most int, all bool) bool {
 	p.picked = p.picked[:0]
 	if p.dev.down.Load() {
 		return false
@@ -247,20 +256,20 @@ func (p *poller) pick(most int) bool {
 		if p.first++; p.first >= busy {
 			p.first = 0
 		}
-		p.look(p.first)
+		p.look(p.first, all)
 	}
 	for i := busy; i < min(n, most) && len(p.picked) < passLanes; i++ {
 		if p.turn++; p.turn >= n || p.turn < busy {
 			p.turn = busy
 		}
-		p.look(p.turn)
+		p.look(p.turn, all)
 	}
 	return len(p.picked) != 0
 }
 
 // look collects a lane if it has news, and moves it towards the front.
-func (p *poller) look(i int) {
-	if l := p.lanes[i]; l.hasNews() {
+func (p *poller) look(i int, all bool) {
+	if l := p.lanes[i]; (all || l.in || l.wanted.Load()) && l.hasNews() {
 		p.picked = append(p.picked, l)
 		p.lanes[i], p.lanes[i/2] = p.lanes[i/2], p.lanes[i]
 	}

@@ -285,9 +285,6 @@ func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
 			q.send()
 		}
 	}
-	if len(d.owed) != 0 {
-		d.payReports(len(d.owed))
-	}
 	unfinished := q.out.lane != nil && q.out.lane.unfinished.Load()
 	d.mu.Unlock()
 	d.tidy()
@@ -314,7 +311,9 @@ func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 			// The report may wait if the peer still has a receive, or waits for a report anyway: a
 			// peer that has had all answers and has no receive counts the time (mayBegin).
 			if d.poll.awake.Load() && (l.posted != q.core.RQ.Consumed || l.done != l.cursor) {
-				d.owe(l)
+				if d.owe(l); !d.owes.Load() {
+					d.owes.Store(true)
+				}
 			} else {
 				q.report(l)
 			}

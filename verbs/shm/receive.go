@@ -61,18 +61,17 @@ func (q *QP) carryOut(hold bool) {
 	switch {
 	case hold && l.cursor-first <= fewSlots && q.core.RQ.Consumed != receives:
 		q.dev.owe(l)
+		q.dev.poll.owes = true // a poll looks at it, so this needs no atomic store
 	default:
 		q.report(l)
 	}
 }
 
-// owe notes that a lane's report is due.
+// owe notes that a lane's report is due. The caller sees to it that a poll notices.
 func (d *Device) owe(l *lane) {
 	if !l.owes {
 		l.owes = true
-		if d.owed = append(d.owed, l); len(d.owed) == 1 {
-			d.owes.Store(true)
-		}
+		d.owed = append(d.owed, l)
 	}
 }
 
@@ -87,7 +86,7 @@ func (d *Device) payReports(n int) {
 		}
 	}
 	d.owed = slices.Delete(d.owed, 0, n)
-	if len(d.owed) == 0 {
+	if len(d.owed) == 0 && d.owes.Load() {
 		d.owes.Store(false)
 	}
 }

@@ -41,6 +41,8 @@ type requester struct {
 	// around is the number, plus one, of a request that takes the ring because its region was
 	// withdrawn.
 	around uint64
+	// asked is the number of published slots up to the last one whose request is signaled.
+	asked uint64
 	// failed is set once a request has failed at this end. It is the last that was executed; it
 	// ends when all before it have.
 	failed bool
@@ -101,12 +103,23 @@ func (q *QP) send() {
 	if o.published != before {
 		o.lane.link.ring()
 	}
+	if q.waits() && !l.wanted.Load() {
+		l.wanted.Store(true)
+	}
 	if o.published != o.lane.cursor || q.core.SQ.Executed != q.core.SQ.Posted && !o.awaitsReceive {
 		q.watch()
 	}
 	if o.failed {
 		q.settle()
 	}
+}
+
+// waits reports whether the peer's report matters now: a request that it ends is signaled, or
+// something cannot leave, or soon could not.
+func (q *QP) waits() bool {
+	o := &q.out
+	return o.asked > o.lane.cursor || q.core.SQ.Executed != q.core.SQ.Posted || o.failed ||
+		o.published-o.lane.cursor > ringSlots/4
 }
 
 // sendSlot publishes the next slot of the head request; false if it must wait, or has failed.
@@ -147,10 +160,7 @@ func (q *QP) sendSlot() bool {
 	out.op, out.imm, out.addr, out.rkey, out.n = s.Opcode, s.Imm, s.RemoteAddr+o.at, s.RKey, uint32(n)
 	if inline {
 		out.flags = slotInline
-		gather(d.scratch[:n], pieces.Bytes, 0)
-		for i := range out.payload {
-			out.payload[i] = binary.NativeEndian.Uint64(d.scratch[8*i:])
-		}
+		d.putInline(&out, pieces.Bytes)
 	} else {
 		at, ok := o.take(n)
 		if !ok {
@@ -183,12 +193,28 @@ func (q *QP) sendSlot() bool {
 	if n != 0 {
 		o.payloads = o.published
 	}
+	if q.core.Signaled(s) {
+		o.asked = o.published
+	}
 	o.begun, o.at = !last, o.at+n
 	if last {
 		o.at = 0
 		q.core.SQ.Executed++
 	}
 	return true
+}
+
+// putInline puts a payload into the slot. A word, as most notifications carry, does not take the
+// way through memory.
+func (d *Device) putInline(s *slot, pieces [][]byte) {
+	if s.n == 8 && len(pieces) == 1 {
+		s.payload[0] = nic.Load64(pieces[0])
+		return
+	}
+	gather(d.scratch[:s.n], pieces, 0)
+	for i := range s.payload {
+		s.payload[i] = binary.NativeEndian.Uint64(d.scratch[8*i:])
+	}
 }
 
 func takesReceive(op verbs.Opcode) bool { return op.IsSend() || op.HasImm() }
@@ -347,6 +373,11 @@ func (q *QP) collect() {
 		}
 		o.tail = f.end
 		l.cursor++
+	}
+	if q.waits() {
+		l.calm = 0
+	} else if l.calm++; l.calm == calmReports {
+		l.wanted.Store(false)
 	}
 	// A lane that is closed without a refusal is silence, as on every NIC: the timer ends it. The
 	// reason may be a request on another queue pair, whose failure the program is to see first.

@@ -13,7 +13,7 @@ import (
 func Move(dst, src []byte) {
 	switch len(src) {
 	case 8:
-		store64(dst, load64(src))
+		store64(dst, Load64(src))
 	case 4:
 		store32(dst, load32(src))
 	default:
@@ -21,7 +21,8 @@ func Move(dst, src []byte) {
 	}
 }
 
-func load64(b []byte) uint64 {
+// Load64 returns the eight bytes of b, read at once if they are a word.
+func Load64(b []byte) uint64 {
 	if w := Word64(b); w != nil {
 		return atomic.LoadUint64(w)
 	}
