@@ -3,6 +3,7 @@ package tagged
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"ibverbx/internal/collective"
 	"ibverbx/internal/errwrap"
@@ -43,61 +44,113 @@ const (
 
 // Barrier waits until every rank has called it.
 func (w *Worker) Barrier(ctx context.Context) error {
-	return collect[uint8](ctx, w, &call{kind: collective.Barrier}, nil, nil, 0)
+	return collect[uint8](ctx, w, call{kind: collective.Barrier}, nil, nil, 0)
 }
 
 // Broadcast copies rank root's buf to the buf of every rank. All pass the same length.
 func Broadcast[T Element](ctx context.Context, w *Worker, buf []T, root int) error {
-	return collect(ctx, w, &call{kind: collective.Broadcast, root: root}, buf, nil, len(buf))
+	return collect(ctx, w, call{kind: collective.Broadcast, root: root}, buf, nil, len(buf))
 }
 
 // Reduce combines every rank's src, element by element, into dst of rank root, which may be src.
 // The others' dst is not used.
 func Reduce[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp, root int) error {
-	return collect(ctx, w, &call{kind: collective.Reduce, op: op, root: root}, dst, src, len(src))
+	return collect(ctx, w, call{kind: collective.Reduce, op: op, root: root}, dst, src, len(src))
 }
 
 // AllReduce combines every rank's src, element by element, into dst of every rank, which may be
 // src. All get the same bits.
 func AllReduce[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp) error {
-	return collect(ctx, w, &call{kind: collective.AllReduce, op: op}, dst, src, len(src))
+	return collect(ctx, w, call{kind: collective.AllReduce, op: op}, dst, src, len(src))
 }
 
 // ReduceScatter combines every rank's src, which has as many blocks of len(dst) as there are ranks,
 // and puts block i into dst of rank i.
 func ReduceScatter[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp) error {
-	return collect(ctx, w, &call{kind: collective.ReduceScatter, op: op}, dst, src, len(dst))
+	return collect(ctx, w, call{kind: collective.ReduceScatter, op: op}, dst, src, len(dst))
 }
 
 // Scan combines src of ranks 0 to i into dst of rank i, which may be src.
 func Scan[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp) error {
-	return collect(ctx, w, &call{kind: collective.Scan, op: op}, dst, src, len(src))
+	return collect(ctx, w, call{kind: collective.Scan, op: op}, dst, src, len(src))
 }
 
 // Gather copies every rank's src to dst of rank root, in the order of the ranks: len(dst) is
 // len(src) times their number there, and src may be the root's own block of it. The others' dst is
 // not used.
 func Gather[T Element](ctx context.Context, w *Worker, dst, src []T, root int) error {
-	return collect(ctx, w, &call{kind: collective.Gather, root: root}, dst, src, len(src))
+	return collect(ctx, w, call{kind: collective.Gather, root: root}, dst, src, len(src))
 }
 
 // AllGather copies every rank's src to dst of every rank, in the order of the ranks. src may be the
 // rank's own block of dst.
 func AllGather[T Element](ctx context.Context, w *Worker, dst, src []T) error {
-	return collect(ctx, w, &call{kind: collective.AllGather}, dst, src, len(src))
+	return collect(ctx, w, call{kind: collective.AllGather}, dst, src, len(src))
 }
 
 // Scatter copies block i of rank root's src, which has as many blocks of len(dst) as there are
 // ranks, to dst of rank i. The root's dst may be its own block of src. The others' src is not used.
 func Scatter[T Element](ctx context.Context, w *Worker, dst, src []T, root int) error {
-	return collect(ctx, w, &call{kind: collective.Scatter, root: root}, dst, src, len(dst))
+	return collect(ctx, w, call{kind: collective.Scatter, root: root}, dst, src, len(dst))
 }
 
 // AllToAll copies block i of src to rank i, and puts what rank i has for this one into block i of
 // dst. Both have as many equal blocks as there are ranks.
 func AllToAll[T Element](ctx context.Context, w *Worker, dst, src []T) error {
 	n := len(src) / max(len(w.ranks.peers), 1)
-	return collect(ctx, w, &call{kind: collective.AllToAll}, dst, src, n)
+	return collect(ctx, w, call{kind: collective.AllToAll}, dst, src, n)
+}
+
+// StartBarrier starts a [Worker.Barrier], as do the other functions named Start their calls: the
+// package comment says what that means.
+func (w *Worker) StartBarrier() (*Request, error) {
+	return start[uint8](w, call{kind: collective.Barrier}, nil, nil, 0)
+}
+
+// StartBroadcast starts [Broadcast].
+func StartBroadcast[T Element](w *Worker, buf []T, root int) (*Request, error) {
+	return start(w, call{kind: collective.Broadcast, root: root}, buf, nil, len(buf))
+}
+
+// StartReduce starts [Reduce].
+func StartReduce[T Element](w *Worker, dst, src []T, op ReduceOp, root int) (*Request, error) {
+	return start(w, call{kind: collective.Reduce, op: op, root: root}, dst, src, len(src))
+}
+
+// StartAllReduce starts [AllReduce].
+func StartAllReduce[T Element](w *Worker, dst, src []T, op ReduceOp) (*Request, error) {
+	return start(w, call{kind: collective.AllReduce, op: op}, dst, src, len(src))
+}
+
+// StartReduceScatter starts [ReduceScatter].
+func StartReduceScatter[T Element](w *Worker, dst, src []T, op ReduceOp) (*Request, error) {
+	return start(w, call{kind: collective.ReduceScatter, op: op}, dst, src, len(dst))
+}
+
+// StartScan starts [Scan].
+func StartScan[T Element](w *Worker, dst, src []T, op ReduceOp) (*Request, error) {
+	return start(w, call{kind: collective.Scan, op: op}, dst, src, len(src))
+}
+
+// StartGather starts [Gather].
+func StartGather[T Element](w *Worker, dst, src []T, root int) (*Request, error) {
+	return start(w, call{kind: collective.Gather, root: root}, dst, src, len(src))
+}
+
+// StartAllGather starts [AllGather].
+func StartAllGather[T Element](w *Worker, dst, src []T) (*Request, error) {
+	return start(w, call{kind: collective.AllGather}, dst, src, len(src))
+}
+
+// StartScatter starts [Scatter].
+func StartScatter[T Element](w *Worker, dst, src []T, root int) (*Request, error) {
+	return start(w, call{kind: collective.Scatter, root: root}, dst, src, len(dst))
+}
+
+// StartAllToAll starts [AllToAll].
+func StartAllToAll[T Element](w *Worker, dst, src []T) (*Request, error) {
+	n := len(src) / max(len(w.ranks.peers), 1)
+	return start(w, call{kind: collective.AllToAll}, dst, src, n)
 }
 
 // call is a collective call as this rank makes it.
@@ -172,44 +225,112 @@ func (c *call) check(ranks, rank, dst, src int, known bool) error {
 	return nil
 }
 
-// collect makes a collective call. n is the length of the vector, or of each block.
-func collect[T Element](ctx context.Context, w *Worker, c *call, dst, src []T, n int) error {
-	c.n, c.of = n, collective.TypeOf[T]()
-	if ctx == nil {
-		return refuse(c.kind.String(), verbs.ErrInvalid, "no context")
-	}
+// collect makes a collective call and waits for its end. n is the length of the vector, or of each
+// block.
+func collect[T Element](ctx context.Context, w *Worker, c call, dst, src []T, n int) error {
 	x := &w.exchange
-	if err := x.enter(ctx, c); err != nil {
+	if err := x.enter(ctx, &c); err != nil {
 		return err
 	}
-	defer x.mu.Unlock()
-	var combine func(to, a, b []T)
-	known := true
-	bits := collective.Bitwise(c.op)
-	if op := c.op; c.reduces() && (bits == nil || c.of.IsFloat()) {
-		bits, known = nil, collective.Apply[T](op, nil, nil, nil)
-		combine = func(to, a, b []T) { collective.Apply(op, to, a, b) }
-	}
-	err := c.check(w.cfg.Size, w.cfg.Rank, len(dst), len(src), known)
-	d, s := collective.Bytes(dst), collective.Bytes(src)
-	if err == nil {
-		err = c.place(w.cfg.Size, w.cfg.Rank, d, s)
-	}
+	defer x.blocking.Store(false)
+	r, err := start(w, c, dst, src, n)
 	if err != nil {
-		return x.refuse(stopMismatch, c, err)
+		return err
 	}
-	if err := x.begin(c, d, s); err != nil {
-		x.unpin()
-		return x.fail(stopFailed, err)
-	}
-	if combine == nil {
-		err = carryOut(ctx, x, bits)
-	} else {
-		err = carryOut(ctx, x, combine)
-	}
-	x.unpin()
+	err = x.finish(ctx, r)
+	r.Free()
 	return err
 }
+
+// start begins a collective call.
+func start[T Element](w *Worker, c call, dst, src []T, n int) (*Request, error) {
+	c.n, c.of = n, collective.TypeOf[T]()
+	r, err := w.exchange.start(&c, collective.Bytes(dst), collective.Bytes(src), len(dst), len(src))
+	if err != nil {
+		w.exchange.flush()
+	}
+	return r, err
+}
+
+// enter admits a blocking call.
+func (x *exchange) enter(ctx context.Context, c *call) error {
+	op := c.kind.String()
+	if ctx == nil {
+		return refuse(op, verbs.ErrInvalid, "no context")
+	}
+	if !x.blocking.CompareAndSwap(false, true) {
+		return refuse(op, ErrBusy, "another goroutine waits in one, and the order must be that of all ranks")
+	}
+	ended := errwrap.ContextErr(ctx)
+	if ended == nil || x.w.ranks.peers == nil {
+		return nil
+	}
+	x.mu.Lock()
+	err := x.refuse(stopGaveUp, c, ended)
+	x.blocking.Store(false)
+	x.release()
+	x.flush()
+	return err
+}
+
+// start begins a call, and returns the request that is done when the call is.
+func (x *exchange) start(c *call, dst, src []byte, dstLen, srcLen int) (*Request, error) {
+	op := c.kind.String()
+	if x.w.ranks.peers == nil {
+		return nil, refuse(op, verbs.ErrInvalid, noRanks)
+	}
+	x.mu.Lock()
+	defer x.release()
+	if x.parties == nil {
+		x.init()
+	}
+	cfg := &x.w.cfg
+	switch {
+	case x.stopped != nil:
+		return nil, x.ended(c.kind, x.record.Step+1)
+	case len(x.calls) != 0 && x.record.Step-x.calls[0].step+1 >= uint64(x.most):
+		return nil, refuse(op, ErrBusy, "%v %d is not done, and no more than %d are under way",
+			x.calls[0].kind, x.calls[0].step, x.most)
+	}
+	err := c.check(cfg.Size, cfg.Rank, dstLen, srcLen, !c.reduces() || c.of.Has(c.op))
+	if err == nil {
+		err = c.place(cfg.Size, cfg.Rank, dst, src)
+	}
+	if err != nil {
+		return nil, x.refuse(stopMismatch, c, err)
+	}
+	f := x.newFlight(c, dst, src)
+	r := f.req
+	x.calls = append(x.calls, f)
+	if err := x.begin(f); err != nil {
+		x.fail(f, stopFailed, err)
+		return r, nil
+	}
+	x.readNotes()
+	x.due.Store(true) // release makes the first steps
+	return r, nil
+}
+
+// newFlight records a call.
+func (x *exchange) newFlight(c *call, dst, src []byte) *flight {
+	var f *flight
+	if n := len(x.spare); n != 0 {
+		f, x.spare = x.spare[n-1], x.spare[:n-1]
+	} else {
+		f = &flight{lands: make([]*Region, x.w.cfg.Size)}
+	}
+	x.add(c)
+	f.call, f.dst, f.src, f.step, f.ticket = *c, dst, src, x.record.Step, x.record.Last()
+	f.look = time.Time{}
+	f.combine = combineValues
+	x.w.mu.Lock()
+	f.req = x.w.newCall()
+	x.w.mu.Unlock()
+	return f
+}
+
+// combineValues combines by the operation of a call.
+func combineValues(c *flight, to, a, b []byte) { c.of.Combine(c.op, to, a, b) }
 
 // place finds out whether the call is in place, and refuses memory that overlaps otherwise.
 func (c *call) place(ranks, rank int, dst, src []byte) error {
@@ -235,37 +356,37 @@ func (c *call) place(ranks, rank int, dst, src []byte) error {
 		"block of this rank, %d, in the other", verbs.ErrInvalid, rank)
 }
 
-// carryOut makes the steps of a call. Values of type T are combined.
-func carryOut[T Element](ctx context.Context, x *exchange, combine func(to, a, b []T)) error {
-	for {
-		i, err := x.advance(ctx)
-		if i < 0 || err != nil {
-			return err
-		}
-		s := x.run.Step(i)
-		to := x.memory(s.To, s.Peer)
-		combine(collective.View[T](to), collective.View[T](x.memory(s.From, s.Peer)),
-			collective.View[T](x.memory(s.With, s.Peer)))
-		x.run.Done(i)
-	}
-}
-
 // ticket describes a call to other ranks, and is the tag of its messages. From the top: 8 bits that
-// are one, 4 of the kind, 4 of the element, 16 of the root, 3 of the operation, 15 of the number of
-// elements or all ones if there are more, and 14 of a hash of this call and all before it.
+// are one, 4 of the kind, 4 of the element, 16 of the root, 3 of the operation, 12 of the number of
+// elements or all ones if there are more, 6 of the step, and 11 of a hash of this call and all
+// before it.
 type ticket uint64
 
 const (
-	ticketHash     = 14
-	ticketElements = 1<<15 - 1
+	ticketHash     = 11
+	ticketSteps    = 6
+	ticketElements = 1<<12 - 1
 	// ticketCall masks what describes the call itself, not those before it.
-	ticketCall = ^ticket(1<<ticketHash - 1)
+	ticketCall = ^ticket(1<<(ticketHash+ticketSteps) - 1)
 )
+
+// newTicket describes a call.
+func newTicket(c *call, step, hash uint64) ticket {
+	return 0xff<<56 | ticket(c.kind)<<52 | ticket(c.of)<<48 | ticket(c.root)<<32 | ticket(c.op)<<29 |
+		ticket(min(c.n, ticketElements))<<(ticketHash+ticketSteps) |
+		ticket(step&(1<<ticketSteps-1))<<ticketHash | ticket(hash>>(64-ticketHash))
+}
+
+// ahead returns by how many steps a call is behind another one of this rank, modulo 64.
+func (t ticket) ahead(step uint64) uint64 {
+	return (uint64(t>>ticketHash) - step) & (1<<ticketSteps - 1)
+}
 
 // String names the call with its arguments: "broadcast of 8 elements of int32 from rank 0".
 func (t ticket) String() string {
 	c := call{kind: collective.Kind(t >> 52 & 15), of: collective.Type(t >> 48 & 15),
-		root: int(t >> 32 & (1<<16 - 1)), op: ReduceOp(t >> 29 & 7), n: int(t >> ticketHash & ticketElements)}
+		root: int(t >> 32 & (1<<16 - 1)), op: ReduceOp(t >> 29 & 7),
+		n: int(t >> (ticketHash + ticketSteps) & ticketElements)}
 	if c.kind == collective.Barrier {
 		return c.kind.String()
 	}
@@ -288,25 +409,5 @@ func (t ticket) String() string {
 func (x *exchange) add(c *call) {
 	r := &x.record
 	r.Add(int(c.kind), int(c.op), c.root, c.n, int(c.of))
-	r.Describe(0xff<<56 | ticket(c.kind)<<52 | ticket(c.of)<<48 | ticket(c.root)<<32 | ticket(c.op)<<29 |
-		ticket(min(c.n, ticketElements))<<ticketHash | ticket(r.Hash>>(64-ticketHash)))
-}
-
-// enter begins a collective call: it takes mu, which the call releases.
-func (x *exchange) enter(ctx context.Context, c *call) error {
-	op := c.kind.String()
-	if x.w.ranks.peers == nil {
-		return refuse(op, verbs.ErrInvalid, noRanks)
-	}
-	if !x.mu.TryLock() {
-		return refuse(op, verbs.ErrInvalid, "another goroutine is in a collective call")
-	}
-	err := x.err
-	if ended := errwrap.ContextErr(ctx); err == nil && ended != nil {
-		err = x.refuse(stopGaveUp, c, ended)
-	}
-	if err != nil {
-		x.mu.Unlock()
-	}
-	return err
+	r.Describe(newTicket(c, r.Step, r.Hash))
 }

@@ -82,11 +82,23 @@
 //	err := tagged.Broadcast(ctx, w, weights, 0) // from rank 0
 //
 // Reduce, ReduceScatter, Scan, Gather, AllGather, Scatter and AllToAll are the others. Elements are
-// integers and floats. AllReduce, Scan, and Reduce at its root take dst and src at the same place;
-// otherwise they must not overlap. Values are combined in an order that depends only on the call
+// integers and floats. AllReduce, Scan, and Reduce at its root take dst and src at the same place,
+// AllGather, Gather and Scatter a block that is in its place of the long slice already; otherwise
+// they must not overlap. Values are combined in an order that depends only on the call
 // and on the number of ranks, so the bits are the same in every run, and AllReduce has the same on
 // every rank. A call returns when this rank has its result and its memory is its own again. Only
 // Barrier waits for all ranks.
+//
+// StartBarrier, StartAllReduce and so on begin a call and return a [Request]: it is done when the
+// call is, and owns the memory until then. Up to 31 are under way at once, fewer with a small
+// Config.MaxUnexpected, which all ranks must give alike, and they are done in any order:
+//
+//	sum, err := tagged.StartAllReduce(w, sums, values, tagged.OpSum)
+//	...                                  // compute, start others
+//	err = sum.Wait(ctx)
+//
+// They go on whenever the worker makes progress, so with [Worker.Start] while the program computes.
+// When the context of a Request.Wait ends, the call goes on; that of a blocking call ends it.
 //
 // Their messages have tags above [MaxTag], which no mask matches, and share the window with those
 // of the program. Long ones are fastest from and into registered memory; a call registers other

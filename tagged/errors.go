@@ -35,6 +35,9 @@ var (
 	// ErrMismatch: the ranks did not make the same collective calls, or one was refused for an
 	// argument. The error of one rank says who called what, those of the others name that rank.
 	ErrMismatch = errors.New("collective calls do not match")
+	// ErrBusy: a collective call was refused, and had no effect, because another one of this rank
+	// is under way: a goroutine waits in it, or as many have begun as can be under way at once.
+	ErrBusy = errors.New("another collective call of this rank is under way")
 	// ErrClosed: the endpoint or worker was closed. It is also os.ErrClosed.
 	ErrClosed = transport.ErrClosed
 )

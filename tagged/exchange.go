@@ -1,48 +1,45 @@
 package tagged
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"ibverbx/internal/collective"
-	"ibverbx/internal/errwrap"
-	"ibverbx/internal/roster"
 )
 
 // exchange carries out the collective calls of a rank. Package collective says which messages a
 // call takes, and in what order. Between two ranks they arrive in the order of sending, and the
-// receives are posted in that order, so the tag of all messages of a call is its ticket.
+// receives of a call are posted in that order, so the tag of all messages of a call is its ticket.
 //
-// Invariant: waiting has the sends and receives of the run that have begun and are not done. Once
-// err is set no call works any more. A call holds mu.
+// Several calls may be under way. Whoever completes a request of one sets due, and drive carries
+// out what can be done now: in progress, or in a call of the program, whichever comes first.
+//
+// Invariant: calls are in the order of their steps, and the first and the last are less than most
+// steps apart. Once stopped is set no call is under way, and none begins. mu is taken before
+// Worker.mu.
 type exchange struct {
+	w        *Worker
+	due      atomic.Bool // a request has completed since the last drive
+	blocking atomic.Bool // a goroutine is in a blocking call
+	unsent   atomic.Bool // that the calls have ended may not have reached the other ranks
+
 	mu      sync.Mutex
-	w       *Worker
-	err     error
-	over    bool // err is set; Worker.mu guards it
+	stopped error // why no call works any more, without the name of one
+	err     error // the same with the name of the first call that it has ended
+	over    bool  // stopped is set; Worker.mu guards it
 	record  collective.Record[ticket]
 	cache   collective.Cache
 	parties []party // by rank; nil before the first call
-
-	call     call
-	run      collective.Run
-	dst, src []byte
-	tmp      *Region // scratch memory
-	pinned   [2]*Region
-	unit     int // bytes of what the schedule counts
-	land     int // bytes of a party's land
-	one      [1][]byte
-	waiting  []begun
-	moved    func() bool // anyMoved, made once
-	polls    int
-	patience time.Duration // after which a call looks whether the ranks that it waits for make another
-	look     time.Time     // when it does so next
+	calls   []*flight
+	spare   []*flight
+	most    int // calls under way
+	one     [1][]byte
 
 	notes     *Request // receives the next note
 	note      [maxNote]byte
@@ -52,21 +49,40 @@ type exchange struct {
 // party is another rank, as the exchange sees it.
 type party struct {
 	ep    *Endpoint
-	land  *Region // where messages arrive that are to be combined
-	asked uint64  // the step in which this rank last asked it
+	asked uint64 // the step in which this rank last asked it
 }
 
-// begun is a step of the run that is under way.
+// flight is a collective call under way.
+//
+// Invariant: waiting has the sends and receives of the run that have begun and are not done.
+type flight struct {
+	call
+	req      *Request // done when the call is
+	step     uint64
+	ticket   ticket
+	run      collective.Run
+	dst, src []byte
+	combine  func(c *flight, to, a, b []byte)
+	tmp      *Region   // scratch memory
+	lands    []*Region // by rank, where messages arrive that are to be combined
+	pinned   [2]*Region
+	unit     int // bytes of what the schedule counts
+	land     int // bytes of each of lands
+	waiting  []begun
+	look     time.Time // when to find out why nothing happens; zero after something has
+}
+
+// begun is a step of a run that is under way.
 type begun struct {
 	req  *Request
 	step int
 }
 
 const (
-	// depth is how many messages from one rank to another are under way at once, and pieceSize the
-	// longest of them in bytes. An all-reduce of 1 MiB of 4 ranks in one process takes 1.03 ms in
-	// pieces of 64 KiB, 0.77 ms of 128 KiB, 0.67 ms of 256 KiB, and 0.86 ms of 512 KiB; it takes
-	// 0.93 ms at half the depth.
+	// depth is how many messages from one rank to another are under way at once in a call, and
+	// pieceSize the longest of them in bytes. An all-reduce of 1 MiB of 4 ranks in one process
+	// takes 1.03 ms in pieces of 64 KiB, 0.77 ms of 128 KiB, 0.67 ms of 256 KiB, and 0.86 ms of 512
+	// KiB; it takes 0.93 ms at half the depth.
 	depth     = 4
 	pieceSize = 256 << 10
 	// The network as collective.Choose takes it, in bytes: see package shmem. All ranks must use
@@ -75,42 +91,47 @@ const (
 	overhead = 16 << 10
 	// patience is long for a rank that is in the same call, and short for a person.
 	patience = 50 * time.Millisecond
+	// mostUnderWay is the most collective calls under way: a ticket has the step modulo 64, which
+	// must tell those that another rank may be ahead from those that it is behind.
+	mostUnderWay = 1<<(ticketSteps-1) - 1
 )
 
+// init makes what the first call needs. The places of the window that a rank gives another must
+// hold what that rank, being ahead, sends in all of its calls: otherwise they could fill up before
+// the message that this rank waits for.
+func (x *exchange) init() {
+	cfg := &x.w.cfg
+	x.parties = make([]party, cfg.Size)
+	x.most = min(max(cfg.MaxUnexpected/(2*depth), 1), mostUnderWay)
+}
+
 // begin starts the run of a call.
-func (x *exchange) begin(c *call, dst, src []byte) error {
-	if x.parties == nil {
-		x.parties, x.patience = make([]party, x.w.cfg.Size), cmp.Or(x.patience, patience)
-		x.moved = x.anyMoved
-	}
-	x.call, x.dst, x.src = *c, dst, src
-	x.add(c)
-	x.polls, x.look = 0, time.Time{}
+func (x *exchange) begin(c *flight) error {
 	s := collective.Shape{Kind: c.kind, Ranks: x.w.cfg.Size, Rank: x.w.cfg.Rank, Root: c.root,
 		Count: c.n * c.of.Size(), Piece: pieceSize, Depth: depth, InPlace: c.inPlace}
 	s.Algorithm = collective.Choose(&s, collective.Network{Latency: latency, Overhead: overhead})
-	x.unit = c.of.Size()
+	c.unit = c.of.Size()
 	cuts := c.kind == collective.AllReduce &&
 		(s.Algorithm == collective.Ring || s.Algorithm == collective.Halving)
 	if n := s.Count; n != 0 && n <= pieceSize && !cuts { // few schedules serve all short calls
-		x.unit, s.Count = n, 1
+		c.unit, s.Count = n, 1
 		s.Piece = 1 << min(bits.Len(uint(pieceSize/n))-1, bits.Len(uint(s.Ranks)))
 	} else {
 		s.Count, s.Piece = c.n, pieceSize/c.of.Size()
 	}
-	x.land = depth * s.Piece * x.unit
+	c.land = depth * s.Piece * c.unit
 	schedule, err := x.cache.Schedule(&s)
 	if err != nil {
 		return err
 	}
-	if err := x.grow(&x.tmp, schedule.Tmp*x.unit); err != nil {
+	if err := x.grow(&c.tmp, schedule.Tmp*c.unit); err != nil {
 		return err
 	}
-	x.run.Start(schedule)
-	if min(s.Piece*x.unit, max(len(dst), len(src))) > x.w.cfg.EagerLimit {
-		x.pinned = [2]*Region{x.pin(dst, ForSends|ForReceives), x.pin(src, ForSends)}
+	c.run.Start(schedule)
+	if min(s.Piece*c.unit, max(len(c.dst), len(c.src))) > x.w.cfg.EagerLimit {
+		c.pinned = [2]*Region{x.pin(c.dst, ForSends|ForReceives), x.pin(c.src, ForSends)}
 	}
-	return x.readNotes()
+	return nil
 }
 
 // grow makes a region of the exchange at least n bytes long. No request uses it.
@@ -146,85 +167,154 @@ func (x *exchange) pin(buf []byte, use Use) *Region {
 	return r
 }
 
-// unpin ends what pin has begun. After an error a request may be under way: then Worker.Close does.
-func (x *exchange) unpin() {
-	x.dst, x.src = nil, nil
-	for i, r := range x.pinned {
+// end completes a call. After an error a request of it may use the program's memory until
+// Worker.Close.
+func (x *exchange) end(c *flight, err error) {
+	for i, r := range c.pinned {
 		if r != nil {
 			_ = r.Close()
 		}
-		x.pinned[i] = nil
+		c.pinned[i] = nil
 	}
+	x.w.mu.Lock()
+	c.req.complete(err)
+	x.w.mu.Unlock()
+	c.req, c.dst, c.src, c.combine = nil, nil, nil, nil
+	x.spare = append(x.spare, c)
 }
 
 // memory returns a range of the program's memory, or of that of the exchange.
-func (x *exchange) memory(r collective.Range, peer int) []byte {
+func (c *flight) memory(r collective.Range, peer int) []byte {
 	var m []byte
 	switch r.Buffer {
 	case collective.Src:
-		m = x.src
+		m = c.src
 	case collective.Dst:
-		m = x.dst
+		m = c.dst
 	case collective.Tmp:
-		m = x.tmp.buf
+		m = c.tmp.buf
 	case collective.Land:
-		m = x.parties[peer].land.buf
+		m = c.lands[peer].buf
 	}
-	return m[r.Off*x.unit : (r.Off+r.Len)*x.unit]
+	return m[r.Off*c.unit : (r.Off+r.Len)*c.unit]
 }
 
-// advance carries out steps until a combination is next, whose step it returns, or until all are
-// done, when it returns -1.
-func (x *exchange) advance(ctx context.Context) (combine int, err error) {
-	for {
-		for i, ok := x.run.Next(); ok; i, ok = x.run.Next() {
-			switch s := x.run.Step(i); s.Action {
-			case collective.Combine:
-				return i, nil
-			case collective.Copy:
-				copy(x.memory(s.To, s.Peer), x.memory(s.From, s.Peer))
-				x.run.Done(i)
-			default:
-				if err := x.post(i, s); err != nil {
-					return -1, x.fail(stopFailed, err)
-				}
-			}
-		}
-		if x.run.Finished() {
-			return -1, nil
-		}
-		if err := x.await(ctx); err != nil {
-			return -1, err
+// drive carries out what can be done in the calls under way. It does not wait: a goroutine that
+// holds mu looks at due again when it has released it.
+func (x *exchange) drive() {
+	for x.due.Load() && x.mu.TryLock() {
+		x.due.Store(false)
+		x.advanceAll()
+		x.mu.Unlock()
+	}
+}
+
+// release releases mu for a goroutine of the program, and does what has become due meanwhile.
+func (x *exchange) release() {
+	x.mu.Unlock()
+	x.drive()
+}
+
+// advanceAll reads the notes and advances all calls.
+func (x *exchange) advanceAll() {
+	if x.notes.Done() && x.parties != nil && x.stopped == nil {
+		x.readNotes()
+	}
+	for i := 0; i < len(x.calls); { // none is left after an error
+		c := x.calls[i]
+		if done := x.advance(c); !done {
+			i++
+		} else if len(x.calls) != 0 {
+			x.calls = slices.Delete(x.calls, i, i+1)
+			x.end(c, nil)
 		}
 	}
+}
+
+// advance carries out the steps of a call that need not wait, and reports whether all are done. If
+// the call fails, all end.
+func (x *exchange) advance(c *flight) (done bool) {
+	if !x.reap(c) {
+		return true
+	}
+	for i, ok := c.run.Next(); ok; i, ok = c.run.Next() {
+		switch s := c.run.Step(i); s.Action {
+		case collective.Combine:
+			c.combine(c, c.memory(s.To, s.Peer), c.memory(s.From, s.Peer), c.memory(s.With, s.Peer))
+			c.run.Done(i)
+		case collective.Copy:
+			copy(c.memory(s.To, s.Peer), c.memory(s.From, s.Peer))
+			c.run.Done(i)
+		default:
+			if err := x.post(c, i, s); err != nil {
+				x.fail(c, stopFailed, err)
+				return true
+			}
+		}
+	}
+	return c.run.Finished()
+}
+
+// reap ends the sends and receives of a call that are done. It returns false if one has failed.
+func (x *exchange) reap(c *flight) bool {
+	for k := 0; k < len(c.waiting); {
+		b := c.waiting[k]
+		if !b.req.Done() {
+			k++
+			continue
+		}
+		c.waiting = slices.Delete(c.waiting, k, k+1)
+		if why, err := c.done(b); err != nil {
+			x.fail(c, why, err)
+			return false
+		}
+		c.look = time.Time{}
+	}
+	return true
+}
+
+// done ends a send or a receive.
+func (c *flight) done(b begun) (why byte, err error) {
+	s := c.run.Step(b.step)
+	err, n := b.req.Err(), b.req.Info().Length
+	b.req.Free()
+	switch {
+	case err != nil && !errors.Is(err, ErrTruncated):
+		return stopFailed, err
+	case s.Action == collective.Receive && n != s.To.Len*c.unit:
+		return stopMismatch, fmt.Errorf("%w: rank %d has sent %d bytes in place of %d", ErrMismatch,
+			s.Peer, n, s.To.Len*c.unit)
+	}
+	c.run.Done(b.step)
+	return 0, nil
 }
 
 // post begins a send or a receive.
-func (x *exchange) post(i int, s *collective.Step) (err error) {
+func (x *exchange) post(c *flight, i int, s *collective.Step) (err error) {
 	p := &x.parties[s.Peer]
 	if p.ep == nil {
 		if p.ep, err = x.w.Peer(s.Peer); err != nil {
 			return err
 		}
 	}
-	tag := uint64(x.record.Last())
+	tag := uint64(c.ticket)
 	var r *Request
 	if s.Action == collective.Send {
-		x.one[0] = x.memory(s.From, s.Peer)
+		x.one[0] = c.memory(s.From, s.Peer)
 		if r, err = p.ep.send(opCollective, tag, x.one[:], false); r == nil && err == nil {
-			x.run.Done(i)
+			c.run.Done(i)
 		}
 	} else {
 		if s.To.Buffer == collective.Land {
-			if err = x.grow(&p.land, x.land); err != nil {
+			if err = x.grow(&c.lands[s.Peer], c.land); err != nil {
 				return err
 			}
 		}
-		r, err = x.receive(p.ep, tag, x.memory(s.To, s.Peer))
+		r, err = x.receive(p.ep, tag, c.memory(s.To, s.Peer))
 	}
 	x.one[0] = nil
 	if r != nil {
-		x.waiting = append(x.waiting, begun{r, i})
+		c.waiting = append(c.waiting, begun{r, i})
 	}
 	return err
 }
@@ -246,83 +336,61 @@ func (x *exchange) receive(from *Endpoint, tag uint64, buf []byte) (*Request, er
 	return w.post(r, from, false, Exact)
 }
 
-// anyMoved reports whether the call can go on, or should look why it cannot.
-func (x *exchange) anyMoved() bool {
-	for i := range x.waiting {
-		if x.waiting[i].req.Done() {
-			return true
-		}
+// finish waits for a call, and ends it if ctx does.
+func (x *exchange) finish(ctx context.Context, r *Request) error {
+	err := x.w.tw.WaitFor(ctx, lookInterval, r.poll)
+	if !r.Done() {
+		x.giveUp(ctx, r, err)
 	}
-	if x.polls++; x.polls&63 == 0 && time.Now().After(x.look) {
-		return true
+	if err = r.Err(); err != nil {
+		x.flush()
 	}
-	return x.notes.Done()
+	return err
 }
 
-// await waits until a step is done.
-func (x *exchange) await(ctx context.Context) error {
-	if x.look.IsZero() {
-		x.look = time.Now().Add(x.patience)
+// wait is Request.Wait of a call, which goes on when ctx ends.
+func (x *exchange) wait(ctx context.Context, r *Request) error {
+	err := x.w.tw.WaitFor(ctx, lookInterval, r.poll)
+	if r.Done() {
+		if err = r.Err(); err != nil {
+			x.flush()
+		}
+		return err
 	}
-	err := x.w.tw.WaitFor(ctx, lookInterval, x.moved)
-	if x.notes.Done() {
-		if err := x.readNotes(); err != nil {
-			return err
+	x.mu.Lock()
+	defer x.release()
+	for _, c := range x.calls {
+		if c.req == r {
+			err = callError(c.kind, c.step, x.late(ctx, c, err))
 		}
 	}
-	done := 0
-	for k := 0; k < len(x.waiting); {
-		if !x.waiting[k].req.Done() {
-			k++
+	return &InterruptedError{Req: r, Err: within{err}}
+}
+
+// giveUp ends the call of a request, unless it is done.
+func (x *exchange) giveUp(ctx context.Context, r *Request, err error) {
+	x.mu.Lock()
+	defer x.release()
+	for _, c := range x.calls {
+		if c.req != r {
 			continue
 		}
-		b := x.waiting[k]
-		x.waiting = slices.Delete(x.waiting, k, k+1)
-		if err := x.done(b); err != nil {
-			return err
+		why := byte(stopFailed)
+		if ended := ctx.Err(); ended != nil && errors.Is(err, ended) {
+			why = stopGaveUp
 		}
-		done++
+		x.fail(c, why, x.late(ctx, c, err))
+		return
 	}
-	switch {
-	case done != 0:
-		x.look = time.Time{}
-		return nil
-	case err != nil:
-		return x.late(ctx, err)
-	case time.Now().After(x.look):
-		x.look = time.Now().Add(x.patience)
-		return x.compare()
-	}
-	return nil
 }
 
-// done ends a send or a receive.
-func (x *exchange) done(b begun) error {
-	s := x.run.Step(b.step)
-	err, n := b.req.Err(), b.req.Info().Length
-	b.req.Free()
-	switch {
-	case err != nil && !errors.Is(err, ErrTruncated):
-		return x.fail(stopFailed, err)
-	case s.Action == collective.Receive && n != s.To.Len*x.unit:
-		return x.fail(stopMismatch, fmt.Errorf("%w: rank %d has sent %d bytes in place of %d", ErrMismatch,
-			s.Peer, n, s.To.Len*x.unit))
+// close ends the calls under way, because the worker is closed.
+func (x *exchange) close(err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.parties == nil || x.stopped != nil {
+		return
 	}
-	x.run.Done(b.step)
-	return nil
-}
-
-// late returns the error of a call whose context has ended, with the ranks that it waits for.
-func (x *exchange) late(ctx context.Context, err error) error {
-	if ended := ctx.Err(); ended == nil || !errors.Is(err, ended) {
-		return x.fail(stopFailed, err)
-	}
-	return x.fail(stopGaveUp, fmt.Errorf("%w: %s", errwrap.ContextErr(ctx), x.awaited()))
-}
-
-// awaited says which ranks the call waits for.
-func (x *exchange) awaited() string {
-	return roster.Late("rank", x.w.cfg.Size, func(rank int) bool {
-		return slices.ContainsFunc(x.waiting, func(b begun) bool { return x.run.Step(b.step).Peer == rank })
-	}, "is awaited", "are awaited")
+	x.stopped = err
+	x.endAll(stopFailed, x.w.cfg.Rank, "")
 }

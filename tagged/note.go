@@ -3,6 +3,7 @@ package tagged
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"ibverbx/internal/collective"
 	"ibverbx/internal/errwrap"
 	"ibverbx/internal/peertext"
+	"ibverbx/internal/roster"
 	"ibverbx/transport"
 )
 
@@ -42,29 +44,51 @@ type question struct {
 
 // refuse ends a call that does not begin, on all ranks, so that the others do not wait.
 func (x *exchange) refuse(why byte, c *call, err error) error {
-	x.call = *c
-	x.record.Step++
-	return x.fail(why, err)
-}
-
-// fail ends the call, and all later ones, on all ranks.
-func (x *exchange) fail(why byte, err error) error {
-	if x.err != nil {
-		return x.err
+	if x.stopped != nil {
+		return x.ended(c.kind, x.record.Step+1)
 	}
-	x.err = &errwrap.Error{Err: fmt.Errorf("tagged: %v %d: %w", x.call.kind, x.record.Step, within{err})}
-	text := strings.Replace(within{x.err}.Error(), ErrMismatch.Error()+": ", "", 1) // the others add it
-	x.stop(why, x.w.cfg.Rank, text)
+	x.record.Step++
+	x.stop(why, x.w.cfg.Rank, err, c.kind, x.record.Step)
 	return x.err
 }
 
-// stop ends what is under way, and passes on to all ranks why.
-func (x *exchange) stop(why byte, origin int, text string) {
-	for _, b := range x.waiting {
-		b.req.Cancel()
-		b.req.Free()
+// fail ends a call because of an error, and all others under way or later, on all ranks.
+func (x *exchange) fail(c *flight, why byte, err error) {
+	x.stop(why, x.w.cfg.Rank, err, c.kind, c.step)
+}
+
+// ended returns the error of a call that begins after all have been stopped: that of the first call
+// that was ended.
+func (x *exchange) ended(kind collective.Kind, step uint64) error {
+	if x.err == nil {
+		x.err = callError(kind, step, x.stopped)
 	}
-	x.waiting = nil
+	return x.err
+}
+
+// callError adds a call to an error.
+func callError(kind collective.Kind, step uint64, err error) error {
+	return &errwrap.Error{Err: fmt.Errorf("tagged: %v %d: %w", kind, step, within{err})}
+}
+
+// stop ends all calls because a call has failed at this rank, and tells the others.
+func (x *exchange) stop(why byte, origin int, err error, kind collective.Kind, step uint64) {
+	x.stopped = err
+	text := within{x.ended(kind, step)}.Error()
+	x.endAll(why, origin, strings.Replace(text, ErrMismatch.Error()+": ", "", 1)) // the others add it
+}
+
+// endAll ends what is under way, and passes on to all ranks why.
+func (x *exchange) endAll(why byte, origin int, text string) {
+	for _, c := range x.calls {
+		for _, b := range c.waiting {
+			b.req.Cancel()
+			b.req.Free()
+		}
+		c.waiting = nil
+		x.end(c, callError(c.kind, c.step, x.stopped))
+	}
+	x.calls = nil
 	note := make([]byte, 24, maxNote)
 	note[0] = why
 	binary.LittleEndian.PutUint64(note[8:], uint64(origin))
@@ -79,9 +103,18 @@ func (x *exchange) stop(why byte, origin int, text string) {
 			r.Free()
 		}
 	}
+	x.unsent.Store(true)
+}
+
+// flush sends what others must know about the end of the calls: the program may close the worker at
+// once.
+func (x *exchange) flush() {
+	if !x.unsent.CompareAndSwap(true, false) {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	_ = x.w.tw.Flush(ctx, transport.FlushLocal) // the program may close the worker at once
+	_ = x.w.tw.Flush(ctx, transport.FlushLocal)
 }
 
 // sweep drops what is left of collective calls, which nothing receives any more, so that it takes
@@ -101,34 +134,37 @@ func (x *exchange) sweep() {
 	}
 }
 
-// ask sends a rank the question which call it is in.
-func (x *exchange) ask(p *party) {
+// ask sends a rank the question whether it makes the same call.
+func (x *exchange) ask(p *party, c *flight) {
 	note := make([]byte, 24)
-	binary.LittleEndian.PutUint64(note[8:], x.record.Step)
-	binary.LittleEndian.PutUint64(note[16:], uint64(x.record.Last()))
+	binary.LittleEndian.PutUint64(note[8:], c.step)
+	binary.LittleEndian.PutUint64(note[16:], uint64(c.ticket))
 	r, _ := p.ep.send(opCollective, noteTag, [][]byte{note}, false)
 	r.Free()
-	p.asked = x.record.Step
+	p.asked = c.step
 }
 
-// readNotes handles the notes that have arrived.
-func (x *exchange) readNotes() error {
-	for {
+// readNotes handles the notes that have arrived, and posts the receive of the next one.
+func (x *exchange) readNotes() {
+	for x.stopped == nil {
 		if x.notes == nil {
 			r, err := x.receive(nil, noteTag, x.note[:])
 			if err != nil {
-				return x.fail(stopFailed, err)
+				x.notesFailed(err)
+				return
 			}
 			x.notes = r
 		}
 		if !x.notes.Done() {
-			return x.answer()
+			x.answer()
+			return
 		}
 		err, info := x.notes.Err(), x.notes.Info()
 		x.notes.Free()
 		x.notes = nil
 		if err != nil {
-			return x.fail(stopFailed, err)
+			x.notesFailed(err)
+			return
 		}
 		if info.Length < 24 || info.Source.rank < 0 {
 			continue // no rank sends it
@@ -136,7 +172,8 @@ func (x *exchange) readNotes() error {
 		note := x.note[:info.Length]
 		a, b := binary.LittleEndian.Uint64(note[8:]), binary.LittleEndian.Uint64(note[16:])
 		if why := note[0]; why != noteQuestion {
-			return x.stopped(why, int(a), peertext.Line(string(note[24:]), maxNote))
+			x.stoppedBy(why, int(a), peertext.Line(string(note[24:]), maxNote))
+			return
 		}
 		from := info.Source.rank
 		x.questions = slices.DeleteFunc(x.questions, func(q question) bool { return q.rank == from })
@@ -144,26 +181,37 @@ func (x *exchange) readNotes() error {
 	}
 }
 
-// stopped ends the calls because another rank has ended its own.
-func (x *exchange) stopped(why byte, origin int, text string) error {
+// notesFailed ends all calls, of which no note can be received any more: the worker is closed.
+func (x *exchange) notesFailed(err error) {
+	if len(x.calls) != 0 {
+		x.fail(x.calls[0], stopFailed, err)
+		return
+	}
+	x.stopped = err
+	x.endAll(stopFailed, x.w.cfg.Rank, err.Error())
+}
+
+// stoppedBy ends the calls because another rank has ended its own.
+func (x *exchange) stoppedBy(why byte, origin int, text string) {
 	cause, also := ErrPeerFailed, ""
 	switch why {
 	case stopMismatch:
 		cause = ErrMismatch
 	case stopGaveUp:
 		cause = ErrCanceled
-		if len(x.waiting) != 0 {
-			also = fmt.Sprintf("; by this one, rank %d, %s", x.w.cfg.Rank, x.awaited())
+		if len(x.calls) != 0 && len(x.calls[0].waiting) != 0 {
+			also = fmt.Sprintf("; by this one, rank %d, %s", x.w.cfg.Rank, x.awaited(x.calls[0]))
 		}
 	}
-	x.err = &errwrap.Error{Err: fmt.Errorf("tagged: %v %d: %w: rank %d has ended it: %s%s", x.call.kind,
-		x.record.Step, cause, origin, text, also)}
-	x.stop(why, origin, text)
-	return x.err
+	x.stopped = fmt.Errorf("%w: rank %d has ended it: %s%s", cause, origin, text, also)
+	if len(x.calls) != 0 {
+		_ = x.ended(x.calls[0].kind, x.calls[0].step)
+	}
+	x.endAll(why, origin, text)
 }
 
 // answer compares the questions of other ranks with the calls of this one.
-func (x *exchange) answer() error {
+func (x *exchange) answer() {
 	for i := len(x.questions) - 1; i >= 0; i-- {
 		q := x.questions[i]
 		if q.step > x.record.Step {
@@ -171,34 +219,46 @@ func (x *exchange) answer() error {
 		}
 		x.questions = slices.Delete(x.questions, i, i+1)
 		if mine, ok := x.record.At(q.step); ok && mine != q.ticket {
-			return x.mismatch(q.rank, q.ticket, mine)
+			x.mismatch(q.rank, q.step, q.ticket, mine)
+			return
 		}
 	}
-	return nil
 }
 
-// compare looks whether a rank that this one waits for has sent something of another call, and asks
-// those that have sent nothing.
-func (x *exchange) compare() error {
-	mine := x.record.Last()
-	for _, b := range x.waiting {
-		s := x.run.Step(b.step)
+// compare finds out why the first call does not go on: whether a rank that it waits for has sent
+// something of another call, and asks those that have sent nothing.
+func (x *exchange) compare() {
+	if len(x.calls) == 0 {
+		return
+	}
+	c := x.calls[0]
+	now := time.Now()
+	if c.look.IsZero() {
+		c.look = now.Add(patience)
+	}
+	if now.Before(c.look) {
+		return
+	}
+	c.look = now.Add(patience)
+	for _, b := range c.waiting {
+		s := c.run.Step(b.step)
 		p := &x.parties[s.Peer]
 		if s.Action == collective.Receive {
-			if theirs, ok := x.overtaken(p.ep, b.req); ok {
-				return x.mismatch(s.Peer, theirs, mine)
+			if theirs, ok := x.overtaken(p.ep, b.req, c); ok {
+				x.mismatch(s.Peer, c.step, theirs, c.ticket)
+				return
 			}
 		}
-		if p.asked != x.record.Step {
-			x.ask(p)
+		if p.asked != c.step {
+			x.ask(p, c)
 		}
 	}
-	return x.answer()
 }
 
-// overtaken returns the call of the first collective message that waits although a receive was
-// posted before it: it is of another call than the receive.
-func (x *exchange) overtaken(e *Endpoint, r *Request) (theirs ticket, ok bool) {
+// overtaken returns the call of the first collective message that waits although a receive of the
+// first call under way was posted before it, unless it is of a later call. The peer sends a message
+// of this call before those of calls that are so far ahead that they seem to be behind.
+func (x *exchange) overtaken(e *Endpoint, r *Request, c *flight) (theirs ticket, ok bool) {
 	x.w.mu.Lock()
 	defer x.w.mu.Unlock()
 	if r.stage != requestQueued {
@@ -206,18 +266,39 @@ func (x *exchange) overtaken(e *Endpoint, r *Request) (theirs ticket, ok bool) {
 	}
 	for l := e.kept.all.Front(); l != nil; l = l.Next() {
 		if tag := l.Owner().tag; tag > noteTag {
-			return ticket(tag), true
+			ahead := ticket(tag).ahead(c.step)
+			return ticket(tag), ahead == 0 && ticket(tag) != c.ticket || ahead > mostUnderWay
 		}
 	}
 	return 0, false
 }
 
-// mismatch ends the call on all ranks, because another rank makes a different one.
-func (x *exchange) mismatch(rank int, theirs, mine ticket) error {
+// mismatch ends the calls on all ranks, because another rank makes a different one.
+func (x *exchange) mismatch(rank int, step uint64, theirs, mine ticket) {
+	err := fmt.Errorf("%w: rank %d calls %v, this one, rank %d, %v", ErrMismatch, rank, theirs, x.w.cfg.Rank,
+		mine)
 	if (theirs^mine)&ticketCall == 0 {
-		return x.fail(stopMismatch, fmt.Errorf("%w: rank %d and this one, rank %d, call %v, but have not "+
-			"made the same calls before", ErrMismatch, rank, x.w.cfg.Rank, mine))
+		err = fmt.Errorf("%w: rank %d and this one, rank %d, call %v, but have not made the same calls "+
+			"before", ErrMismatch, rank, x.w.cfg.Rank, mine)
 	}
-	return x.fail(stopMismatch, fmt.Errorf("%w: rank %d calls %v, this one, rank %d, %v", ErrMismatch, rank,
-		theirs, x.w.cfg.Rank, mine))
+	kind := collective.Kind(mine >> 52 & 15)
+	if len(x.calls) != 0 {
+		kind, step = x.calls[0].kind, x.calls[0].step
+	}
+	x.stop(stopMismatch, x.w.cfg.Rank, err, kind, step)
+}
+
+// late says which ranks a call waits for, after the error of a context that has ended.
+func (x *exchange) late(ctx context.Context, c *flight, err error) error {
+	if ended := ctx.Err(); ended == nil || !errors.Is(err, ended) {
+		return err
+	}
+	return fmt.Errorf("%w: %s", errwrap.ContextErr(ctx), x.awaited(c))
+}
+
+// awaited says which ranks the call waits for.
+func (x *exchange) awaited(c *flight) string {
+	return roster.Late("rank", x.w.cfg.Size, func(rank int) bool {
+		return slices.ContainsFunc(c.waiting, func(b begun) bool { return c.run.Step(b.step).Peer == rank })
+	}, "is awaited", "are awaited")
 }

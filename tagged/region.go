@@ -235,6 +235,7 @@ func (t *regionTable) close() error {
 // Invariant: nothing in them is in use or refers to the program's memory.
 type spares struct {
 	requests requestPool
+	calls    []*Request // those of collective calls, which have a function each
 	inbounds inboundPool
 	blocks   blockPool
 	readings list.List[reading]

@@ -28,8 +28,8 @@ func (i Info) String() string {
 	return s
 }
 
-// Request is a send or a receive in progress. It is safe for concurrent use, except Free. It must
-// not be copied.
+// Request is a send, a receive or a collective call in progress. It is safe for concurrent use,
+// except Free. It must not be copied.
 type Request struct {
 	// Invariant: a receive in stage requestQueued is in matching.posted of its Worker or, if it is
 	// for one peer, in Endpoint.posted; a send is in Endpoint.queue. A send in stage requestActive
@@ -51,6 +51,9 @@ type Request struct {
 
 	from    *Endpoint // the peer that a receive is for; nil for any, and for sends
 	awaited bool      // for Worker.RecvWait: the receive ends with the last endpoint
+
+	poll  func() bool // of collective calls, nil for others: reports whether the request is done
+	polls int         // calls of poll
 }
 
 // sendState is the part of a request that only sends use.
@@ -118,6 +121,10 @@ func (r *Request) put() {
 	if r.from != nil || r.awaited {
 		r.from, r.awaited = nil, false
 	}
+	if r.poll != nil {
+		r.w.spares.calls = append(r.w.spares.calls, r)
+		return
+	}
 	if p := &r.w.spares.requests; len(p.free) < p.most {
 		p.free = append(p.free, r)
 	}
@@ -136,10 +143,43 @@ func (r *Request) complete(err error) {
 	r.w.spares.requests.busy--
 	r.data.clear()
 	r.pins.release(r.w)
+	if r.info.Tag > MaxTag {
+		r.w.exchange.due.Store(true)
+	}
 	r.comp.Done(err)
 	if r.freed {
 		r.put()
 	}
+}
+
+// newCall returns the request of a collective call. It has no data; exchange completes it.
+func (w *Worker) newCall() *Request {
+	p := &w.spares
+	var r *Request
+	if k := len(p.calls); k != 0 {
+		r, p.calls = p.calls[k-1], p.calls[:k-1]
+	} else {
+		r = &Request{w: w}
+		r.poll = r.pollCall
+	}
+	p.requests.busy++
+	r.comp.Init(1, nil)
+	r.stage, r.polls = requestActive, 0
+	return r
+}
+
+// pollCall reports whether a collective call is done. Sometimes it finds out why not.
+func (r *Request) pollCall() bool {
+	if r.comp.Fired() {
+		return true
+	}
+	x := &r.w.exchange
+	if r.polls++; r.polls&63 == 0 && x.mu.TryLock() {
+		x.compare()
+		x.mu.Unlock()
+	}
+	x.drive()
+	return r.comp.Fired()
 }
 
 // Done reports whether the request has ended, with or without an error, so that the program owns
@@ -175,6 +215,9 @@ func (r *Request) Wait(ctx context.Context) error {
 	}
 	if ctx == nil {
 		return refuse("wait", verbs.ErrInvalid, "no context")
+	}
+	if r.poll != nil {
+		return r.w.exchange.wait(ctx, r)
 	}
 	err := r.w.tw.Wait(ctx, &r.comp)
 	if r.comp.Fired() {
@@ -280,7 +323,7 @@ func firstDone(reqs []*Request) (first int, w *Worker, err error) {
 	for i, r := range reqs {
 		switch {
 		case r == nil:
-		case r.comp.Fired():
+		case r.comp.Fired() || r.poll != nil && r.poll():
 			return i, r.w, nil
 		case w != nil && w != r.w:
 			return -1, nil, refuse("wait", verbs.ErrInvalid, "request %d is of another worker", i)

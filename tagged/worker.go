@@ -91,7 +91,7 @@ func (w *Worker) Progress() int { return w.tw.Progress() }
 func (w *Worker) Start() error { return w.tw.Start() }
 
 // unlockAndReport ends a callback of the transport: it calls OnError of the endpoints that have
-// failed, with mu released, and returns with mu released.
+// failed, with mu released, lets collective calls go on, and returns with mu released.
 func (w *Worker) unlockAndReport() {
 	for len(w.failed) != 0 {
 		e := w.failed[0]
@@ -105,6 +105,7 @@ func (w *Worker) unlockAndReport() {
 		w.mu.Lock()
 	}
 	w.mu.Unlock()
+	w.exchange.drive()
 }
 
 // Close closes the worker and its regions. It aborts open endpoints, and completes every request
@@ -129,6 +130,7 @@ func (w *Worker) Close() error {
 	w.endpoints.list = nil
 	w.matching.posted.endAll(err)
 	w.mu.Unlock()
+	w.exchange.close(err)
 	return errors.Join(append(errs, w.tw.Close(), w.free())...)
 }
 

@@ -139,6 +139,47 @@ func Bitwise(op Op) func(to, a, b []byte) {
 	return nil
 }
 
+// Has reports whether elements have an operation.
+func (e Type) Has(op Op) bool { return op <= Max || op < ops && !e.IsFloat() }
+
+// Combine sets to to a op b, which are the memory of elements that have the operation. Unlike
+// [Apply] it needs no type parameter, so a function value of it captures nothing.
+func (e Type) Combine(op Op, to, a, b []byte) {
+	if bits := Bitwise(op); bits != nil {
+		bits(to, a, b)
+		return
+	}
+	switch e {
+	case TypeOf[uint8]():
+		applyBytes[uint8](op, to, a, b)
+	case TypeOf[uint16]():
+		applyBytes[uint16](op, to, a, b)
+	case TypeOf[uint32]():
+		applyBytes[uint32](op, to, a, b)
+	case TypeOf[uint64]():
+		applyBytes[uint64](op, to, a, b)
+	case TypeOf[int8]():
+		applyBytes[int8](op, to, a, b)
+	case TypeOf[int16]():
+		applyBytes[int16](op, to, a, b)
+	case TypeOf[int32]():
+		applyBytes[int32](op, to, a, b)
+	case TypeOf[int64]():
+		applyBytes[int64](op, to, a, b)
+	case TypeOf[Float16]():
+		applyBytes[Float16](op, to, a, b)
+	case TypeOf[BFloat16]():
+		applyBytes[BFloat16](op, to, a, b)
+	case TypeOf[float32]():
+		applyBytes[float32](op, to, a, b)
+	default:
+		applyBytes[float64](op, to, a, b)
+	}
+}
+
+// applyBytes is Apply on the memory of elements.
+func applyBytes[T Element](op Op, to, a, b []byte) { Apply(op, View[T](to), View[T](a), View[T](b)) }
+
 func sum[T Element](to, a, b []T) {
 	a, b = a[:len(to)], b[:len(to)]
 	for i := range to {

@@ -29,10 +29,12 @@ func checkElement[T Element](t *testing.T, value func() T) {
 				a[i], b[i] = value(), value()
 				want[i] = plain(op, a[i], b[i])
 			}
+			c := make([]T, len(a))
+			TypeOf[T]().Combine(op, Bytes(c), Bytes(a), Bytes(b))
 			Apply(op, b, a, b)
 			for i := range want {
-				if b[i] != want[i] {
-					t.Fatalf("%v: element %d is %v, want %v", op, i, b[i], want[i])
+				if b[i] != want[i] || c[i] != want[i] {
+					t.Fatalf("%v: element %d is %v and %v, want %v", op, i, b[i], c[i], want[i])
 				}
 			}
 		}
