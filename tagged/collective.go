@@ -281,9 +281,6 @@ func (x *exchange) start(c *call, dst, src []byte, dstLen, srcLen int) (*Request
 	}
 	x.mu.Lock()
 	defer x.release()
-	if x.parties == nil {
-		x.init()
-	}
 	cfg := &x.w.cfg
 	switch {
 	case x.stopped != nil:
@@ -306,7 +303,6 @@ func (x *exchange) start(c *call, dst, src []byte, dstLen, srcLen int) (*Request
 		x.fail(f, stopFailed, err)
 		return r, nil
 	}
-	x.readNotes()
 	x.due.Store(true) // release makes the first steps
 	return r, nil
 }

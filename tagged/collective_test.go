@@ -338,6 +338,50 @@ func TestCollectivesLate(t *testing.T) {
 	}
 }
 
+// TestCollectivesDeadline: the ranks whose deadline has passed find out which rank has not made the
+// call, and which does not answer, although they wait for others.
+func TestCollectivesDeadline(t *testing.T) {
+	const ranks = 5
+	for _, c := range []struct {
+		started bool
+		want    string
+	}{
+		{true, "context deadline exceeded: rank 4 of 5 has not called it"},
+		{false, "context deadline exceeded: rank 4 of 5 has not answered"},
+	} {
+		t.Run(fmt.Sprintf("started %t", c.started), func(t *testing.T) {
+			t.Parallel() // most of it is waiting
+			r := newJoined(t, ranks, tagged.Config{})
+			var all []*tagged.Request
+			for rank, w := range r.workers {
+				if c.started || rank != 4 {
+					if err := w.Start(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if rank != 4 { // the chain to rank 0 waits for the last
+					v := make([]int64, 1<<19)
+					req, err := tagged.StartReduce(w, v, slices.Clone(v), tagged.OpSum, 0)
+					if err != nil {
+						t.Fatal(err)
+					}
+					all = append(all, req)
+				}
+			}
+			over, cancel := context.WithDeadline(context.Background(), time.Now())
+			defer cancel()
+			err := all[0].Wait(over)
+			var late interface{ Late() ([]int, int) }
+			if !strings.Contains(fmt.Sprint(err), "tagged: reduce 1: "+c.want) || !errors.As(err, &late) {
+				t.Fatal(err)
+			}
+			if who, size := late.Late(); !slices.Equal(who, []int{4}) || size != ranks {
+				t.Errorf("ranks %v of %d are late", who, size)
+			}
+		})
+	}
+}
+
 // TestCollectivesTooLate: a rank whose context has ended before its call ends that of the others.
 func TestCollectivesTooLate(t *testing.T) {
 	r := newJoined(t, 3, tagged.Config{})
@@ -421,11 +465,11 @@ func TestCollectivesBeside(t *testing.T) {
 func TestTagsOfCollectives(t *testing.T) {
 	r := newJoined(t, 2, tagged.Config{})
 	over := timeout(t, 50*time.Millisecond) // a call that is not refused may wait
-	if err := tagged.Broadcast(over, r.workers[0], make([]uint8, 1), 9); err == nil {
-		t.Fatal("of 2 ranks one has the number 9")
+	if err := tagged.Broadcast(over, r.workers[0], make([]uint8, 1), 0); err != nil {
+		t.Fatal(err)
 	}
 	w, e := r.workers[1], r.peer(1, 0)
-	r.until(func() bool { return w.Stats().Unexpected == 1 }) // the note of rank 0, with the first such tag
+	r.until(func() bool { return w.Stats().Unexpected == 1 })
 	const tag = tagged.MaxTag + 1
 	if info, found := w.Probe(tag, tagged.Exact); found {
 		t.Errorf("%v is found", info)

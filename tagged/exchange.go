@@ -35,7 +35,7 @@ type exchange struct {
 	over    bool  // stopped is set; Worker.mu guards it
 	record  collective.Record[ticket]
 	cache   collective.Cache
-	parties []party // by rank; nil before the first call
+	parties []party // by rank; nil for a worker that has not joined
 	calls   []*flight
 	spare   []*flight
 	most    int // calls under way
@@ -44,6 +44,7 @@ type exchange struct {
 	notes     *Request // receives the next note
 	note      [maxNote]byte
 	questions []question
+	roll      *roll // nil if there is none
 }
 
 // party is another rank, as the exchange sees it.
@@ -96,13 +97,17 @@ const (
 	mostUnderWay = 1<<(ticketSteps-1) - 1
 )
 
-// init makes what the first call needs. The places of the window that a rank gives another must
-// hold what that rank, being ahead, sends in all of its calls: otherwise they could fill up before
-// the message that this rank waits for.
+// init makes what calls need, and receives notes from now on, so that a rank that has made no call
+// yet answers. The places of the window that a rank gives another must hold what that rank, being
+// ahead, sends in all of its calls: otherwise they could fill up before the message that this rank
+// waits for.
 func (x *exchange) init() {
+	x.mu.Lock()
+	defer x.release()
 	cfg := &x.w.cfg
 	x.parties = make([]party, cfg.Size)
 	x.most = min(max(cfg.MaxUnexpected/(2*depth), 1), mostUnderWay)
+	x.readNotes()
 }
 
 // begin starts the run of a call.
@@ -217,9 +222,10 @@ func (x *exchange) release() {
 
 // advanceAll reads the notes and advances all calls.
 func (x *exchange) advanceAll() {
-	if x.notes.Done() && x.parties != nil && x.stopped == nil {
-		x.readNotes()
+	if x.parties == nil {
+		return // a request with such a tag was refused
 	}
+	x.readNotes()
 	for i := 0; i < len(x.calls); { // none is left after an error
 		c := x.calls[i]
 		if done := x.advance(c); !done {
@@ -359,10 +365,11 @@ func (x *exchange) wait(ctx context.Context, r *Request) error {
 	}
 	x.mu.Lock()
 	defer x.release()
-	for _, c := range x.calls {
-		if c.req == r {
-			err = callError(c.kind, c.step, x.late(ctx, c, err))
-		}
+	if c := x.callOf(r); c != nil {
+		err = callError(c.kind, c.step, x.late(ctx, c, err))
+	}
+	if r.Done() { // another rank has ended it meanwhile
+		return r.Err()
 	}
 	return &InterruptedError{Req: r, Err: within{err}}
 }
@@ -371,17 +378,27 @@ func (x *exchange) wait(ctx context.Context, r *Request) error {
 func (x *exchange) giveUp(ctx context.Context, r *Request, err error) {
 	x.mu.Lock()
 	defer x.release()
-	for _, c := range x.calls {
-		if c.req != r {
-			continue
-		}
-		why := byte(stopFailed)
-		if ended := ctx.Err(); ended != nil && errors.Is(err, ended) {
-			why = stopGaveUp
-		}
-		x.fail(c, why, x.late(ctx, c, err))
+	c := x.callOf(r)
+	if c == nil {
 		return
 	}
+	why := byte(stopFailed)
+	if ended := ctx.Err(); ended != nil && errors.Is(err, ended) {
+		why = stopGaveUp
+	}
+	if err = x.late(ctx, c, err); x.stopped == nil {
+		x.fail(c, why, err)
+	}
+}
+
+// callOf returns the call of a request; nil if it is done.
+func (x *exchange) callOf(r *Request) *flight {
+	for _, c := range x.calls {
+		if c.req == r {
+			return c
+		}
+	}
+	return nil
 }
 
 // close ends the calls under way, because the worker is closed.

@@ -46,6 +46,7 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*Worker, error)
 	if err != nil {
 		return nil, errors.Join(refuse("join", within{err}, ""), w.Close())
 	}
+	w.exchange.init()
 	return w, nil
 }
 

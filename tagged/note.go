@@ -3,7 +3,6 @@ package tagged
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,21 +11,24 @@ import (
 	"ibverbx/internal/collective"
 	"ibverbx/internal/errwrap"
 	"ibverbx/internal/peertext"
-	"ibverbx/internal/roster"
 	"ibverbx/transport"
 )
 
 // Notes are messages from any rank that travel beside those of calls.
 //
-//	byte 0      noteQuestion, or the reason of a stop
-//	byte 8-15   of a question the step that its sender is in; of a stop the rank that began it
-//	byte 16-23  of a question the ticket of its sender
-//	byte 24-    of a stop why, as text
+//	byte 0      noteQuestion, noteRoll, noteEntered, or the reason of a stop
+//	byte 8-15   of a stop the rank that began it; of the others a step: that of a question or a roll
+//	            call, and that which the sender of noteEntered has come to
+//	byte 16-23  of a question the ticket of its sender; of noteEntered the step that was asked about
+//	byte 24-    of a stop why, as text; of noteEntered the ranks that the call of that step waits
+//	            for, four bytes each
 const (
 	noteQuestion = iota
 	stopMismatch
 	stopFailed
 	stopGaveUp
+	noteRoll
+	noteEntered
 )
 
 // noteTag is the tag of notes; maxNote is the length of the longest in bytes.
@@ -89,18 +91,14 @@ func (x *exchange) endAll(why byte, origin int, text string) {
 		x.end(c, callError(c.kind, c.step, x.stopped))
 	}
 	x.calls = nil
-	note := make([]byte, 24, maxNote)
-	note[0] = why
-	binary.LittleEndian.PutUint64(note[8:], uint64(origin))
-	note = append(note, text[:min(len(text), maxNote-24)]...)
+	note := append(newNote(why, uint64(origin), 0), text[:min(len(text), maxNote-24)]...)
 	x.w.mu.Lock()
 	x.sweep()
 	peers := slices.Clone(x.w.ranks.peers)
 	x.w.mu.Unlock()
 	for _, e := range peers {
 		if e != nil && e.rank != x.w.cfg.Rank {
-			r, _ := e.send(opCollective, noteTag, [][]byte{note}, false) // one that has failed need not know
-			r.Free()
+			sendNote(e, note)
 		}
 	}
 	x.unsent.Store(true)
@@ -134,14 +132,25 @@ func (x *exchange) sweep() {
 	}
 }
 
+// newNote returns a note without its last part.
+func newNote(kind byte, a, b uint64) []byte {
+	note := make([]byte, 24, maxNote)
+	note[0] = kind
+	binary.LittleEndian.PutUint64(note[8:], a)
+	binary.LittleEndian.PutUint64(note[16:], b)
+	return note
+}
+
+// sendNote sends a note. A rank that has failed need not have it.
+func sendNote(e *Endpoint, note []byte) {
+	r, _ := e.send(opCollective, noteTag, [][]byte{note}, false)
+	r.Free()
+}
+
 // ask sends a rank the question whether it makes the same call.
 func (x *exchange) ask(p *party, c *flight) {
-	note := make([]byte, 24)
-	binary.LittleEndian.PutUint64(note[8:], c.step)
-	binary.LittleEndian.PutUint64(note[16:], uint64(c.ticket))
-	r, _ := p.ep.send(opCollective, noteTag, [][]byte{note}, false)
-	r.Free()
 	p.asked = c.step
+	sendNote(p.ep, newNote(noteQuestion, c.step, uint64(c.ticket)))
 }
 
 // readNotes handles the notes that have arrived, and posts the receive of the next one.
@@ -171,13 +180,21 @@ func (x *exchange) readNotes() {
 		}
 		note := x.note[:info.Length]
 		a, b := binary.LittleEndian.Uint64(note[8:]), binary.LittleEndian.Uint64(note[16:])
-		if why := note[0]; why != noteQuestion {
-			x.stoppedBy(why, int(a), peertext.Line(string(note[24:]), maxNote))
+		from := info.Source.rank
+		switch note[0] {
+		case noteQuestion:
+			x.questions = slices.DeleteFunc(x.questions, func(q question) bool { return q.rank == from })
+			x.questions = append(x.questions, question{from, a, ticket(b)})
+		case noteRoll:
+			sendNote(info.Source, x.entered(a))
+		case noteEntered:
+			if x.roll != nil && x.roll.step == b {
+				x.roll.heard(from, a, note[24:])
+			}
+		default:
+			x.stoppedBy(note[0], int(a), peertext.Line(string(note[24:]), maxNote))
 			return
 		}
-		from := info.Source.rank
-		x.questions = slices.DeleteFunc(x.questions, func(q question) bool { return q.rank == from })
-		x.questions = append(x.questions, question{from, a, ticket(b)})
 	}
 }
 
@@ -286,19 +303,4 @@ func (x *exchange) mismatch(rank int, step uint64, theirs, mine ticket) {
 		kind, step = x.calls[0].kind, x.calls[0].step
 	}
 	x.stop(stopMismatch, x.w.cfg.Rank, err, kind, step)
-}
-
-// late says which ranks a call waits for, after the error of a context that has ended.
-func (x *exchange) late(ctx context.Context, c *flight, err error) error {
-	if ended := ctx.Err(); ended == nil || !errors.Is(err, ended) {
-		return err
-	}
-	return fmt.Errorf("%w: %s", errwrap.ContextErr(ctx), x.awaited(c))
-}
-
-// awaited says which ranks the call waits for.
-func (x *exchange) awaited(c *flight) string {
-	return roster.Late("rank", x.w.cfg.Size, func(rank int) bool {
-		return slices.ContainsFunc(c.waiting, func(b begun) bool { return c.run.Step(b.step).Peer == rank })
-	}, "is awaited", "are awaited")
 }
