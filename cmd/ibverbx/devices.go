@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"errors"
+	"os"
 	"strings"
 	"text/template"
 
@@ -10,8 +11,29 @@ import (
 
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/nics"
+	"ibverbx/nics/doctor"
 	"ibverbx/verbs"
 )
+
+type doctorCmd struct {
+	Memory   units.Size
+	NeedRDMA bool   `name:"need-rdma"`
+	JSON     bool   `name:"json"`
+	Root     string `default:"/" hidden:""`
+}
+
+// Run checks this host.
+func (f *doctorCmd) Run(c *console) error {
+	r := doctor.Check(os.DirFS(f.Root), doctor.Config{Memory: uint64(f.Memory), NeedRDMA: f.NeedRDMA})
+	show := func() error { return r.WriteText(c.out) }
+	if f.JSON {
+		show = func() error { return writeJSON(c.out, r) }
+	}
+	if err := show(); err != nil || !r.Failed() {
+		return err
+	}
+	return &exitError{code: exitFailed} // the report says why
+}
 
 type devicesCmd struct {
 	Provider string `predictor:"provider"`

@@ -97,6 +97,31 @@ func TestNoRealNICs(t *testing.T) {
 	}
 }
 
+// TestDoctor checks a host without any file: it has no RDMA NIC, which is a failure only if one is
+// needed.
+func TestDoctor(t *testing.T) {
+	root := "doctor --root " + t.TempDir()
+	for flags, want := range map[string]int{"": exitOK, " --need-rdma": exitFailed, " --memory 1G": exitOK} {
+		code, out, errs := command(t, root+flags)
+		if code != want || errs != "" || !strings.HasPrefix(out, "ibverbx uses shared memory") ||
+			!strings.Contains(out, "modprobe rdma_rxe") {
+			t.Errorf("doctor%s: exit %d, stderr %q, stdout\n%s", flags, code, errs, out)
+		}
+		code, out, _ = command(t, root+" --json"+flags)
+		var doc struct {
+			RDMA     bool
+			Findings []struct{ Status, Check string }
+		}
+		if err := json.Unmarshal([]byte(out), &doc); err != nil || code != want || doc.RDMA ||
+			len(doc.Findings) == 0 || doc.Findings[0].Check == "" {
+			t.Errorf("doctor --json%s: exit %d, %v, %+v", flags, code, err, doc)
+		}
+	}
+	if code, _, errs := command(t, "doctor --memory lots"); code != exitUsage || errs == "" {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+}
+
 func TestDevices(t *testing.T) {
 	code, out, errs := command(t, "devices --provider soft --nics 2")
 	if code != exitOK || errs != "" || strings.Count(out, "ACTIVE") != 2 ||

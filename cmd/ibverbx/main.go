@@ -4,6 +4,7 @@
 //	ibverbx compare   what has changed between two results of perf
 //	ibverbx perftest  a measurement whose other end is a tool of perftest, such as ib_write_bw
 //	ibverbx devices   the devices, their ports and GIDs
+//	ibverbx doctor    whether this host can use RDMA, and if not what is missing
 //	ibverbx run       N processes of a job on this host
 //
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
@@ -50,6 +51,7 @@ type cli struct {
 	Compare    compareCmd                `cmd:"" help:"Compare two results of perf --json."`
 	Perftest   perftestCmd               `cmd:"" help:"Measure against a tool of perftest: ib_write_bw ..."`
 	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
+	Doctor     doctorCmd                 `cmd:"" help:"Check whether this host can use RDMA, and what is missing."`
 	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
 	Completion kongcompletion.Completion `cmd:"" help:"Print what makes a shell complete flags and values."`

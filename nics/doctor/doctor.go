@@ -1,0 +1,141 @@
+// Package doctor checks whether this host can use RDMA, and if not what is missing, before a job
+// finds out:
+//
+//	report := doctor.Check(os.DirFS("/"), doctor.Config{})
+//	report.WriteText(os.Stdout)
+//
+// It reads files below /sys, /proc, /dev, /etc and the directories of libraries, as this process
+// sees them: in a container that is what counts. It needs no privilege, opens no NIC, sends nothing
+// and changes nothing, and takes some milliseconds. It cannot see whether packets reach another
+// host.
+//
+// A tree of files is input like any other: it may be cut short, contradict itself, or be made up. A
+// file that is missing or that makes no sense yields a finding with status [Unknown], or none.
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// Status is the result of a check.
+type Status string
+
+// The results, from the best to the worst.
+const (
+	OK      Status = "ok"
+	Unknown Status = "unknown" // the host does not say
+	Warn    Status = "warn"    // works, but slower than it could, or not in every case
+	Fail    Status = "fail"    // RDMA does not work, or not on this port
+)
+
+// Finding is the result of one check.
+type Finding struct {
+	Status Status `json:"status"`
+	Check  string `json:"check"`          // what was checked: "memlock"
+	On     string `json:"on,omitempty"`   // the device and port: "mlx5_0 port 1"
+	Seen   string `json:"seen"`           // what was found, and what it means
+	From   string `json:"from,omitempty"` // the file that says so
+	Mend   string `json:"mend,omitempty"` // what to do, usually a command
+}
+
+// Report is the result of all checks.
+type Report struct {
+	// RDMA says that this host has an RDMA NIC that can be used: with a port that is up, a device
+	// node and a library.
+	RDMA bool `json:"rdma"`
+	// NICs are the NICs that can be used.
+	NICs []string `json:"nics"`
+	// Uses says what a connection is made over: "shared memory ... with ..., and with others ...".
+	Uses     string    `json:"uses"`
+	Findings []Finding `json:"findings"`
+}
+
+// Config configures a check. The zero value works.
+type Config struct {
+	// Memory is how many bytes the job registers on this host. 0 means unknown.
+	Memory uint64
+	// NeedRDMA makes it a failure that there is no RDMA NIC; otherwise it is a warning, because
+	// shared memory and UDP sockets take its place.
+	NeedRDMA bool
+}
+
+// Failed reports whether a check has failed.
+func (r *Report) Failed() bool {
+	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Status == Fail })
+}
+
+// Check checks the host whose files are in root, which is os.DirFS("/") for this one.
+func Check(root fs.FS, cfg Config) *Report {
+	x := &exam{tree: tree{root}, cfg: cfg, Report: &Report{NICs: []string{}, Findings: []Finding{}}}
+	devices := x.names("sys/class/infiniband")
+	library := x.library(devices)
+	for _, name := range devices {
+		node := x.node(name)
+		if x.device(name) && node && library {
+			x.NICs = append(x.NICs, name)
+		}
+	}
+	x.RDMA = len(x.NICs) != 0
+	x.missing(devices)
+	if len(devices) != 0 {
+		x.memlock()
+		x.cgroup()
+		x.gpu()
+	}
+	x.sockets(devices)
+	x.Uses = "shared memory (provider shm) with processes of this host, and with others "
+	if x.RDMA {
+		x.Uses += "real NICs (provider rdmacore): " + line(strings.Join(x.NICs, ", "))
+	} else {
+		x.Uses += "UDP sockets (provider roce), because no RDMA NIC can be used"
+	}
+	return x.Report
+}
+
+// exam is a check under way.
+type exam struct {
+	*Report
+	tree
+	cfg Config
+}
+
+// add adds a finding. Text from files is made harmless.
+func (x *exam) add(f Finding) {
+	f.Seen, f.On = line(f.Seen), line(f.On)
+	x.Findings = append(x.Findings, f)
+}
+
+// WriteText writes the report for people: first what a connection is made over, then what is wrong,
+// the worst first, each with what to do, and then what is right.
+func (r *Report) WriteText(w io.Writer) error {
+	counts := map[Status]int{}
+	for _, f := range r.Findings {
+		counts[f.Status]++
+	}
+	if _, err := fmt.Fprintf(w, "ibverbx uses %s.\n%d ok, %d unknown, %d warnings, %d failures\n\n", r.Uses,
+		counts[OK], counts[Unknown], counts[Warn], counts[Fail]); err != nil {
+		return err
+	}
+	rank := map[Status]int{Fail: 0, Warn: 1, Unknown: 2, OK: 3}
+	list := slices.Clone(r.Findings)
+	slices.SortStableFunc(list, func(a, b Finding) int { return cmp.Compare(rank[a.Status], rank[b.Status]) })
+	cells := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range list {
+		seen := f.Seen
+		if f.From != "" {
+			seen += " (" + f.From + ")"
+		}
+		_, _ = fmt.Fprintf(cells, "%s\t%s\t%s\n", strings.ToUpper(string(f.Status)),
+			strings.TrimSpace(f.Check+" "+f.On), seen) // Flush reports errors
+		if f.Mend != "" {
+			_, _ = fmt.Fprintf(cells, "\t\tdo: %s\n", f.Mend)
+		}
+	}
+	return cells.Flush()
+}

@@ -1,0 +1,181 @@
+package doctor_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"ibverbx/nics/doctor"
+)
+
+var update = flag.Bool("update", false, "rewrite the reports in testdata")
+
+// record reads a recorded tree: "-- path [mode] --" on a line of its own, and the file's text
+// below.
+func record(text string) fstest.MapFS {
+	tree, at := fstest.MapFS{}, (*fstest.MapFile)(nil)
+	for l := range strings.Lines(text) {
+		name, begins := strings.CutPrefix(strings.TrimSuffix(l, "\n"), "-- ")
+		name, ends := strings.CutSuffix(name, " --")
+		if !begins || !ends {
+			if at != nil {
+				at.Data = append(at.Data, l...)
+			}
+			continue
+		}
+		name, mode, _ := strings.Cut(name, " ")
+		at = &fstest.MapFile{Mode: 0o444}
+		if bits, err := strconv.ParseUint(mode, 8, 9); err == nil {
+			at.Mode = fs.FileMode(bits)
+		}
+		tree[name] = at
+	}
+	return tree
+}
+
+func host(t *testing.T, name string) fstest.MapFS {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", name+".txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return record(string(text))
+}
+
+// What a person reads of each recorded host stands beside it. The first screen says what is used.
+func TestReports(t *testing.T) {
+	for _, name := range []string{"none", "mlx5-infiniband", "mlx5-ethernet", "rxe"} {
+		var out bytes.Buffer
+		if err := doctor.Check(host(t, name), doctor.Config{}).WriteText(&out); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join("testdata", name+".report")
+		if *update {
+			if err := os.WriteFile(file, out.Bytes(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out.String() != string(want) {
+			t.Errorf("%s:\n%s\nwant\n%s", name, &out, want)
+		}
+		if lines := bytes.Count(out.Bytes(), []byte("\n")); lines > 24 {
+			t.Errorf("%s: %d lines are more than a screen", name, lines)
+		}
+	}
+}
+
+// A fault of a host that was whole is found, named, and comes with what to do. Nothing else is said
+// to have failed. testdata/faults.txt has the faults.
+func TestFaults(t *testing.T) {
+	text, err := os.ReadFile("testdata/faults.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	faults := strings.Split(string(text), "\n== ")[1:]
+	if len(faults) < 25 {
+		t.Errorf("%d faults found", len(faults))
+	}
+	for _, fault := range faults {
+		title, rest, _ := strings.Cut(fault, "\n")
+		name, base, _ := strings.Cut(title, ": ")
+		t.Run(name, func(t *testing.T) { checkFault(t, host(t, base), rest) })
+	}
+}
+
+// checkFault checks a host with a fault. It is described by lines of expectations, and by files.
+func checkFault(t *testing.T, tree fstest.MapFS, text string) {
+	head, _, _ := strings.Cut("\n"+text, "\n-- ")
+	lines := strings.Split(head, "\n")
+	has := func(line string) bool { return slices.Contains(lines, line) }
+	var cfg doctor.Config
+	if cfg.NeedRDMA = has("need"); has("memory") {
+		cfg.Memory = 1 << 30
+	}
+	for name, file := range record(text) {
+		if delete(tree, name); len(file.Data) != 0 {
+			tree[name] = file
+		}
+	}
+	r := doctor.Check(tree, cfg)
+
+	at := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "want ") })
+	want := strings.Split(strings.TrimPrefix(lines[at], "want "), "|")
+	for i := range want {
+		want[i] = strings.TrimSpace(want[i])
+	}
+	found := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool {
+		return string(f.Status) == want[0] && f.Check == want[1] && f.On == want[2] &&
+			strings.Contains(f.Seen, want[3]) && strings.Contains(f.Mend, want[4])
+	})
+	if !found {
+		t.Errorf("no %q in %+v", want, r.Findings)
+	}
+	for _, f := range r.Findings {
+		if f.Status == doctor.Fail && f.Check != want[1] {
+			t.Errorf("also failed: %+v", f)
+		}
+	}
+	fails := want[0] == string(doctor.Fail)
+	if r.RDMA != has("rdma") || r.RDMA != (len(r.NICs) != 0) || r.Failed() != fails {
+		t.Errorf("RDMA %v, failed %v, NICs %q", r.RDMA, r.Failed(), r.NICs)
+	}
+}
+
+// This host can be checked, whatever it is, in less than the five seconds that a person waits.
+func TestThisHost(t *testing.T) {
+	began := time.Now()
+	r := doctor.Check(os.DirFS("/"), doctor.Config{})
+	if took := time.Since(began); took > 5*time.Second || len(r.Findings) == 0 || r.Uses == "" {
+		t.Errorf("%v: %+v", took, r)
+	}
+}
+
+// FuzzCheck checks trees of any content: each finding has a status, a name and something seen, on
+// one line of printable text; what can be used was seen as a port that is up.
+func FuzzCheck(f *testing.F) {
+	for _, name := range []string{"none", "mlx5-infiniband", "mlx5-ethernet", "rxe"} {
+		text, err := os.ReadFile(filepath.Join("testdata", name+".txt"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(text))
+	}
+	f.Add("-- sys/class/infiniband/a/ports/1/state --\n4: \x1b[2J\n" +
+		"-- sys/class/infiniband/a/ports/x/state --\n")
+	f.Add("-- proc/self/cgroup --\n0::/../../../etc\n-- proc/self/limits --\nMax locked memory  -1\n")
+	f.Add("-- sys/class/infiniband/a/ports/1/gids/99999999999 --\n::1\n" +
+		"-- sys/class/infiniband/a/ports/-1/x --\n")
+	statuses := []doctor.Status{doctor.OK, doctor.Unknown, doctor.Warn, doctor.Fail}
+	f.Fuzz(func(t *testing.T, text string) {
+		r := doctor.Check(record(text), doctor.Config{})
+		for _, f := range r.Findings {
+			if !slices.Contains(statuses, f.Status) || f.Check == "" || f.Seen == "" ||
+				strings.ContainsAny(fmt.Sprint(f.On, f.Seen, f.From, f.Mend), "\n\r\x1b\x00") {
+				t.Errorf("%+v", f)
+			}
+		}
+		up := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool {
+			return f.Check == "port" && f.Status == doctor.OK
+		})
+		if r.RDMA && !up || r.RDMA != (len(r.NICs) != 0) {
+			t.Errorf("usable: %+v", r)
+		}
+		if _, err := json.Marshal(r); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,296 @@
+package doctor
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// libraryDirs are where distributions put libibverbs.
+//
+//nolint:gochecknoglobals // a constant list
+var libraryDirs = []string{"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib/x86_64-linux-gnu",
+	"lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "usr/local/lib", "usr/local/lib64"}
+
+const installLibrary = "install rdma-core (Debian and Ubuntu: apt install libibverbs1 ibverbs-providers; " +
+	"Fedora and RHEL: dnf install libibverbs)"
+
+// library checks whether libibverbs is there, and a driver of its own for each device. It reports
+// whether the library is.
+func (x *exam) library(devices []string) bool {
+	at := slices.IndexFunc(libraryDirs, func(dir string) bool { return x.exists(dir + "/libibverbs.so.1") })
+	if at < 0 {
+		status := Warn
+		if len(devices) != 0 {
+			status = Fail
+		}
+		x.add(Finding{Status: status, Check: "libibverbs", Mend: installLibrary,
+			Seen: "libibverbs.so.1 is in none of the usual directories"})
+		return false
+	}
+	x.add(Finding{Status: OK, Check: "libibverbs", Seen: "/" + libraryDirs[at] + "/libibverbs.so.1"})
+	const drivers = "etc/libibverbs.d"
+	have := x.names(drivers)
+	for _, d := range devices {
+		kernel := x.link(path.Join(classDir, d, "device/driver"))
+		want, _, _ := strings.Cut(strings.TrimSuffix(kernel, "_core"), "_") // mlx5_core, bnxt_re
+		if strings.HasPrefix(d, "rxe") {
+			want = "rxe"
+		}
+		if want == "" || len(have) == 0 || slices.ContainsFunc(have, func(n string) bool {
+			return strings.HasPrefix(n, want)
+		}) {
+			continue
+		}
+		x.add(Finding{Status: Warn, Check: "driver", On: d, From: "/" + drivers, Mend: installLibrary,
+			Seen: fmt.Sprintf("libibverbs has no %s.driver: it may not see the device", want)})
+	}
+	return true
+}
+
+// node checks whether this process may open the node of a device. It reports false if it surely may
+// not.
+func (x *exam) node(device string) bool {
+	for _, name := range x.names(verbsDir) {
+		if of, ok := x.read(path.Join(verbsDir, name, "ibdev")); !ok || of != device {
+			continue
+		}
+		file := "dev/infiniband/" + name
+		mode, ok := x.mode(file)
+		f := Finding{Status: OK, Check: "device node", On: device, Seen: "/" + file}
+		switch {
+		case !ok:
+			f.Status, f.Seen = Fail, "/"+file+" is missing here"
+			f.Mend = "give the container the device (docker run --device=/dev/infiniband; in Kubernetes an " +
+				"RDMA device plugin)"
+		case mode.Perm()&0o006 != 0o006 && !x.root():
+			f.Status = Warn
+			f.Seen += fmt.Sprintf(" has mode %04o: only its owner and group may use it", mode.Perm())
+			f.Mend = "add the user to its group, or chmod 666 /" + file
+		}
+		x.add(f)
+		return ok
+	}
+	x.add(Finding{Status: Fail, Check: "device node", On: device, From: "/" + verbsDir,
+		Seen: "the kernel offers no node for programs", Mend: "modprobe ib_uverbs"})
+	return false
+}
+
+// root reports whether this process is root.
+func (x *exam) root() bool {
+	ids := x.fields("proc/self/status", "Uid:")
+	return len(ids) > 1 && ids[1] == "0"
+}
+
+// Numbers of capabilities (linux/capability.h).
+const (
+	capNetAdmin = 12
+	capIPCLock  = 14
+)
+
+// capable reports whether this process has a capability, and whether it counts: the kernel asks for
+// it in the host's user namespace.
+func (x *exam) capable(number int) bool {
+	set := x.fields("proc/self/status", "CapEff:")
+	if len(set) == 0 {
+		return false
+	}
+	bits, err := strconv.ParseUint(set[0], 16, 64)
+	return err == nil && bits>>number&1 == 1 && !x.ownUsers()
+}
+
+// ownUsers reports whether this process is in a user namespace of its own.
+func (x *exam) ownUsers() bool {
+	text, ok := x.read("proc/self/uid_map")
+	return ok && !slices.Equal(strings.Fields(text), []string{"0", "0", "4294967295"})
+}
+
+// leastMemory is what a worker of package transport with its defaults and one endpoint registers:
+// 256 bounce buffers and 32 receive buffers of 8 KiB.
+const leastMemory = (256 + 32) * 8 << 10
+
+// memlock checks how much memory this process may register.
+func (x *exam) memlock() {
+	const file = "proc/self/limits"
+	f := Finding{Check: "memlock", From: "/" + file,
+		Mend: "docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit; ulimit -l " +
+			"unlimited; memlock in /etc/security/limits.conf"}
+	words := x.fields(file, "Max locked memory")
+	if len(words) == 0 {
+		f.Status, f.Seen = Unknown, "the limit cannot be read"
+		x.add(f)
+		return
+	}
+	limit, err := strconv.ParseUint(words[0], 10, 64)
+	need := max(x.cfg.Memory, leastMemory)
+	switch {
+	case words[0] == "unlimited":
+		f.Status, f.Seen, f.Mend, f.From = OK, "unlimited", "", ""
+	case err != nil:
+		f.Status, f.Seen = Unknown, "the limit is "+words[0]
+	case x.capable(capIPCLock):
+		f.Status, f.Mend = OK, ""
+		f.Seen = fmt.Sprintf("%s, which does not bind this process: it has CAP_IPC_LOCK", size(limit))
+	case limit < need:
+		f.Status = Fail
+		f.Seen = fmt.Sprintf("at most %s may be registered, %s are needed%s", size(limit), size(need),
+			x.voidCap())
+	case x.cfg.Memory == 0:
+		f.Status = Warn
+		f.Seen = fmt.Sprintf("at most %s may be registered; a worker with one endpoint takes %s, your own "+
+			"buffers come on top%s", size(limit), size(leastMemory), x.voidCap())
+	default:
+		f.Status, f.Mend = OK, ""
+		f.Seen = fmt.Sprintf("at most %s may be registered, %s are needed", size(limit), size(need))
+	}
+	x.add(f)
+}
+
+// voidCap explains a capability that was given and does not count.
+func (x *exam) voidCap() string {
+	set := x.fields("proc/self/status", "CapBnd:")
+	if len(set) == 0 {
+		return ""
+	}
+	bits, err := strconv.ParseUint(set[0], 16, 64)
+	switch {
+	case err != nil || bits>>capIPCLock&1 == 0:
+		return ""
+	case x.ownUsers():
+		return "; IPC_LOCK does not count in a user namespace"
+	case !x.root():
+		return "; IPC_LOCK of the container does not reach a process that is not root"
+	}
+	return ""
+}
+
+// size writes a number of bytes.
+func size(n uint64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
+}
+
+// cgroup checks whether a control group limits the objects of NICs.
+func (x *exam) cgroup() {
+	group := ""
+	for _, g := range x.fields("proc/self/cgroup", "0::") {
+		group = g
+	}
+	file := path.Join("sys/fs/cgroup", path.Clean("/"+group), "rdma.max")
+	text, ok := x.read(file)
+	if !ok {
+		return
+	}
+	for l := range strings.Lines(text) {
+		device, limits, _ := strings.Cut(strings.TrimSpace(l), " ")
+		if strings.Count(limits, "=max") == strings.Count(limits, "=") {
+			continue
+		}
+		x.add(Finding{Status: Warn, Check: "rdma cgroup", On: device, From: "/" + file,
+			Seen: "limits what may be open: " + limits, Mend: "raise rdma.max of the group: each queue " +
+				"pair, completion queue and region is an hca_object"})
+	}
+}
+
+// gpu checks whether memory of a GPU can be registered.
+func (x *exam) gpu() {
+	text, _ := x.read("proc/modules")
+	has := func(module string) bool {
+		return strings.HasPrefix(text, module+" ") || strings.Contains(text, "\n"+module+" ")
+	}
+	switch {
+	case !has("nvidia"):
+	case has("nvidia_peermem"):
+		x.add(Finding{Status: OK, Check: "gpu memory", Seen: "nvidia_peermem is loaded"})
+	default:
+		x.add(Finding{Status: Unknown, Check: "gpu memory", From: "/proc/modules",
+			Seen: "nvidia_peermem is not loaded: memory of a GPU can be registered by its dma-buf only",
+			Mend: "modprobe nvidia_peermem"})
+	}
+}
+
+// missing says why there is no NIC to use: none at all, one without its driver, or none that works.
+func (x *exam) missing(devices []string) {
+	status := Warn
+	if x.cfg.NeedRDMA {
+		status = Fail
+	}
+	f := Finding{Status: status, Check: "rdma nic", From: "/" + classDir}
+	switch {
+	case x.RDMA:
+		return
+	case len(devices) != 0:
+		f.Seen = "none of " + strings.Join(devices, ", ") + " can be used, for the reasons given here"
+		f.From = ""
+	default:
+		f.Seen = "the kernel has none, or hides it from this container"
+		f.Mend = "for RDMA over any network interface: modprobe rdma_rxe; rdma link add rxe0 type rxe " +
+			"netdev IFACE"
+		if nic, driver := x.idleNIC(); driver != "" {
+			f.Status, f.Seen, f.From = Fail, nic+" has no RDMA driver", "/sys/bus/pci/devices"
+			f.Mend = "modprobe " + driver
+		}
+	}
+	x.add(f)
+}
+
+// idleNIC returns a PCI device that is an RDMA NIC for sure, and its driver; empty if there is
+// none.
+func (x *exam) idleNIC() (nic, driver string) {
+	const dir = "sys/bus/pci/devices"
+	for _, at := range x.names(dir) {
+		vendor, _ := x.number(path.Join(dir, at, "vendor"))
+		class, _ := x.number(path.Join(dir, at, "class"))
+		device, _ := x.number(path.Join(dir, at, "device"))
+		switch {
+		case vendor == 0x15b3 && class>>16 == 0x02:
+			return "the NVIDIA (Mellanox) NIC " + line(at), "mlx5_ib"
+		case vendor == 0x1d0f && device>>4 == 0xefa:
+			return "the EFA of Amazon " + line(at), "efa"
+		}
+	}
+	return "", ""
+}
+
+// sockets checks what UDP sockets, package verbs/roce, need.
+func (x *exam) sockets(devices []string) {
+	const most = "proc/sys/net/core/rmem_max"
+	const wanted = 4 << 20 // what a NIC of package verbs/roce asks for
+	if n, ok := x.number(most); ok && n < wanted && !x.RDMA && !x.capable(capNetAdmin) {
+		x.add(Finding{Status: Warn, Check: "socket buffers", From: "/" + most,
+			Seen: fmt.Sprintf("at most %s; with less than %s UDP sockets lose packets under load", size(n),
+				size(wanted)),
+			Mend: "sysctl -w net.core.rmem_max=4194304 net.core.wmem_max=4194304"})
+	}
+	owner, taken := x.port4791()
+	switch {
+	case taken && slices.ContainsFunc(devices, software):
+		x.add(Finding{Status: OK, Check: "udp port 4791", Seen: "the kernel has it, for rdma_rxe"})
+	case taken:
+		x.add(Finding{Status: Warn, Check: "udp port 4791", From: "/proc/net/udp",
+			Seen: "taken, by a process of user " + owner + ": NICs of UDP sockets take another port, and " +
+				"reach only programs of this module"})
+	default:
+		x.add(Finding{Status: OK, Check: "udp port 4791", Seen: "free"})
+	}
+}
+
+// port4791 reports whether RoCE's UDP port is taken, and by which user.
+func (x *exam) port4791() (owner string, taken bool) {
+	for _, file := range []string{"proc/net/udp", "proc/net/udp6"} {
+		text, _ := x.read(file)
+		for l := range strings.Lines(text) {
+			if words := strings.Fields(l); len(words) > 7 && strings.HasSuffix(words[1], ":12B7") {
+				return words[7], true
+			}
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,101 @@
+package doctor
+
+import (
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"ibverbx/internal/peertext"
+)
+
+// tree reads the files of a host. Every path is relative to the root.
+type tree struct{ root fs.FS }
+
+const (
+	maxNames = 1024     // names read from a directory
+	maxBytes = 64 << 10 // bytes read from a file
+	maxSeen  = 300      // characters of a finding
+)
+
+// line makes text from files fit to be shown.
+func line(text string) string { return peertext.Line(text, maxSeen) }
+
+// names lists a directory, sorted. It is empty if there is none.
+func (t tree) names(dir string) []string {
+	entries, err := fs.ReadDir(t.root, dir)
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, e := range entries[:min(len(entries), maxNames)] {
+		names = append(names, e.Name())
+	}
+	slices.Sort(names)
+	return names
+}
+
+// read returns the beginning of a file, without white space around it.
+func (t tree) read(name string) (text string, ok bool) {
+	f, err := t.root.Open(name)
+	if err != nil {
+		return "", false
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, maxBytes))
+	if err != nil {
+		return "", false
+	}
+	return strings.TrimSpace(string(data)), true
+}
+
+// number reads a file that begins with a number.
+func (t tree) number(name string) (n uint64, ok bool) {
+	text, ok := t.read(name)
+	if !ok {
+		return 0, false
+	}
+	first, _, _ := strings.Cut(text, " ")
+	n, err := strconv.ParseUint(first, 0, 64)
+	return n, err == nil
+}
+
+// exists reports whether there is such a file or directory.
+func (t tree) exists(name string) bool {
+	_, err := fs.Stat(t.root, name)
+	return err == nil
+}
+
+// mode returns the permissions of a file.
+func (t tree) mode(name string) (fs.FileMode, bool) {
+	info, err := fs.Stat(t.root, name)
+	if err != nil {
+		return 0, false
+	}
+	return info.Mode(), true
+}
+
+// link returns the last element of what a symbolic link points to; empty if there is none. In a
+// recorded tree a file with the target takes the place of the link.
+func (t tree) link(name string) string {
+	if target, err := fs.ReadLink(t.root, name); err == nil {
+		return path.Base(target)
+	}
+	if text, ok := t.read(name); ok && text != "" {
+		return path.Base(text)
+	}
+	return ""
+}
+
+// fields returns the words behind a key in a file of lines such as "CapEff: 00a0".
+func (t tree) fields(name, key string) []string {
+	text, _ := t.read(name)
+	for l := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(l, key); ok {
+			return strings.Fields(rest)
+		}
+	}
+	return nil
+}
