@@ -33,6 +33,9 @@ func (f *FIFO[T]) Open() *T {
 // Front returns the oldest value. There must be one.
 func (f *FIFO[T]) Front() *T { return &f.slots[f.head&uint64(len(f.slots)-1)] }
 
+// Back returns the newest value. There must be one.
+func (f *FIFO[T]) Back() *T { return &f.slots[(f.tail-1)&uint64(len(f.slots)-1)] }
+
 // Pop removes the oldest value and returns it. There must be one.
 func (f *FIFO[T]) Pop() (v T) {
 	var zero T

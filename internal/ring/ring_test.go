@@ -86,6 +86,9 @@ func TestFIFOKeepsOrder(t *testing.T) {
 		// Up to a few hundred waiting, and down to none again.
 		if push := rng.IntN(1000) < 500+400*(1-i/10_000%2*2); push {
 			f.Push(in)
+			if got := *f.Back(); got != in {
+				t.Fatalf("the newest is %d, want %d", got, in)
+			}
 			in++
 		} else if f.Len() != 0 {
 			if got := f.Pop(); got != out {
