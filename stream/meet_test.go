@@ -1,0 +1,246 @@
+package stream
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/nettest"
+
+	"ibverbx/nics"
+)
+
+// strangers are the configurations of two ends that no NIC joins: each has software NICs of its
+// own.
+func strangers(tb testing.TB, fallback bool) (here, there Config) {
+	here, there = over(tb, nics.Soft), over(tb, nics.Soft)
+	here.Fallback, there.Fallback = fallback, fallback
+	return here, there
+}
+
+// Where no NIC joins two ends, TCP carries the streams if both allow it. Carrier, the counters and
+// one line in the log say so.
+func TestTCPInstead(t *testing.T) {
+	here, there := strangers(t, true)
+	var text lines
+	here.Logger = slog.New(slog.NewTextHandler(&text, nil))
+	l := listen(t, there)
+	before := Counts().TCP
+	for range 3 {
+		a, err := Dial(t.Context(), l.Addr().String(), here)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []*Conn{a, b.(*Conn)} {
+			if got := c.Carrier(); got.Kind != "tcp" || got.Reason == "" || got.NICs != nil {
+				t.Errorf("%+v", got)
+			}
+		}
+		mustWrite(t, a, []byte("hello"))
+		if err := errors.Join(a.SetLinger(5), a.CloseWrite()); err != nil {
+			t.Error(err)
+		}
+		if got, err := io.ReadAll(b); err != nil || string(got) != "hello" {
+			t.Errorf("%q, %v", got, err)
+		}
+		_, _ = a.Close(), b.Close()
+	}
+	if n := Counts().TCP - before; n != 6 {
+		t.Errorf("%d ends are counted", n)
+	}
+	if n := strings.Count(text.String(), "TCP carries the streams"); n != 1 {
+		t.Errorf("%d lines:\n%s", n, text.String())
+	}
+}
+
+// lines is a log.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// Streams over TCP have the semantics of a net.Conn, too.
+func TestTCPConn(t *testing.T) {
+	here, there := strangers(t, true)
+	l := listen(t, there)
+	nettest.TestConn(t, func() (net.Conn, net.Conn, func(), error) {
+		a, b := dial(t, l, here)
+		return a, b, func() { _ = a.Close(); _ = b.Close() }, nil
+	})
+}
+
+// TCP is never taken where an end does not allow it, and the error says why there is no RDMA.
+func TestTCPIsNotAllowed(t *testing.T) {
+	here, there := strangers(t, true)
+	there.Fallback = false
+	l := listen(t, there)
+	before := Counts().TCP
+	if c, err := Dial(t.Context(), l.Addr().String(), here); !errors.Is(err, ErrNoRDMA) ||
+		!strings.Contains(err.Error(), "Config.Fallback") {
+		t.Errorf("%v, %v", c, err)
+	}
+	here.Fallback = false
+	if c, err := Dial(t.Context(), l.Addr().String(), here); err == nil || c != nil {
+		t.Errorf("%v, %v", c, err)
+	}
+	if n := Counts().TCP - before; n != 0 {
+		t.Errorf("%d ends over TCP", n)
+	}
+}
+
+// What the two say of themselves decides: RDMA if both can, TCP if one cannot and both allow it.
+func TestAgreement(t *testing.T) {
+	can, cannot := hello{Fallback: true}, hello{Fallback: true, Unusable: "no port\x1b is up"}
+	for _, c := range []struct {
+		mine, theirs hello
+		why          string
+		err          error
+	}{
+		{can, can, "", nil},
+		{hello{}, hello{}, "", nil},
+		{cannot, can, "this end: no port", nil},
+		{can, cannot, "peer: no port", nil},
+		{can, hello{Fallback: true, TCP: "carried no word"}, "carried no word", nil},
+		{hello{}, cannot, "", ErrNoRDMA},
+		{cannot, hello{}, "", ErrNoRDMA},
+	} {
+		why, err := agreeOn(&c.mine, &c.theirs)
+		if !strings.HasPrefix(why, c.why) || (why == "") != (c.why == "") || !errors.Is(err, c.err) {
+			t.Errorf("%+v and %+v: %q, %v", c.mine, c.theirs, why, err)
+		}
+		if strings.Contains(why, "\x1b") && c.theirs.Unusable != "" {
+			t.Errorf("%q", why)
+		}
+	}
+}
+
+// A link that is not used closes after Config.IdleLinks, and the next Dial makes another one.
+func TestIdleLinkCloses(t *testing.T) {
+	cfg := over(t, nics.Soft)
+	cfg.IdleLinks = 10 * time.Millisecond
+	l := listen(t, cfg)
+	a, b := dial(t, l, cfg)
+	first := a.link
+	_, _ = a.Close(), b.Close()
+	select {
+	case <-first.failed:
+	case <-time.After(patience):
+		t.Fatal("the link is kept")
+	}
+	a, b = dial(t, l, cfg)
+	mustWrite(t, a, []byte("again"))
+	mustRead(t, b, 5)
+}
+
+// Chunks that a writer does not use go back, and are granted again when they are needed.
+func TestUnusedChunksGoBack(t *testing.T) {
+	cfg := over(t, nics.Soft)
+	cfg.IdleLinks = 10 * time.Millisecond // also how often a link looks around
+	a, b := pair(t, cfg)
+	for range 2 {
+		go func() { _, _ = a.Write(make([]byte, 1<<20)) }()
+		mustRead(t, b, 1<<20)
+		end := time.Now().Add(patience)
+		for chunks := 1; chunks != 0; {
+			if time.Now().After(end) {
+				t.Fatalf("%d chunks are kept", chunks)
+			}
+			time.Sleep(time.Millisecond)
+			b.mu.Lock()
+			chunks = b.in.chunks
+			b.mu.Unlock()
+		}
+	}
+	b.link.pool.mu.Lock()
+	defer b.link.pool.mu.Unlock()
+	if free, all := len(b.link.pool.free), len(b.link.pool.chunks); free != all || all == 0 {
+		t.Errorf("%d of %d chunks are free", free, all)
+	}
+}
+
+// The conversation is TLS if the program says so, and so is a stream over TCP.
+func TestTLS(t *testing.T) {
+	certified := httptest.NewUnstartedServer(nil)
+	certified.StartTLS()
+	defer certified.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(certified.Certificate())
+	here, there := strangers(t, true)
+	there.TLS = &tls.Config{Certificates: certified.TLS.Certificates}
+	here.TLS = &tls.Config{RootCAs: roots}
+	a, b := dial(t, listen(t, there), here)
+	mustWrite(t, a, []byte("secret"))
+	mustRead(t, b, 6)
+	if _, ok := a.tcp.(*tls.Conn); !ok {
+		t.Errorf("%T", a.tcp)
+	}
+	here.TLS = nil
+	if _, err := Dial(t.Context(), b.LocalAddr().String(), here); err == nil {
+		t.Error("a stranger without TLS gets a stream")
+	}
+}
+
+// An HTTP server and client run unchanged over streams.
+func Example() {
+	host, err := nics.Open(nics.Config{Provider: nics.Soft})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = host.Close() }()
+	cfg := Config{Host: host}
+	ctx := context.Background()
+	l, err := Listen(ctx, "127.0.0.1:0", cfg)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprintf(w, "hello over RDMA, %s", r.URL.Path[1:])
+	}), ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(l) }()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
+		return Dial(ctx, addr, cfg)
+	}}
+	client := http.Client{Transport: transport}
+	res, err := client.Get("http://" + l.Addr().String() + "/gopher")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, _ = io.Copy(os.Stdout, res.Body)
+	_ = res.Body.Close()
+	transport.CloseIdleConnections()
+	_ = server.Close()
+	_ = CloseIdle(ctx, host)
+	// Output: hello over RDMA, gopher
+}
