@@ -143,10 +143,11 @@ func (r *Request) complete(err error) {
 	r.w.spares.requests.busy--
 	r.data.clear()
 	r.pins.release(r.w)
-	if r.info.Tag > MaxTag {
+	collective := r.info.Tag > MaxTag
+	r.comp.Done(err)
+	if collective { // not before: whoever sees due must see that the request is done
 		r.w.exchange.due.Store(true)
 	}
-	r.comp.Done(err)
 	if r.freed {
 		r.put()
 	}
