@@ -34,8 +34,7 @@ type Conn struct {
 	closed  bool // by Close
 	linger  time.Duration
 	final   bool // the peer has sent kindFin or kindReset: it puts nothing any more
-	left    bool // remove was called
-	done    bool // finished was called
+	done    bool // it uses nothing of the link any more
 	refusal string
 	scratch [64]byte // payload of the message that is being sent
 }
@@ -205,21 +204,17 @@ func (c *Conn) linkFailed(why error) {
 	c.out.wait.notify()
 }
 
-// retire removes the stream from its link when both ends have sent all, and counts it as finished
-// when the program has closed it too.
+// retire removes the stream from its link when both ends have sent all, and the program has closed
+// it, or has nothing to read.
 func (c *Conn) retire() {
 	if !c.ended() || c.out.inflight != 0 {
 		return
 	}
-	if !c.left {
-		c.left = true
-		c.link.remove(c)
-		c.dropChunks()
-	}
+	c.dropChunks()
 	if !c.done && (c.closed || c.in.err != nil) {
 		c.done = true
+		c.link.remove(c)
 		c.link.carrier.hub.memory.give(int64(c.in.window))
-		c.link.finished()
 	}
 }
 
@@ -237,6 +232,7 @@ func (c *Conn) handle(kind transport.AMID, data []byte) (err error) {
 	case kindWant:
 		err = c.wanted()
 	case kindReturn:
+		c.in.target = 0
 		err = u32s(data, len(c.scratch)/4, func(k uint32) error {
 			c.in.chunks--
 			return c.link.pool.returned(c, k)
@@ -303,10 +299,11 @@ func (c *Conn) finArrived(data []byte) error {
 func (c *Conn) resetArrived() {
 	err := &resetError{}
 	c.final = true
-	c.dropUnread()
-	c.in.fin = false
-	if c.in.err == nil {
-		c.in.err = err
+	if !c.in.fin { // otherwise every byte has arrived
+		c.dropUnread()
+		if c.in.err == nil {
+			c.in.err = err
+		}
 	}
 	if c.out.err == nil {
 		c.out.err = err

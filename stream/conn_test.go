@@ -18,6 +18,7 @@ import (
 
 	"ibverbx/nics"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // eachProvider runs a test of a pair over every provider.
@@ -292,6 +293,32 @@ func TestLinkFails(t *testing.T) {
 	x, y := dial(t, l, cfg)
 	mustWrite(t, x, []byte("again"))
 	mustRead(t, y, 5)
+}
+
+// A stream over two NICs survives the loss of one: every byte arrives, and the link goes on.
+func TestRailIsLost(t *testing.T) {
+	host := newHost(t, nics.Config{Provider: nics.Soft, Soft: soft.Config{Devices: 2}})
+	a, b := pair(t, Config{Host: host})
+	if names := a.Carrier().NICs; len(names) != 2 {
+		t.Fatalf("carried by %v", names)
+	}
+	data := bytes.Repeat([]byte("over two rails, and then over one"), 200_000)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := a.Write(data)
+		sent <- errors.Join(err, a.CloseWrite())
+	}()
+	got := mustRead(t, b, len(data)/3)
+	host.Provider().(*soft.Fabric).Device(0).SetLink(false)
+	rest, err := io.ReadAll(b)
+	if err := errors.Join(err, <-sent); err != nil || !bytes.Equal(append(got, rest...), data) {
+		t.Errorf("%d of %d bytes: %v", len(got)+len(rest), len(data), err)
+	}
+	if lost := a.link.carrier.w.Stats().RailsLost; lost == 0 {
+		t.Error("no rail was lost")
+	}
+	mustWrite(t, b, []byte("goes on"))
+	mustRead(t, a, 7)
 }
 
 // Refusals: nobody listens, the backlog is full, the memory is promised, the listener is closed.

@@ -45,8 +45,7 @@ type link struct {
 	mu      sync.Mutex
 	streams map[uint32]*Conn
 	last    uint32             // number of the stream that was opened last
-	open    int                // streams that are not finished
-	idle    time.Time          // since when open is 0
+	idle    time.Time          // when the last stream was removed
 	slabs   []ibverbx.RemoteMR // the peer's memory
 	dirty   []*Conn            // have messages to send that found no resource
 	starved []*Conn            // have data to send that found no resource
@@ -180,13 +179,16 @@ func (l *link) accept(id uint32) error {
 		c.mu.Lock()
 		c.out.open = true
 		c.due.accept = true
-		if why = l.lis.offer(c); why == "" {
-			l.add(c)
+		if !l.add(c) {
+			why = "the link is closing"
+		} else if why = l.lis.offer(c); why == "" {
+			counters.rdma.Add(1)
 			c.control(l.ep)
 			c.mu.Unlock()
 			return nil
 		}
 		c.mu.Unlock()
+		l.remove(c)
 		l.carrier.hub.memory.give(firstWindow)
 	}
 	c := l.newConn(id) // it lives until the refusal is sent
@@ -197,28 +199,22 @@ func (l *link) accept(id uint32) error {
 	return nil
 }
 
-// add puts a stream into the table.
-func (l *link) add(c *Conn) {
+// add puts a stream into the table, and reports whether the link still takes one.
+func (l *link) add(c *Conn) bool {
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closing || l.err != nil {
+		return false
+	}
 	l.streams[c.id] = c
-	l.open++
-	l.mu.Unlock()
-	counters.rdma.Add(1)
+	return true
 }
 
-// remove takes a stream out of the table: both ends have sent all that they will.
+// remove takes a stream out of the table: both ends have sent all that they will, and the program
+// has read what it wants.
 func (l *link) remove(c *Conn) {
 	l.mu.Lock()
-	if l.streams[c.id] == c {
-		delete(l.streams, c.id)
-	}
-	l.mu.Unlock()
-}
-
-// finished counts a stream that uses nothing of the link any more.
-func (l *link) finished() {
-	l.mu.Lock()
-	l.open--
+	delete(l.streams, c.id)
 	l.idle = time.Now()
 	l.mu.Unlock()
 }
@@ -237,18 +233,15 @@ func (l *link) dial(ctx context.Context) (*Conn, error) {
 		return nil, errNoMemory
 	}
 	l.mu.Lock()
-	if l.closing || l.err != nil || l.last == 1<<32-1 {
-		l.closing = true
-		l.mu.Unlock()
+	if l.last++; l.last == 0 {
+		l.closing = true // all numbers are used up
+	}
+	c := l.newConn(l.last)
+	l.mu.Unlock()
+	if !l.add(c) {
 		l.carrier.hub.memory.give(firstWindow)
 		return nil, errLinkClosing
 	}
-	l.last++
-	c := l.newConn(l.last)
-	l.streams[c.id] = c
-	l.open++
-	l.mu.Unlock()
-	counters.rdma.Add(1)
 	stop := context.AfterFunc(ctx, c.out.wait.notify)
 	defer stop()
 	c.mu.Lock()
@@ -266,6 +259,7 @@ func (l *link) dial(ctx context.Context) (*Conn, error) {
 	c.mu.Unlock()
 	switch {
 	case open:
+		counters.rdma.Add(1)
 		return c, nil
 	case err == nil:
 		err = context.Cause(ctx)
@@ -349,11 +343,11 @@ func (l *link) fail(why error) {
 	}
 	l.dirty, l.starved = nil, nil
 	l.mu.Unlock()
-	close(l.failed)
-	l.proven.notify()
 	for _, c := range all {
 		c.linkFailed(why)
 	}
+	l.proven.notify()
+	close(l.failed) // the memory is released next: no stream uses it any more
 }
 
 // failure returns why the link has failed; nil if it has not.
@@ -431,7 +425,7 @@ func (l *link) watch() {
 func (l *link) closeIdle(now bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.open == 0 && (now || l.lis == nil && time.Since(l.idle) >= l.cfg.IdleLinks) {
+	if len(l.streams) == 0 && (now || l.lis == nil && time.Since(l.idle) >= l.cfg.IdleLinks) {
 		l.closing = true
 		return true
 	}

@@ -155,15 +155,17 @@ func (p *chunkPool) returned(c *Conn, k uint32) error {
 }
 
 // releaseGranted takes back the chunks of a stream whose peer sends nothing more.
-func (p *chunkPool) releaseGranted(c *Conn) {
+func (p *chunkPool) releaseGranted(c *Conn) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for k := range p.chunks {
 		if p.chunks[k].owner == c && p.chunks[k].state == chunkGranted {
 			p.chunks[k].state, p.chunks[k].owner = chunkFree, nil
 			p.free = append(p.free, uint32(k))
+			n++
 		}
 	}
+	return n
 }
 
 // close unregisters the memory. No NIC and no reader uses it any more.

@@ -337,8 +337,8 @@ func (c *Conn) dropUnread() {
 
 // dropChunks takes back the chunks of a stream whose peer puts nothing any more.
 func (c *Conn) dropChunks() {
-	if c.in.chunks != 0 {
-		c.link.pool.releaseGranted(c)
+	if c.in.chunks > c.in.queue.Len() {
+		c.in.chunks -= c.link.pool.releaseGranted(c)
 	}
 }
 

@@ -56,9 +56,10 @@ func (c *Conn) Write(p []byte) (int, error) {
 
 func (c *Conn) write(p []byte) (n int, err error) {
 	out := &c.out
-	for {
+	for first := true; ; first = false {
 		out.wait.ready.Store(false)
 		c.mu.Lock()
+		out.denied = out.denied && !first
 		k := 0
 		if err = c.writable(); err == nil && len(p) != n {
 			k, err = c.writeSome(p[n:])
@@ -124,7 +125,6 @@ func (c *Conn) message(p []byte) (int, error) {
 		case err == nil:
 			c.out.sent += uint64(len(p))
 			c.out.total += uint64(len(p))
-			c.out.denied = false
 			return len(p), nil
 		case err != transport.ErrNoResource:
 			return 0, &resetError{err}
