@@ -161,6 +161,13 @@ type call struct {
 	n       int // elements: of the vector, or of each block
 	of      collective.Type
 	inPlace bool
+	unequal bool // blocks have a length each, by counts
+	// counts has the lengths of the blocks in elements, of an all-to-all those that this rank
+	// sends, and receives those that it receives. Of unequal Gather and Scatter only the root has
+	// them.
+	counts, receives []int
+	// combine combines by a function of the program; nil for op.
+	combine func(c *flight, to, a, b []byte)
 }
 
 // blocks reports whether the call moves a block for each rank.
@@ -184,6 +191,9 @@ func (c *call) rooted() bool {
 
 // lengths returns how many elements dst and src must have; -1 for one that is not used.
 func (c *call) lengths(ranks, rank int) (dst, src int) {
+	if c.unequal {
+		return c.unequalLengths(rank)
+	}
 	dst, src = c.n, c.n
 	switch c.kind {
 	case collective.Barrier, collective.Broadcast:
@@ -208,17 +218,24 @@ func (c *call) lengths(ranks, rank int) (dst, src int) {
 
 // check returns what is wrong with the arguments of a call.
 func (c *call) check(ranks, rank, dst, src int, known bool) error {
-	wantDst, wantSrc := c.lengths(ranks, rank)
 	switch {
 	case c.root < 0 || c.root >= ranks:
 		return fmt.Errorf("%w: root %d: of %d ranks the numbers are 0 to %d", verbs.ErrInvalid, c.root, ranks,
 			ranks-1)
+	case !known && c.op == opFunc:
+		return fmt.Errorf("%w: fn is nil", verbs.ErrInvalid)
 	case !known:
 		return fmt.Errorf("%w: op %v: the elements do not have it", verbs.ErrInvalid, c.op)
+	case c.unequal:
+		if err := c.checkCounts(ranks, rank); err != nil {
+			return err
+		}
 	case c.kind == collective.AllToAll && (dst != src || src%ranks != 0):
 		return fmt.Errorf("%w: dst has %d elements, src %d: both must have the same multiple of %d",
 			verbs.ErrInvalid, dst, src, ranks)
-	case wantDst >= 0 && dst != wantDst || wantSrc >= 0 && src != wantSrc:
+	}
+	wantDst, wantSrc := c.lengths(ranks, rank)
+	if wantDst >= 0 && dst != wantDst || wantSrc >= 0 && src != wantSrc {
 		return fmt.Errorf("%w: dst has %d elements, src %d: of %d ranks they must have %d and %d",
 			verbs.ErrInvalid, dst, src, ranks, max(wantDst, 0), max(wantSrc, 0))
 	}
@@ -245,6 +262,9 @@ func collect[T Element](ctx context.Context, w *Worker, c call, dst, src []T, n 
 // start begins a collective call.
 func start[T Element](w *Worker, c call, dst, src []T, n int) (*Request, error) {
 	c.n, c.of = n, collective.TypeOf[T]()
+	if c.unequal {
+		c.op = opUnequal
+	}
 	r, err := w.exchange.start(&c, collective.Bytes(dst), collective.Bytes(src), len(dst), len(src))
 	if err != nil {
 		w.exchange.flush()
@@ -289,7 +309,8 @@ func (x *exchange) start(c *call, dst, src []byte, dstLen, srcLen int) (*Request
 		return nil, refuse(op, ErrBusy, "%v %d is not done, and no more than %d are under way",
 			x.calls[0].kind, x.calls[0].step, x.most)
 	}
-	err := c.check(cfg.Size, cfg.Rank, dstLen, srcLen, !c.reduces() || c.of.Has(c.op))
+	known := !c.reduces() || c.combine != nil || c.of.Has(c.op)
+	err := c.check(cfg.Size, cfg.Rank, dstLen, srcLen, known)
 	if err == nil {
 		err = c.place(cfg.Size, cfg.Rank, dst, src)
 	}
@@ -318,7 +339,12 @@ func (x *exchange) newFlight(c *call, dst, src []byte) *flight {
 	x.add(c)
 	f.call, f.dst, f.src, f.step, f.ticket = *c, dst, src, x.record.Step, x.record.Last()
 	f.look = time.Time{}
-	f.combine = combineValues
+	if f.combine == nil {
+		f.combine = combineValues
+	}
+	if c.unequal {
+		f.keepCounts(x.w.cfg.Size, x.w.cfg.Rank)
+	}
 	x.w.mu.Lock()
 	f.req = x.w.newCall()
 	x.w.mu.Unlock()
@@ -341,10 +367,14 @@ func (c *call) place(ranks, rank int, dst, src []byte) error {
 	case collective.Scatter:
 		dst, src = src, dst
 	}
-	if !c.blocks() {
-		rank = 0 // both have one length
+	own := 0 // both have one length
+	if c.blocks() {
+		own = rank * len(src)
 	}
-	if &dst[rank*len(src)] == &src[0] {
+	if c.unequal {
+		own = sum(c.counts[:rank]) * c.of.Size()
+	}
+	if &dst[own] == &src[0] {
 		c.inPlace = true
 		return nil
 	}
@@ -390,8 +420,13 @@ func (t ticket) String() string {
 	if c.n == ticketElements {
 		s = fmt.Sprintf("%v of %d or more elements of %v", c.kind, c.n, c.of)
 	}
-	if c.reduces() {
+	switch {
+	case c.reduces() && c.op == opFunc:
+		s += " by a function"
+	case c.reduces():
 		s += fmt.Sprintf(" by %v", c.op)
+	case c.op == opUnequal:
+		s = fmt.Sprintf("%v of unequal blocks of %v", c.kind, c.of)
 	}
 	if c.kind == collective.Broadcast || c.kind == collective.Scatter {
 		s += fmt.Sprintf(" from rank %d", c.root)
@@ -405,5 +440,8 @@ func (t ticket) String() string {
 func (x *exchange) add(c *call) {
 	r := &x.record
 	r.Add(int(c.kind), int(c.op), c.root, c.n, int(c.of))
+	if c.unequal && c.kind == collective.AllGather {
+		r.Hash = hashAll(r.Hash, c.counts)
+	}
 	r.Describe(newTicket(c, r.Step, r.Hash))
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -91,6 +90,25 @@ func testCollectives(ctx context.Context, r *rig, n int) {
 	}
 	untouched := func(int) int64 { return other }
 	filled := func(n int) []int64 { return slices.Repeat([]int64{other}, n) }
+	left := func(a, _ int64) int64 { return a } // associative, and not commutative
+	right := func(_, b int64) int64 { return b }
+	counts := make([]int, ranks)
+	for i := range counts {
+		counts[i] = n * ((i + 1) % ranks) / 2 // the last one's block is empty
+	}
+	sum := func(counts []int) (all int) {
+		for _, k := range counts {
+			all += k
+		}
+		return all
+	}
+	inBlocks := func(i int) int64 { // element i of all blocks
+		rank := 0
+		for ; i >= counts[rank]; rank++ {
+			i -= counts[rank]
+		}
+		return value(rank, i)
+	}
 	for _, c := range []struct {
 		name string
 		call func(rank int, w *tagged.Worker) error
@@ -180,6 +198,79 @@ func testCollectives(ctx context.Context, r *rig, n int) {
 			return errors.Join(tagged.Scatter(ctx, w, dst, src, root),
 				same(dst, func(i int) int64 { return value(root, rank*n+i) }))
 		}},
+		{"gather v", func(rank int, w *tagged.Worker) error {
+			var dst []int64
+			var lengths []int
+			if rank == root {
+				dst, lengths = filled(sum(counts)), counts
+			}
+			return errors.Join(tagged.GatherV(ctx, w, dst, lengths, vector(rank, counts[rank]), root),
+				same(dst, inBlocks))
+		}},
+		{"gather v in place", func(rank int, w *tagged.Worker) error {
+			src := vector(rank, counts[rank])
+			var dst []int64
+			if rank == root {
+				dst = filled(sum(counts))
+				src = dst[sum(counts[:root]):][:copy(dst[sum(counts[:root]):], src)]
+			}
+			return errors.Join(tagged.GatherV(ctx, w, dst, counts, src, root), same(dst, inBlocks))
+		}},
+		{"all-gather v", func(rank int, w *tagged.Worker) error {
+			dst := filled(sum(counts))
+			return errors.Join(tagged.AllGatherV(ctx, w, dst, counts, vector(rank, counts[rank])),
+				same(dst, inBlocks))
+		}},
+		{"scatter v", func(rank int, w *tagged.Worker) error {
+			dst := filled(counts[rank])
+			var src []int64
+			if rank == root {
+				src = vector(root, sum(counts))
+			}
+			return errors.Join(tagged.ScatterV(ctx, w, dst, src, counts, root),
+				same(dst, func(i int) int64 { return value(root, sum(counts[:rank])+i) }))
+		}},
+		{"all-to-all v", func(rank int, w *tagged.Worker) error {
+			// rank i sends rank j as many elements as both counts have together
+			sends := make([]int, ranks)
+			for i := range sends {
+				sends[i] = (counts[rank] + counts[i]) / ranks
+			}
+			dst := filled(sum(sends))
+			err := tagged.AllToAllV(ctx, w, dst, sends, vector(rank, sum(sends)), sends)
+			for from, at := 0, 0; from < ranks; from++ {
+				first := 0 // where the block for this rank begins there
+				for i := range rank {
+					first += (counts[from] + counts[i]) / ranks
+				}
+				err = errors.Join(err, same(dst[at:at+sends[from]],
+					func(i int) int64 { return value(from, first+i) }))
+				at += sends[from]
+			}
+			return err
+		}},
+		{"reduce by a function", func(rank int, w *tagged.Worker) error {
+			dst, want := filled(n), untouched
+			if rank == root {
+				want = func(i int) int64 { return value(0, i) }
+			}
+			return errors.Join(tagged.ReduceFunc(ctx, w, dst, vector(rank, n), left, root), same(dst, want))
+		}},
+		{"all-reduce by a function", func(rank int, w *tagged.Worker) error {
+			v := vector(rank, n)
+			return errors.Join(tagged.AllReduceFunc(ctx, w, v, v, right),
+				same(v, func(i int) int64 { return value(ranks-1, i) }))
+		}},
+		{"reduce-scatter by a function", func(rank int, w *tagged.Worker) error {
+			dst := filled(n)
+			return errors.Join(tagged.ReduceScatterFunc(ctx, w, dst, vector(rank, n*ranks), left),
+				same(dst, func(i int) int64 { return value(0, rank*n+i) }))
+		}},
+		{"scan by a function", func(rank int, w *tagged.Worker) error {
+			dst := filled(n)
+			return errors.Join(tagged.ScanFunc(ctx, w, dst, vector(rank, n), right),
+				same(dst, func(i int) int64 { return value(rank, i) }))
+		}},
 		{"all-to-all", func(rank int, w *tagged.Worker) error {
 			dst := filled(n * ranks)
 			return errors.Join(tagged.AllToAll(ctx, w, dst, vector(rank, n*ranks)),
@@ -187,223 +278,6 @@ func testCollectives(ctx context.Context, r *rig, n int) {
 		}},
 	} {
 		r.must(fmt.Sprintf("%s of %d", c.name, n), c.call)
-	}
-}
-
-// TestCollectivesMismatch: ranks that make different calls all end, and say who called what, or
-// which rank knows.
-func TestCollectivesMismatch(t *testing.T) {
-	const ranks = 4
-	buf := func() []int32 { return make([]int32, 8) }
-	barrier := func(ctx context.Context, w *tagged.Worker) error { return w.Barrier(ctx) }
-	broadcast := func(root int) func(context.Context, *tagged.Worker) error {
-		return func(ctx context.Context, w *tagged.Worker) error {
-			return tagged.Broadcast(ctx, w, buf(), root)
-		}
-	}
-	for _, c := range []struct {
-		name      string
-		odd, even func(context.Context, *tagged.Worker) error // what rank 2 calls, and all others
-		want      string                                      // one of them is in the error of one rank
-	}{
-		{"kind", barrier, broadcast(0),
-			"broadcast of 8 elements of int32 from rank 0|the same calls before"},
-		{"root", broadcast(2), broadcast(0),
-			"broadcast of 8 elements of int32 from rank 2|the same calls before"},
-		{"nobody sends", func(ctx context.Context, w *tagged.Worker) error {
-			return tagged.Reduce(ctx, w, buf(), buf(), tagged.OpSum, 2)
-		}, broadcast(2), "reduce of 8 elements of int32 by sum to rank 2"},
-		{"elements", func(ctx context.Context, w *tagged.Worker) error {
-			return tagged.AllGather(ctx, w, make([]int16, 8*ranks), make([]int16, 8))
-		}, func(ctx context.Context, w *tagged.Worker) error {
-			return tagged.AllGather(ctx, w, make([]int32, 8*ranks), buf())
-		}, "all-gather of 8 elements of int16"},
-		{"type", func(ctx context.Context, w *tagged.Worker) error {
-			return tagged.AllReduce(ctx, w, make([]float32, 8), make([]float32, 8), tagged.OpSum)
-		}, func(ctx context.Context, w *tagged.Worker) error {
-			return tagged.AllReduce(ctx, w, buf(), buf(), tagged.OpSum)
-		}, "all-reduce of 8 elements of float32 by sum"},
-		{"one call too many", func(ctx context.Context, w *tagged.Worker) error {
-			if err := tagged.Broadcast(ctx, w, buf()[:0], 0); err != nil { // waits for nobody
-				return err
-			}
-			return w.Barrier(ctx)
-		}, barrier, "broadcast of 0 elements of int32 from rank 0|the same calls before"},
-		{"wrong argument", func(ctx context.Context, w *tagged.Worker) error {
-			return tagged.AllToAll(ctx, w, buf(), buf()[:7])
-		}, barrier, "rank 2 has ended it: all-to-all 1: invalid argument: dst has 8 elements, src 7: " +
-			"both must have the same multiple of 4"},
-		{"wrong operation", func(ctx context.Context, w *tagged.Worker) error {
-			return tagged.AllReduce(ctx, w, make([]float32, 1), make([]float32, 1), tagged.OpXor)
-		}, barrier, "op xor: the elements do not have it"},
-		{"wrong root", broadcast(ranks), barrier, "root 4: of 4 ranks the numbers are 0 to 3"},
-		{"overlap", func(ctx context.Context, w *tagged.Worker) error {
-			b := buf()
-			return tagged.AllReduce(ctx, w, b[1:], b[:7], tagged.OpSum)
-		}, barrier, "dst and src overlap"},
-		{"the block of another rank", func(ctx context.Context, w *tagged.Worker) error {
-			b := buf()
-			return tagged.AllGather(ctx, w, b, b[2:4])
-		}, barrier, "the block of this rank, 2, in the other"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel() // most of it is waiting
-			r := newJoined(t, ranks, tagged.Config{OnDemand: true})
-			ctx := background(r)
-			named := false
-			for i, err := range r.each(func(rank int, w *tagged.Worker) error {
-				call := c.even
-				if rank == 2 {
-					call = c.odd
-				}
-				var err error
-				for err == nil && ctx.Err() == nil { // a rank that only sends does not notice at once
-					err = call(ctx, w)
-					call = barrier
-				}
-				if again := w.Barrier(ctx); again == nil || again.Error() != err.Error() {
-					t.Errorf("rank %d: the next call: %v", rank, again)
-				}
-				return err
-			}) {
-				if !errors.Is(err, tagged.ErrMismatch) && (i != 2 || !errors.Is(err, verbs.ErrInvalid)) {
-					t.Errorf("rank %d: %v", i, err)
-				}
-				for want := range strings.SplitSeq(c.want, "|") {
-					named = named || strings.Contains(fmt.Sprint(err), want)
-				}
-			}
-			if !named {
-				t.Errorf("no error has %q", c.want)
-			}
-		})
-	}
-}
-
-// TestCollectivesDeath: a rank that dies ends the call of all others with its name.
-func TestCollectivesDeath(t *testing.T) {
-	r := newJoined(t, 4, tagged.Config{OnDemand: true})
-	ctx := background(r)
-	r.must("barrier", func(_ int, w *tagged.Worker) error { return w.Barrier(ctx) })
-	for i, err := range r.each(func(rank int, w *tagged.Worker) error {
-		if rank != 3 {
-			return tagged.AllReduce(ctx, w, make([]float64, 9), make([]float64, 9), tagged.OpMax)
-		}
-		for other := range 3 {
-			_ = r.peer(3, other).Abort()
-		}
-		return nil
-	})[:3] {
-		text := fmt.Sprint(err)
-		if !errors.Is(err, tagged.ErrPeerFailed) || !strings.Contains(text, "rank 3") ||
-			!strings.HasPrefix(text, "tagged: all-reduce 2: ") {
-			t.Errorf("rank %d: %v", i, err)
-		}
-	}
-}
-
-// TestCollectivesLate: a rank that is late is named by those whose context ends.
-func TestCollectivesLate(t *testing.T) {
-	r := newJoined(t, 4, tagged.Config{})
-	ctx := background(r)
-	over, cancel := context.WithCancel(ctx)
-	defer cancel()
-	named := false
-	for i, err := range r.each(func(rank int, w *tagged.Worker) error {
-		if rank != 3 {
-			return w.Barrier(over)
-		}
-		for w.Stats().Unexpected < 2 { // the second is that of rank 1, which has heard of rank 0
-			time.Sleep(time.Millisecond)
-		}
-		cancel()
-		return nil
-	})[:3] {
-		text := fmt.Sprint(err)
-		if !errors.Is(err, context.Canceled) && !errors.Is(err, tagged.ErrCanceled) ||
-			!strings.HasPrefix(text, "tagged: barrier 1: ") {
-			t.Errorf("rank %d: %v", i, err)
-		}
-		named = named || strings.Contains(text, "rank 3 of 4 is awaited")
-	}
-	if !named {
-		t.Error("nobody names the rank that is late")
-	}
-	var err error
-	for err == nil { // it may find that all have come to the first one
-		err = r.workers[3].Barrier(ctx)
-	}
-	if !errors.Is(err, tagged.ErrCanceled) {
-		t.Errorf("the late one: %v", err)
-	}
-}
-
-// TestCollectivesDeadline: the ranks whose deadline has passed find out which rank has not made the
-// call, and which does not answer, although they wait for others.
-func TestCollectivesDeadline(t *testing.T) {
-	const ranks = 5
-	for _, c := range []struct {
-		started bool
-		want    string
-	}{
-		{true, "context deadline exceeded: rank 4 of 5 has not called it"},
-		{false, "context deadline exceeded: rank 4 of 5 has not answered"},
-	} {
-		t.Run(fmt.Sprintf("started %t", c.started), func(t *testing.T) {
-			t.Parallel() // most of it is waiting
-			r := newJoined(t, ranks, tagged.Config{})
-			var all []*tagged.Request
-			for rank, w := range r.workers {
-				if c.started || rank != 4 {
-					if err := w.Start(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if rank != 4 { // the chain to rank 0 waits for the last
-					v := make([]int64, 1<<19)
-					req, err := tagged.StartReduce(w, v, slices.Clone(v), tagged.OpSum, 0)
-					if err != nil {
-						t.Fatal(err)
-					}
-					all = append(all, req)
-				}
-			}
-			over, cancel := context.WithDeadline(context.Background(), time.Now())
-			defer cancel()
-			err := all[0].Wait(over)
-			var late interface{ Late() ([]int, int) }
-			if !strings.Contains(fmt.Sprint(err), "tagged: reduce 1: "+c.want) || !errors.As(err, &late) {
-				t.Fatal(err)
-			}
-			if who, size := late.Late(); !slices.Equal(who, []int{4}) || size != ranks {
-				t.Errorf("ranks %v of %d are late", who, size)
-			}
-		})
-	}
-}
-
-// TestCollectivesTooLate: a rank whose context has ended before its call ends that of the others.
-func TestCollectivesTooLate(t *testing.T) {
-	r := newJoined(t, 3, tagged.Config{})
-	ctx := background(r)
-	over, cancel := context.WithCancel(ctx)
-	cancel()
-	for i, err := range r.each(func(rank int, w *tagged.Worker) error {
-		if rank == 1 {
-			return w.Barrier(over)
-		}
-		return w.Barrier(ctx)
-	}) {
-		want := tagged.ErrCanceled
-		if i == 1 {
-			want = context.Canceled
-		}
-		if !errors.Is(err, want) {
-			t.Errorf("rank %d: %v", i, err)
-		}
-	}
-	if err := r.workers[1].Barrier(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("the next call: %v", err)
 	}
 }
 
@@ -511,12 +385,14 @@ func TestCollectivesAllocate(t *testing.T) {
 		}
 		bufs[i] = region.Bytes()
 	}
+	counts := []int{8, 0, 16}
 	once := func(rank int) error {
 		w, b := r.workers[rank], bufs[rank]
 		return errors.Join(w.Barrier(ctx), tagged.Broadcast(ctx, w, b[:8], 0),
 			tagged.AllReduce(ctx, w, b[:16], b[:16], tagged.OpMax),
 			tagged.AllReduce(ctx, w, b, b, tagged.OpXor),
-			tagged.AllGather(ctx, w, b[:60<<10], b[60<<10:80<<10]))
+			tagged.AllGather(ctx, w, b[:60<<10], b[60<<10:80<<10]),
+			tagged.AllGatherV(ctx, w, b[:24], counts, b[100:][:counts[rank]]))
 	}
 	const warm, calls = 50, 20 // the pools of the NICs grow at first
 	r.must("calls", func(rank int, _ *tagged.Worker) (err error) {

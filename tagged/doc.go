@@ -81,7 +81,8 @@
 //	err := tagged.AllReduce(ctx, w, sums, values, tagged.OpSum)
 //	err := tagged.Broadcast(ctx, w, weights, 0) // from rank 0
 //
-// Reduce, ReduceScatter, Scan, Gather, AllGather, Scatter and AllToAll are the others. Elements are
+// Reduce, ReduceScatter, Scan, Gather, AllGather, Scatter and AllToAll are the others; those with a
+// V have blocks of unequal lengths, those with Func combine by a function of yours. Elements are
 // integers and floats. AllReduce, Scan, and Reduce at its root take dst and src at the same place,
 // AllGather, Gather and Scatter a block that is in its place of the long slice already; otherwise
 // they must not overlap. Values are combined in an order that depends only on the call

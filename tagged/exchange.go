@@ -63,7 +63,7 @@ type flight struct {
 	ticket   ticket
 	run      collective.Run
 	dst, src []byte
-	combine  func(c *flight, to, a, b []byte)
+	own      [2][]int  // memory for counts and receives
 	tmp      *Region   // scratch memory
 	lands    []*Region // by rank, where messages arrive that are to be combined
 	pinned   [2]*Region
@@ -114,15 +114,22 @@ func (x *exchange) init() {
 func (x *exchange) begin(c *flight) error {
 	s := collective.Shape{Kind: c.kind, Ranks: x.w.cfg.Size, Rank: x.w.cfg.Rank, Root: c.root,
 		Count: c.n * c.of.Size(), Piece: pieceSize, Depth: depth, InPlace: c.inPlace}
+	s.Ordered = c.op == opFunc && c.reduces()
+	if c.unequal {
+		s.Count = sum(c.counts) * c.of.Size() / s.Ranks
+	}
 	s.Algorithm = collective.Choose(&s, collective.Network{Latency: latency, Overhead: overhead})
 	c.unit = c.of.Size()
 	cuts := c.kind == collective.AllReduce &&
 		(s.Algorithm == collective.Ring || s.Algorithm == collective.Halving)
-	if n := s.Count; n != 0 && n <= pieceSize && !cuts { // few schedules serve all short calls
+	if n := s.Count; n != 0 && n <= pieceSize && !cuts && !c.unequal { // few schedules serve all short calls
 		c.unit, s.Count = n, 1
 		s.Piece = 1 << min(bits.Len(uint(pieceSize/n))-1, bits.Len(uint(s.Ranks)))
 	} else {
 		s.Count, s.Piece = c.n, pieceSize/c.of.Size()
+	}
+	if c.unequal {
+		c.unequalShape(&s)
 	}
 	c.land = depth * s.Piece * c.unit
 	schedule, err := x.cache.Schedule(&s)
@@ -184,7 +191,7 @@ func (x *exchange) end(c *flight, err error) {
 	x.w.mu.Lock()
 	c.req.complete(err)
 	x.w.mu.Unlock()
-	c.req, c.dst, c.src, c.combine = nil, nil, nil, nil
+	c.call, c.req, c.dst, c.src = call{}, nil, nil, nil
 	x.spare = append(x.spare, c)
 }
 

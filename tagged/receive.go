@@ -74,6 +74,7 @@ func (w *Worker) recv(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]b
 	}
 	r, err := w.post(w.newRequest(tag, bufs, n), from, awaited, mask)
 	w.mu.Unlock()
+	w.exchange.drive()
 	return r, err
 }
 

@@ -120,6 +120,7 @@ func (e *Endpoint) enqueue(r *Request) (*Request, error) {
 		return nil, err
 	}
 	w.mu.Unlock()
+	w.exchange.drive() // a send of a collective call may have gone out before this one
 	return r, nil
 }
 

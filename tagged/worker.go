@@ -84,7 +84,11 @@ func (w *Worker) Config() Config { return w.cfg }
 // Progress handles what has completed and arrived, and sends what can go out. It never blocks. It
 // returns how many events it handled; 0 means that there were none, or that another goroutine is
 // making progress.
-func (w *Worker) Progress() int { return w.tw.Progress() }
+func (w *Worker) Progress() int {
+	n := w.tw.Progress()
+	w.exchange.drive()
+	return n
+}
 
 // Start has a goroutine make progress until Close. It polls for a while and then sleeps until the
 // NICs have an event; see [transport.Worker.Start].
