@@ -171,10 +171,8 @@ func checkReduce(op string, dst, src, parts int, of collective.Type, param int, 
 		return nil
 	case param == paramFunc:
 		return invalid(op, "fn is nil")
-	case of.IsFloat():
-		return invalid(op, "op %v: elements of %v have sum, prod, min, max only", ReduceOp(param), of)
 	}
-	return invalid(op, "op %v: elements of %v have sum, prod, min, max, and, or, xor", ReduceOp(param), of)
+	return invalid(op, "op %v: elements of %v have %s", ReduceOp(param), of, of.Operations())
 }
 
 // reduction returns what a kind of reduction is to the schedules.

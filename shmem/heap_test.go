@@ -127,18 +127,20 @@ type halfInt Float16
 // TestElements: PEs compare the size of elements, and how they are combined.
 func TestElements(t *testing.T) {
 	for want, got := range map[string]collective.Type{
-		"uint8":    collective.TypeOf[uint8](),
-		"uint16":   collective.TypeOf[halfInt](),
-		"uint32":   collective.TypeOf[uint32](),
-		"uint64":   collective.TypeOf[uint64](),
-		"int8":     collective.TypeOf[int8](),
-		"int16":    collective.TypeOf[int16](),
-		"int32":    collective.TypeOf[int32](),
-		"int64":    collective.TypeOf[time.Duration](),
-		"Float16":  collective.TypeOf[Float16](),
-		"float32":  collective.TypeOf[float32](),
-		"float64":  collective.TypeOf[float64](),
-		"BFloat16": collective.TypeOf[BFloat16](),
+		"uint8":      collective.TypeOf[uint8](),
+		"uint16":     collective.TypeOf[halfInt](),
+		"uint32":     collective.TypeOf[uint32](),
+		"uint64":     collective.TypeOf[uint64](),
+		"int8":       collective.TypeOf[int8](),
+		"int16":      collective.TypeOf[int16](),
+		"int32":      collective.TypeOf[int32](),
+		"int64":      collective.TypeOf[time.Duration](),
+		"Float16":    collective.TypeOf[Float16](),
+		"float32":    collective.TypeOf[float32](),
+		"float64":    collective.TypeOf[float64](),
+		"BFloat16":   collective.TypeOf[BFloat16](),
+		"complex64":  collective.TypeOf[complex64](),
+		"complex128": collective.TypeOf[complex128](),
 	} {
 		if got.String() != want {
 			t.Errorf("%v, want %s", got, want)

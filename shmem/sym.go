@@ -7,8 +7,9 @@ import (
 	"ibverbx/internal/collective"
 )
 
-// Element is the type of the elements of symmetric memory: integers and floats of a fixed size, and
-// [Float16] and [BFloat16], or a type that is defined on one of them.
+// Element is the type of the elements of symmetric memory: integers, floats and complex numbers of
+// a fixed size, and [Float16] and [BFloat16], or a type that is defined on one of them. Complex
+// numbers have sums and products only.
 type Element = collective.Element
 
 // Float16 is an element of 16 bits, IEEE 754's binary16. Its method Float32 returns the value.

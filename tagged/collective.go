@@ -10,8 +10,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Element is the type of what collective calls move: integers and floats of a fixed size, and
-// [Float16] and [BFloat16], or a type that is defined on one of them.
+// Element is the type of what collective calls move: integers, floats and complex numbers of a
+// fixed size, and [Float16] and [BFloat16], or a type that is defined on one of them. Complex
+// numbers have sums and products only.
 type Element = collective.Element
 
 // Float16 is an element of 16 bits, IEEE 754's binary16. Its method Float32 returns the value.
@@ -225,7 +226,8 @@ func (c *call) check(ranks, rank, dst, src int, known bool) error {
 	case !known && c.op == opFunc:
 		return fmt.Errorf("%w: fn is nil", verbs.ErrInvalid)
 	case !known:
-		return fmt.Errorf("%w: op %v: the elements do not have it", verbs.ErrInvalid, c.op)
+		return fmt.Errorf("%w: op %v: elements of %v have %s", verbs.ErrInvalid, c.op, c.of,
+			c.of.Operations())
 	case c.unequal:
 		if err := c.checkCounts(ranks, rank); err != nil {
 			return err

@@ -281,6 +281,26 @@ func testCollectives(ctx context.Context, r *rig, n int) {
 	}
 }
 
+// TestCollectivesOfComplex: complex numbers are added and multiplied.
+func TestCollectivesOfComplex(t *testing.T) {
+	r := newJoined(t, 3, tagged.Config{})
+	ctx := background(r)
+	r.must("product", func(rank int, w *tagged.Worker) error {
+		v := []complex128{complex(float64(rank), 1), 1i}
+		if err := tagged.AllReduce(ctx, w, v, v, tagged.OpProd); err != nil {
+			return err
+		}
+		if v[0] != (0+1i)*(1+1i)*(2+1i) || v[1] != -1i {
+			return fmt.Errorf("%v", v)
+		}
+		return nil
+	})
+	if err := tagged.AllReduce(ctx, r.workers[0], make([]complex64, 1), make([]complex64, 1),
+		tagged.OpMax); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("the largest of complex numbers: %v", err)
+	}
+}
+
 // TestCollectivesLeaveTheWindow: what a call that has failed leaves takes no place from messages.
 func TestCollectivesLeaveTheWindow(t *testing.T) {
 	r := newJoined(t, 2, tagged.Config{MaxUnexpected: 1})

@@ -58,7 +58,7 @@ func TestCollectivesMismatch(t *testing.T) {
 			"both must have the same multiple of 4"},
 		{"wrong operation", func(ctx context.Context, w *tagged.Worker) error {
 			return tagged.AllReduce(ctx, w, make([]float32, 1), make([]float32, 1), tagged.OpXor)
-		}, barrier, "op xor: the elements do not have it"},
+		}, barrier, "op xor: elements of float32 have sum, prod, min, max only"},
 		{"wrong root", broadcast(ranks), barrier, "root 4: of 4 ranks the numbers are 0 to 3"},
 		{"lengths of blocks", func(ctx context.Context, w *tagged.Worker) error {
 			return tagged.AllGatherV(ctx, w, buf(), []int{2, 2, 2, 2}, buf()[:2])

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"reflect"
 	"unsafe"
 )
 
@@ -37,6 +38,11 @@ func (o Op) String() string {
 // Element is the type of what calls move. [Float16] and [BFloat16] are floats; other types that are
 // built on uint16 are integers.
 type Element interface {
+	real | ~complex64 | ~complex128
+}
+
+// real is an element with an order.
+type real interface {
 	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
 }
 
@@ -47,7 +53,7 @@ type Float16 uint16
 type BFloat16 uint16
 
 // Type is what ranks compare of an element's type, in 4 bits: the logarithm of its size in the
-// lower two, and its class.
+// lower two, and its class. No float has one byte: those types are complex.
 type Type uint8
 
 // The classes of elements.
@@ -58,37 +64,68 @@ const (
 	brain // BFloat16
 
 	classes = 3 << 2
+
+	typeComplex64  = float
+	typeComplex128 = brain
 )
 
-// TypeOf returns the element of a type.
+// TypeOf returns the type of an element.
 func TypeOf[T Element]() Type {
 	size := Type(bits.TrailingZeros(uint(SizeOf[T]())))
-	zero, one, two := T(0), T(1), T(2)
+	var zero T
 	switch any(zero).(type) {
 	case Float16:
 		return float | size
 	case BFloat16:
 		return brain | size
 	}
-	switch {
-	case one/two != 0:
+	switch kind := reflect.TypeFor[T]().Kind(); {
+	case kind == reflect.Complex64:
+		return typeComplex64
+	case kind == reflect.Complex128:
+		return typeComplex128
+	case kind >= reflect.Float32:
 		return float | size
-	case zero-one < 0:
+	case kind <= reflect.Int64:
 		return signed | size
 	}
 	return unsigned | size
 }
 
 // Size returns the length of an element in bytes.
-func (e Type) Size() int { return 1 << (e &^ classes) }
+func (e Type) Size() int {
+	switch e {
+	case typeComplex64:
+		return 8
+	case typeComplex128:
+		return 16
+	}
+	return 1 << (e &^ classes)
+}
 
-// IsFloat reports whether elements are floats, which have no bits to combine.
+// IsFloat reports whether elements are floats or complex, which have no bits to combine.
 func (e Type) IsFloat() bool { return e&classes >= float }
+
+// isComplex reports whether elements have no order.
+func (e Type) isComplex() bool { return e == typeComplex64 || e == typeComplex128 }
+
+// Operations names those that elements have, for errors.
+func (e Type) Operations() string {
+	switch {
+	case e.isComplex():
+		return "sum, prod only"
+	case e.IsFloat():
+		return "sum, prod, min, max only"
+	}
+	return "sum, prod, min, max, and, or, xor"
+}
 
 // String returns the name of the type, or of the type that it is defined on.
 func (e Type) String() string {
 	size := 8 * e.Size()
 	switch class := e & classes; {
+	case e.isComplex():
+		return fmt.Sprintf("complex%d", size)
 	case class == unsigned:
 		return fmt.Sprintf("uint%d", size)
 	case class == signed:
@@ -102,7 +139,8 @@ func (e Type) String() string {
 }
 
 // Apply sets to[i] to a[i] op b[i]. The slices have the same length; to may be a or b. It does
-// nothing and returns false for an operation that only [Bitwise] has.
+// nothing and returns false for an operation that only [Bitwise] has, or that the elements do not
+// have.
 func Apply[T Element](op Op, to, a, b []T) (ok bool) {
 	switch to := any(to).(type) {
 	case []Float16:
@@ -115,14 +153,49 @@ func Apply[T Element](op Op, to, a, b []T) (ok bool) {
 		sum(to, a, b)
 	case Prod:
 		prod(to, a, b)
-	case Min:
-		least(to, a, b)
-	case Max:
-		most(to, a, b)
+	case Min, Max:
+		return TypeOf[T]().choose(op, Bytes(to), Bytes(a), Bytes(b))
 	default:
 		return false
 	}
 	return true
+}
+
+// choose is Apply of Min and Max.
+func (e Type) choose(op Op, to, a, b []byte) (ok bool) {
+	switch e {
+	case TypeOf[uint8]():
+		chooseFrom[uint8](op, to, a, b)
+	case TypeOf[uint16]():
+		chooseFrom[uint16](op, to, a, b)
+	case TypeOf[uint32]():
+		chooseFrom[uint32](op, to, a, b)
+	case TypeOf[uint64]():
+		chooseFrom[uint64](op, to, a, b)
+	case TypeOf[int8]():
+		chooseFrom[int8](op, to, a, b)
+	case TypeOf[int16]():
+		chooseFrom[int16](op, to, a, b)
+	case TypeOf[int32]():
+		chooseFrom[int32](op, to, a, b)
+	case TypeOf[int64]():
+		chooseFrom[int64](op, to, a, b)
+	case TypeOf[float32]():
+		chooseFrom[float32](op, to, a, b)
+	case TypeOf[float64]():
+		chooseFrom[float64](op, to, a, b)
+	default:
+		return false
+	}
+	return true
+}
+
+func chooseFrom[T real](op Op, to, a, b []byte) {
+	if op == Min {
+		least(View[T](to), View[T](a), View[T](b))
+	} else {
+		most(View[T](to), View[T](a), View[T](b))
+	}
 }
 
 // Bitwise returns the function of And, Or and Xor for integers of any size, as bytes; nil for
@@ -140,7 +213,9 @@ func Bitwise(op Op) func(to, a, b []byte) {
 }
 
 // Has reports whether elements have an operation.
-func (e Type) Has(op Op) bool { return op <= Max || op < ops && !e.IsFloat() }
+func (e Type) Has(op Op) bool {
+	return op <= Prod || op <= Max && !e.isComplex() || op < ops && !e.IsFloat()
+}
 
 // Combine sets to to a op b, which are the memory of elements that have the operation. Unlike
 // [Apply] it needs no type parameter, so a function value of it captures nothing.
@@ -172,6 +247,10 @@ func (e Type) Combine(op Op, to, a, b []byte) {
 		applyBytes[BFloat16](op, to, a, b)
 	case TypeOf[float32]():
 		applyBytes[float32](op, to, a, b)
+	case typeComplex64:
+		applyBytes[complex64](op, to, a, b)
+	case typeComplex128:
+		applyBytes[complex128](op, to, a, b)
 	default:
 		applyBytes[float64](op, to, a, b)
 	}
@@ -194,14 +273,14 @@ func prod[T Element](to, a, b []T) {
 	}
 }
 
-func least[T Element](to, a, b []T) {
+func least[T real](to, a, b []T) {
 	a, b = a[:len(to)], b[:len(to)]
 	for i := range to {
 		to[i] = min(a[i], b[i])
 	}
 }
 
-func most[T Element](to, a, b []T) {
+func most[T real](to, a, b []T) {
 	a, b = a[:len(to)], b[:len(to)]
 	for i := range to {
 		to[i] = max(a[i], b[i])

@@ -8,7 +8,7 @@ import (
 )
 
 // plain is each operation as one would write it down.
-func plain[T Element](op Op, a, b T) T {
+func plain[T real](op Op, a, b T) T {
 	switch op {
 	case Sum:
 		return a + b
@@ -20,7 +20,7 @@ func plain[T Element](op Op, a, b T) T {
 	return max(a, b)
 }
 
-func checkElement[T Element](t *testing.T, value func() T) {
+func checkElement[T real](t *testing.T, value func() T) {
 	t.Run(fmt.Sprintf("%T", T(0)), func(t *testing.T) {
 		for op := Sum; op <= Max; op++ {
 			a, b := make([]T, 67), make([]T, 67)
@@ -64,6 +64,32 @@ func TestApply(t *testing.T) {
 	checkElement(t, rng.Float32)
 	checkElement(t, rng.NormFloat64)
 	checkElement(t, func() celsius { return celsius(rng.Float32()) })
+}
+
+// Complex numbers have sums and products, and no order.
+func TestComplex(t *testing.T) {
+	t.Run("complex64", checkComplex[complex64])
+	t.Run("complex128", checkComplex[complex128])
+}
+
+func checkComplex[T complex64 | complex128](t *testing.T) {
+	a, b := []T{1 + 2i, 3}, []T{2 - 1i, -1i}
+	for op, want := range map[Op][]T{Sum: {3 + 1i, 3 - 1i}, Prod: {4 + 3i, -3i}} {
+		got, bytes := make([]T, 2), make([]T, 2)
+		TypeOf[T]().Combine(op, Bytes(bytes), Bytes(a), Bytes(b))
+		if ok := Apply(op, got, a, b); !ok || got[0] != want[0] || got[1] != want[1] || bytes[1] != want[1] {
+			t.Errorf("%v: %v, %v, %v; want %v", op, ok, got, bytes, want)
+		}
+	}
+	e := TypeOf[T]()
+	for op := range ops {
+		if e.Has(op) != (op <= Prod) || op > Prod && Apply[T](op, nil, nil, nil) {
+			t.Errorf("%v has %v: %v", e, op, e.Has(op))
+		}
+	}
+	if name := fmt.Sprintf("%T", a[0]); e.String() != name || e.Size() != SizeOf[T]() || !e.IsFloat() {
+		t.Errorf("%s is %v, of %d bytes", name, e, e.Size())
+	}
 }
 
 func TestBitwise(t *testing.T) {
