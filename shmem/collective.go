@@ -62,6 +62,63 @@ func AllGather[T Element](ctx context.Context, on Group, dst, src []T) error {
 	return t.pe.gather(ctx, op, kindAllGather, g, to, from)
 }
 
+// Gather copies every PE's src to dst of rank root, in the order of the PEs: there len(dst) is
+// len(src) times the number of PEs; the others' dst is not used. Memory is as for [AllGather]. It
+// returns when this PE's part is done: only the root waits for all. An invalid root is
+// verbs.ErrInvalid, and ends the call of all other PEs with [ErrMismatch].
+func Gather[T Element](ctx context.Context, on Group, dst, src []T, root int) error {
+	return rooted(ctx, teamOf(on), kindGather, dst, src, root)
+}
+
+// Scatter copies part i of rank root's src to dst of rank i: there len(src) is len(dst) times the
+// number of PEs; the others' src is not used. dst may be the root's own part of src, in place;
+// otherwise they must not overlap. The rest is as for [Gather].
+func Scatter[T Element](ctx context.Context, on Group, dst, src []T, root int) error {
+	return rooted(ctx, teamOf(on), kindScatter, src, dst, root)
+}
+
+// rooted is a Gather or a Scatter. all is what only the root has, and part what each PE has.
+func rooted[T Element](ctx context.Context, t *Team, k kind, all, each []T, root int) error {
+	op := k.String()
+	if err := t.enter(op); err != nil {
+		return err
+	}
+	defer t.pe.collective.Unlock()
+	if uint(root) >= uint(t.Size()) {
+		return t.pe.refuse(ctx, k, invalid(op, "root %d: the ranks are 0 to %d", root, t.Size()-1))
+	}
+	long, short := collective.Bytes(all), collective.Bytes(each)
+	if t.rank != root {
+		long = nil
+	} else if err := checkRooted(op, long, short, t, collective.SizeOf[T]()); err != nil {
+		return t.pe.refuse(ctx, k, err)
+	}
+	g, err := t.call(ctx, op, k,
+		shape{n: len(each), of: collective.TypeOf[T](), param: t.members[root].id})
+	if err != nil {
+		return err
+	}
+	w := work{op: op, kind: k, tag: g, src: short, dst: long}
+	c := part{kind: collective.Gather, root: root, bytes: len(short)}
+	if k == kindScatter {
+		c.kind, w.src, w.dst = collective.Scatter, long, short
+	}
+	return carryOut[byte](ctx, t.pe, &w, c, nil)
+}
+
+// checkRooted returns what is wrong with the memory of the root: the long one has a part for each
+// PE, of which the short one may be its own.
+func checkRooted(op string, long, short []byte, t *Team, size int) error {
+	if len(long) != len(short)*t.Size() {
+		return invalid(op, "%d elements for %d PEs, and %d for each of them", len(long)/size, t.Size(),
+			len(short)/size)
+	}
+	if own := long[t.rank*len(short):][:len(short)]; collective.Overlap(long, short) && &own[0] != &short[0] {
+		return invalid(op, "dst and src overlap, and not as part %d of one and all of the other", t.rank)
+	}
+	return nil
+}
+
 // gather is an AllGather of bytes, in a call of any kind.
 func (p *PE) gather(ctx context.Context, op string, kind kind, g tag, dst, src []byte) error {
 	w := work{op: op, kind: kind, tag: g, src: src, dst: dst}

@@ -346,6 +346,51 @@ func TestAllGatherInPlace(t *testing.T) {
 	})
 }
 
+// The root has the parts of all in order, and each PE its own, also in place, and in pieces.
+func TestGatherAndScatter(t *testing.T) {
+	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			shmem.SetAlgorithms(pe, 2, false)
+			for k, n := range []int{0, 1, 13, 1000, 20000} {
+				root, inPlace := k%pes, k%2 == 0
+				var all []int64
+				mine := make([]int64, n)
+				if pe.Rank() == root {
+					if all = make([]int64, n*pes); inPlace {
+						mine = all[n*root:][:n]
+					}
+				}
+				for i := range mine {
+					mine[i] = value(pe.Rank(), i, n)
+				}
+				if err := shmem.Gather(ctx, pe, all, mine, root); err != nil {
+					return err
+				}
+				for i, v := range all {
+					if want := value(i/n, i%n, n); v != want {
+						return wrong("%d elements: PE %d has %d at %d, want %d", n, pe.Rank(), v, i, want)
+					}
+				}
+				clear(mine)
+				if inPlace && pe.Rank() == root {
+					for i := range mine {
+						mine[i] = value(root, i, n)
+					}
+				}
+				if err := shmem.Scatter(ctx, pe, mine, all, root); err != nil {
+					return err
+				}
+				for i, v := range mine {
+					if want := value(pe.Rank(), i, n); v != want {
+						return wrong("%d elements: PE %d gets %d at %d, want %d", n, pe.Rank(), v, i, want)
+					}
+				}
+			}
+			return nil
+		})
+	})
+}
+
 // The root of a broadcast gets ahead of the others by the two pieces that a mailbox holds.
 func TestARootGetsAhead(t *testing.T) {
 	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})

@@ -76,8 +76,11 @@ func (p *PE) plan(kind kind, c part) (l *plan, err error) {
 // algorithm chooses the algorithm, from what all PEs agree on.
 func (p *PE) algorithm(c part) collective.Algorithm {
 	if c.stride != c.bytes { // those that never send several blocks in one message
-		if c.kind == collective.AllGather {
+		switch c.kind {
+		case collective.AllGather:
 			return collective.Ring
+		case collective.Gather, collective.Scatter:
+			return collective.Star
 		}
 		return collective.Pairwise
 	}
@@ -294,9 +297,12 @@ func carryOut[T Element](ctx context.Context, p *PE, w *work, c part, combine fu
 		if left -= c.bytes; left == 0 {
 			return p.ended(w.op, w.kind, p.flushLocal(ctx, w.op))
 		}
-		w.src, w.dst = w.src[c.bytes:], w.dst[c.bytes:]
+		w.src, w.dst = behind(w.src, c.bytes), behind(w.dst, c.bytes)
 	}
 }
+
+// behind returns what follows n bytes of memory, which may not be used.
+func behind(b []byte, n int) []byte { return b[min(n, len(b)):] }
 
 // steps makes the steps of a run.
 func steps[T Element](ctx context.Context, p *PE, w *work, combine func(to, a, b []T)) error {

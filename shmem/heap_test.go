@@ -106,7 +106,7 @@ func TestWireFormat(t *testing.T) {
 	}
 	for k, want := range map[kind]uint8{kindBroadcast: 1, kindReduce: 2, kindAllGather: 3, kindAllToAll: 4,
 		kindAlloc: 5, kindFree: 6, kindBarrier: 7, kindClose: 8, kindSplit: 9,
-		kindReduceScatter: 10, kindScan: 11} {
+		kindReduceScatter: 10, kindScan: 11, kindGather: 12, kindScatter: 13} {
 		if uint8(k) != want {
 			t.Errorf("%v: %d, want %d", k, k, want)
 		}

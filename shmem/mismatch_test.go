@@ -617,6 +617,9 @@ func collectives() map[string]func(context.Context, *shmem.PE) error {
 		"all-gather": func(ctx context.Context, pe *shmem.PE) error {
 			return shmem.AllGather(ctx, pe, make([]int64, 8*pe.Size()), make([]int64, 8))
 		},
+		"scatter": func(ctx context.Context, pe *shmem.PE) error {
+			return shmem.Scatter(ctx, pe, make([]int64, 8), make([]int64, 8*pe.Size()), pe.Size()-2)
+		},
 		"all-to-all": func(ctx context.Context, pe *shmem.PE) error {
 			return shmem.AllToAll(ctx, pe, make([]int64, 8*pe.Size()), make([]int64, 8*pe.Size()))
 		},

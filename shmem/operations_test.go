@@ -425,6 +425,13 @@ func TestBadArguments(t *testing.T) {
 		{"all-gather: overlap", "dst and src overlap", shmem.AllGather(ctx, pe, v[:4], v[1:3])},
 		{"all-gather: another's part", "dst and src overlap", shmem.AllGather(ctx, pe, v[:4], v[2:4])},
 		{"all-gather: overlap at the end", "dst and src overlap", shmem.AllGather(ctx, pe, v[:4], v[3:])},
+		{"gather: root", "gather: invalid argument: root 2: the ranks are 0 to 1",
+			shmem.Gather(ctx, pe, v, v, 2)},
+		{"gather: lengths", "gather: invalid argument: 5 elements for 2 PEs, and 2 for each of them",
+			shmem.Gather(ctx, pe, v, v[:2], 0)},
+		{"scatter: lengths", "scatter: invalid argument: 5 elements for 2 PEs, and 2 for each of them",
+			shmem.Scatter(ctx, pe, v[:2], v, 0)},
+		{"scatter: overlap", "dst and src overlap", shmem.Scatter(ctx, pe, v[1:3], v[:4], 0)},
 		{"all-to-all: lengths", "dst has 5 elements", shmem.AllToAll(ctx, pe, v, v)},
 		{"all-to-all: overlap", "dst and src overlap", shmem.AllToAll(ctx, pe, v[:4], v[1:])},
 	} {

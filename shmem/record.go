@@ -25,6 +25,8 @@ const (
 	kindSplit
 	kindReduceScatter
 	kindScan
+	kindGather
+	kindScatter
 	kinds
 )
 
@@ -52,6 +54,10 @@ func (k kind) String() string {
 		return "reduce-scatter"
 	case kindScan:
 		return "scan"
+	case kindGather:
+		return "gather"
+	case kindScatter:
+		return "scatter"
 	}
 	return fmt.Sprintf("unknown call %d", uint8(k))
 }
@@ -90,8 +96,10 @@ func (g tag) String() string {
 	}
 	s := fmt.Sprintf("%v of %d elements of %v", k, g>>18&tagElements, collective.Type(g>>56&15))
 	switch param := g >> 40 & (1<<16 - 1); {
-	case k == kindBroadcast:
+	case k == kindBroadcast || k == kindScatter:
 		s += fmt.Sprintf(" from PE %d", param)
+	case k == kindGather:
+		s += fmt.Sprintf(" to PE %d", param)
 	case k == kindReduce && param == paramFunc:
 		s += " by a function"
 	case k == kindReduce || k == kindReduceScatter || k == kindScan:
