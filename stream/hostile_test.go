@@ -56,7 +56,7 @@ func TestHostilePeer(t *testing.T) {
 		"half a chunk":         {"a list of", []message{{kindGrant, 1, []byte{1}}}},
 		"a slab of nothing":    {"slab 0", []message{{kindSlab, 0, []byte("{")}}},
 		"a slab out of turn": {"slab 7", []message{{kindSlab, 7,
-			[]byte(`{"addr":"0","length":"1","keys":[]}`)}}},
+			[]byte(`{"addr":"0","length":"1","rkeys":{"77":1}}`)}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -116,6 +116,21 @@ func TestHostileOpens(t *testing.T) {
 	if len(l.waiting) > cfg.Backlog || used > leastMemory {
 		t.Errorf("%d streams wait, %d bytes are promised", len(l.waiting), used)
 	}
+}
+
+// A peer whose memory has no key that fits ends its link when this end writes to it.
+func TestHostileMemory(t *testing.T) {
+	cfg := over(t, nics.Soft)
+	a, b := pair(t, cfg)
+	text := []byte(`{"addr":"4096","length":"524288","rkeys":{"77":1}}`)
+	if err := errors.Join(b.link.sendText(b.link.ep, kindSlab, 0, text),
+		b.link.sendText(b.link.ep, kindGrant, b.id, le32(3))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Write(make([]byte, 1<<20)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%v", err)
+	}
+	<-a.link.failed
 }
 
 // FuzzStreams gives a link any messages. It may fail, with ErrProtocol, and nothing else happens.

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/net/nettest"
 
 	"ibverbx/nics"
+	"ibverbx/verbs/soft"
 )
 
 // strangers are the configurations of two ends that no NIC joins: each has software NICs of its
@@ -96,6 +97,24 @@ func TestTCPConn(t *testing.T) {
 		a, b := dial(t, l, here)
 		return a, b, func() { _ = a.Close(); _ = b.Close() }, nil
 	})
+}
+
+// A queue pair that comes up and carries no word is not usable: TCP takes its place after
+// Config.Proof, if both allow it, and otherwise Dial says what happened.
+func TestProof(t *testing.T) {
+	cfg := over(t, nics.Soft)
+	cfg.Host.Provider().(*soft.Fabric).Device(0).SetLink(false)
+	cfg.Proof = 50 * time.Millisecond
+	if _, err := Dial(t.Context(), listen(t, cfg).Addr().String(), cfg); err == nil {
+		t.Fatal("a link over a NIC whose cable is pulled")
+	}
+	cfg.Fallback = true
+	a, b := dial(t, listen(t, cfg), cfg)
+	mustWrite(t, a, []byte("hello"))
+	mustRead(t, b, 5)
+	if got := a.Carrier(); got.Kind != "tcp" || got.Reason == "" {
+		t.Errorf("%+v", got)
+	}
 }
 
 // TCP is never taken where an end does not allow it, and the error says why there is no RDMA.

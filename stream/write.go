@@ -127,12 +127,19 @@ func (c *Conn) message(p []byte) (int, error) {
 			c.out.total += uint64(len(p))
 			return len(p), nil
 		case err != transport.ErrNoResource:
-			return 0, &resetError{err}
+			return 0, c.lost(err)
 		case again == 0:
 			c.link.addStarved(c) // and try once more, because it may have been woken before
 		}
 	}
 	return 0, nil
+}
+
+// lost ends the link, because the endpoint refuses what it must accept, and returns the error of
+// the call that noticed. Another goroutine ends it, because c.mu is held.
+func (c *Conn) lost(why error) error {
+	go c.link.fail(why)
+	return &resetError{why}
 }
 
 func (c *Conn) postMessage(p []byte) error {
@@ -212,7 +219,7 @@ func (c *Conn) put(s *piece) (bool, error) {
 			}
 			return true, nil
 		case err != transport.ErrNoResource:
-			return false, &resetError{err}
+			return false, c.lost(err)
 		case again == 0:
 			c.link.addStarved(c) // and try once more, because it may have been woken before
 		}
