@@ -304,9 +304,7 @@ func one(yes bool) float64 {
 
 // repairs shows the counters of a NIC, of each port.
 func repairs(to chan<- prometheus.Metric, d verbs.Device) {
-	counting, ok := d.(interface {
-		Repairs(port int) map[string]uint64
-	})
+	counting, ok := d.(verbs.RepairCounter)
 	if !ok {
 		return
 	}

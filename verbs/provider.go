@@ -209,6 +209,13 @@ type Memory interface {
 	Close() error
 }
 
+// RepairCounter is a [Device] that counts what it had to repair, and signs of congestion.
+type RepairCounter interface {
+	// Repairs returns the counters of a port by name. Names differ by driver; counters grow from
+	// the time when the driver was loaded or the device made. It is empty if none can be read.
+	Repairs(port int) map[string]uint64
+}
+
 // PathChecker is a [Device] that knows which ports it reaches, as software NICs do, whose network
 // is their process. Ask with a type assertion; for real NICs only the fabric knows.
 type PathChecker interface {

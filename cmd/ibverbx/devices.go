@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"errors"
+	"io"
 	"os"
 	"strings"
 	"text/template"
@@ -16,6 +17,9 @@ import (
 )
 
 type doctorCmd struct {
+	Host   connectFlag `arg:"" optional:""`
+	Listen listenFlag  `placeholder:"[ADDR]"`
+	nicFlags
 	Memory   units.Size
 	NeedRDMA bool   `name:"need-rdma"`
 	JSON     bool   `name:"json"`
@@ -24,12 +28,15 @@ type doctorCmd struct {
 
 // Run checks this host.
 func (f *doctorCmd) Run(c *console) error {
-	r := doctor.Check(os.DirFS(f.Root), doctor.Config{Memory: uint64(f.Memory), NeedRDMA: f.NeedRDMA})
-	show := func() error { return r.WriteText(c.out) }
-	if f.JSON {
-		show = func() error { return writeJSON(c.out, r) }
+	if f.Listen.given {
+		return doctor.Serve(c.ctx, f.Listen.address, f.config(f.Provider), c.complain)
 	}
-	if err := show(); err != nil || !r.Failed() {
+	r := doctor.Check(os.DirFS(f.Root), doctor.Config{Memory: uint64(f.Memory), NeedRDMA: f.NeedRDMA})
+	if f.Host != "" {
+		r.Visit(c.ctx, string(f.Host), f.config(f.Provider))
+	}
+	write := map[bool]func(io.Writer) error{false: r.WriteText, true: r.WriteJSON}[f.JSON]
+	if err := write(c.out); err != nil || !r.Failed() {
 		return err
 	}
 	return &exitError{code: exitFailed} // the report says why

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"syscall"
 	"testing"
@@ -119,6 +121,42 @@ func TestDoctor(t *testing.T) {
 	}
 	if code, _, errs := command(t, "doctor --memory lots"); code != exitUsage || errs == "" {
 		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+}
+
+// TestDoctorBetweenTwo checks the path between two hosts, which here are one.
+func TestDoctorBetweenTwo(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	errs, writer := io.Pipe()
+	over := make(chan int, 1)
+	go func() {
+		over <- run(&console{ctx: ctx, out: io.Discard, err: writer},
+			[]string{"doctor", "--listen=127.0.0.1:0", "--provider", "roce"})
+	}()
+	var address, nics string
+	if _, err := fmt.Fscanf(errs, "listening on %s with %s", &address, &nics); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error)
+	go func() {
+		_, err := io.Copy(io.Discard, errs)
+		read <- err
+	}()
+	here := "doctor --provider roce --root " + t.TempDir() + " "
+	code, out, _ := command(t, here+address)
+	if code != exitOK || !strings.Contains(out, "1 MiB written each way and verified") {
+		t.Errorf("exit %d, stdout\n%s", code, out)
+	}
+	stop()
+	if code := <-over; code != exitOK {
+		t.Errorf("the listening end: exit %d", code)
+	}
+	if err := errors.Join(writer.Close(), <-read); err != nil {
+		t.Error(err)
+	}
+	code, out, _ = command(t, here+"127.0.0.1:1")
+	if code != exitFailed || !strings.Contains(out, "refused") || !strings.Contains(out, "doctor --listen") {
+		t.Errorf("nobody listens: exit %d, stdout\n%s", code, out)
 	}
 }
 

@@ -37,12 +37,15 @@ import (
 	"ibverbx/internal/peertext"
 )
 
-// Exit codes.
+// Exit codes, from 126 on those of shells.
 const (
-	exitOK          = 0
-	exitFailed      = 1
-	exitUsage       = 2
-	exitInterrupted = 130 // the shells' code for Ctrl-C
+	exitOK            = 0
+	exitFailed        = 1
+	exitUsage         = 2
+	exitNotExecutable = 126
+	exitMissing       = 127      // there is no such program
+	exitInterrupted   = 130      // by Ctrl-C
+	exitBroken        = 128 + 13 // the reader of the output has gone
 )
 
 // cli is the commands and their flags.

@@ -20,9 +20,6 @@ type runCmd struct {
 	Program []string `arg:"" passthrough:"" placeholder:"PROGRAM" help:"The program, and its arguments."`
 }
 
-// maxProcesses is the most processes that run starts.
-const maxProcesses = 4096
-
 // exitError ends the command with a code, and reports why unless that was reported.
 type exitError struct {
 	code int
@@ -31,14 +28,6 @@ type exitError struct {
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.code, e.why) }
 
-// These are a shell's exit codes for a missing program, a file that is no program, and a command
-// whose reader has gone.
-const (
-	exitMissing       = 127
-	exitNotExecutable = 126
-	exitBroken        = 128 + 13
-)
-
 // Run runs the job.
 func (f *runCmd) Run(c *console) error {
 	program := f.Program
@@ -46,8 +35,8 @@ func (f *runCmd) Run(c *console) error {
 		program = program[1:]
 	}
 	switch {
-	case f.Processes < 1 || f.Processes > maxProcesses:
-		return usage("--processes %d: must be 1 to %d", f.Processes, maxProcesses)
+	case f.Processes < 1 || f.Processes > 4096:
+		return usage("--processes %d: must be 1 to 4096", f.Processes)
 	case f.Grace < 0:
 		return usage("--grace %v: must not be negative", f.Grace)
 	case len(program) == 0:

@@ -4,10 +4,10 @@
 //	report := doctor.Check(os.DirFS("/"), doctor.Config{})
 //	report.WriteText(os.Stdout)
 //
-// It reads files below /sys, /proc, /dev, /etc and the directories of libraries, as this process
-// sees them: in a container that is what counts. It needs no privilege, opens no NIC, sends nothing
-// and changes nothing, and takes some milliseconds. It cannot see whether packets reach another
-// host.
+// [Check] reads files below /sys, /proc, /dev, /etc and the directories of libraries, as this
+// process sees them: in a container that is what counts. It needs no privilege, opens no NIC, sends
+// nothing and changes nothing, and takes some milliseconds. Whether packets reach another host, and
+// how fast, [Report.Visit] finds out together with [Serve] there.
 //
 // A tree of files is input like any other: it may be cut short, contradict itself, or be made up. A
 // file that is missing or that makes no sense yields a finding with status [Unknown], or none.
@@ -15,6 +15,7 @@ package doctor
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
@@ -105,10 +106,17 @@ type exam struct {
 	cfg Config
 }
 
-// add adds a finding. Text from files is made harmless.
-func (x *exam) add(f Finding) {
+// add adds a finding. Text from files and from another host is made harmless.
+func (r *Report) add(f Finding) {
 	f.Seen, f.On = line(f.Seen), line(f.On)
-	x.Findings = append(x.Findings, f)
+	r.Findings = append(r.Findings, f)
+}
+
+// WriteJSON writes the report for programs.
+func (r *Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
 }
 
 // WriteText writes the report for people: first what a connection is made over, then what is wrong,

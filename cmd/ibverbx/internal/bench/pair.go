@@ -238,9 +238,7 @@ func (c *pair) repairs() (n [2]Repairs) {
 			continue
 		}
 		for _, d := range devices {
-			if counting, ok := d.(interface {
-				Repairs(port int) map[string]uint64
-			}); ok {
+			if counting, ok := d.(verbs.RepairCounter); ok {
 				n[i].add(counting.Repairs(cmp.Or(int(c.p.Conn.Port), d.DefaultPort())), nil)
 			}
 		}
