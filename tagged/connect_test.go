@@ -296,6 +296,25 @@ func TestOnDemandAroundTheDead(t *testing.T) {
 	}
 }
 
+// TestOnDemandAroundTwoDead: if all ranks are gone that lie between two others, these connect by a
+// detour.
+func TestOnDemandAroundTwoDead(t *testing.T) {
+	r := newJoined(t, 8, tagged.Config{OnDemand: true})
+	ctx := background(r)
+	for _, dead := range []int{1, 2} {
+		for _, next := range []int{dead ^ 1, dead ^ 2, dead ^ 4} {
+			if err := r.peer(dead, next).Abort(); err != nil {
+				t.Fatal(err)
+			}
+			r.until(func() bool { return r.peer(next, dead).Err() != nil })
+		}
+	}
+	r.send(r.peer(0, 3), 1, nil)
+	if _, err := r.workers[3].RecvWait(ctx, 1, tagged.Exact); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestJoinRefused: all ranks learn why they cannot join, and nothing stays open.
 func TestJoinRefused(t *testing.T) {
 	r := newRig(t, 3, 1, tagged.Config{})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 
+	"ibverbx/internal/collective"
 	"ibverbx/internal/peertext"
 	"ibverbx/internal/ring"
 	"ibverbx/transport"
@@ -18,8 +19,14 @@ import (
 // for. The rank after that may not exist, if Size is no power of two; then it changes the next one.
 // There is always one: clearing a bit leads to a smaller number, and if all that differ are to be
 // set, any of them leads to a number below that of the goal. Each step changes a bit that differs,
-// so a message takes log2(Size) steps at most, and no step can be in a circle. A rank whose
-// endpoint has failed is passed by, if another step is possible.
+// so a message takes log2(Size) steps at most, and no step can be in a circle.
+//
+// A rank whose endpoint has failed is passed by. If no bit that differs leads on, the message takes
+// a detour over one that does not, and does not go back at once. A message that has made more
+// steps than the number has bits may go in a circle: from then on a hash of where it is, where it
+// goes and how far it has come chooses the bit. So it arrives as long as any way is left, but for
+// an unlikely one of more than maxHops steps. A rank that is next to a failed one ends a message
+// for it.
 //
 //	this end                       the peer
 //	Peer: makes an endpoint
@@ -52,6 +59,8 @@ type routed struct {
 	offset   int // where data begins in it
 	data     []byte
 	sent     int // bytes of data that this rank has sent on
+	hops     int // steps that it has made, at most maxHops
+	last     int // the rank that it came from; -1 at its first
 }
 
 // size is the memory that a routed message takes, in bytes.
@@ -80,13 +89,40 @@ const (
 // in one bit.
 func adjacent(a, b int) bool { return bits.OnesCount(uint(a^b)) == 1 }
 
-// step returns the rank of size that a message from rank at to another goes to next; usable says
-// whether it may. It returns -1 if there is none.
-func step(at, to, size int, usable func(rank int) bool) int {
-	for differ := uint(at ^ to); differ != 0; differ &= differ - 1 {
-		if next := at ^ 1<<bits.TrailingZeros(differ); next < size && usable(next) {
-			return next
+// maxHops is the most steps of a routed message: with up to three of 40 ranks gone the longest way
+// takes 144.
+const maxHops = 255
+
+// step returns the rank of size that a message goes to next from rank at; usable says whether it
+// may. It returns -1 if there is none.
+func (m *routed) step(at, size int, usable func(rank int) bool) int {
+	differ, width := uint(at^m.to), bits.Len(uint(size-1))
+	if adjacent(at, m.to) {
+		if usable(m.to) {
+			return m.to
 		}
+		return -1 // it has failed
+	}
+	if m.hops >= maxHops {
+		return -1
+	}
+	turn, detour := 0, false
+	if m.hops >= width {
+		h := collective.Mix(collective.Mix(uint64(m.hops), uint64(at)), uint64(m.to))
+		turn, detour = int(h>>8&0xffff), h&3 == 3
+	}
+	for range 2 {
+		for k := range width {
+			bit := (k + turn) % width
+			next := at ^ 1<<bit
+			if (differ>>bit&1 == 0) == detour && next < size && next != m.last && usable(next) {
+				return next
+			}
+		}
+		detour = !detour
+	}
+	if m.last >= 0 && usable(m.last) {
+		return m.last
 	}
 	return -1
 }
@@ -99,7 +135,7 @@ func (r *ranks) relays(rank int) bool {
 
 // route sends a message, or a piece of one, on its way.
 func (r *ranks) route(m *routed) error {
-	next := step(r.w.cfg.Rank, m.to, r.w.cfg.Size, r.relays)
+	next := m.step(r.w.cfg.Rank, r.w.cfg.Size, r.relays)
 	if next < 0 {
 		return fmt.Errorf("%w: no rank on the way from rank %d to rank %d is left", ErrPeerFailed,
 			r.w.cfg.Rank, m.to)
@@ -127,7 +163,7 @@ func (r *ranks) refuseRouted(from, to int, why error) {
 	text := []byte(why.Error())
 	text = text[:min(len(text), 300)]
 	if to != r.w.cfg.Rank {
-		_ = r.route(&routed{from: from, to: to, kind: routeRefused, total: len(text), data: text})
+		_ = r.route(&routed{from: from, to: to, kind: routeRefused, total: len(text), data: text, last: -1})
 	} else if e := r.peers[from]; e != nil && e.dial != dialDone {
 		e.fail(why)
 	}
@@ -143,7 +179,8 @@ func (r *ranks) sendCard(e *Endpoint, kind uint8) error {
 	if err != nil {
 		return err
 	}
-	return r.route(&routed{from: r.w.cfg.Rank, to: e.rank, kind: kind, total: len(text), data: text})
+	return r.route(&routed{from: r.w.cfg.Rank, to: e.rank, kind: kind, total: len(text), data: text,
+		last: -1})
 }
 
 // push sends the routed messages that wait. They take no place of the window.
@@ -152,8 +189,8 @@ func (l *relay) push(view *transport.Endpoint) error {
 	for l.queue.Len() != 0 {
 		m := *l.queue.Front()
 		n := min(len(m.data)-m.sent, l.e.limits.AMBcopy-maxHeader)
-		h := header{flag: m.kind, id: uint32(m.total), tag: uint64(m.from) | uint64(m.to)<<32,
-			length: uint64(m.offset + m.sent)}
+		h := header{flag: m.kind, id: uint32(m.total), length: uint64(m.offset + m.sent),
+			tag: uint64(m.from) | uint64(m.hops+1)<<16 | uint64(m.to)<<32}
 		o.src.set([][]byte{m.data[m.sent : m.sent+n]}, n)
 		o.from, o.left = &o.src, n
 		_, err := view.AMBcopy(amRoute, h.put(&o.hdr, amRoute), o.pack)
@@ -184,11 +221,13 @@ func (l *relay) reroute() {
 
 // arrived handles a routed message, or a piece of one, that has arrived on an endpoint.
 func (r *ranks) arrived(e *Endpoint, h *header, data []byte) error {
-	m := &routed{from: int(uint32(h.tag)), to: int(h.tag >> 32), kind: h.flag, total: int(h.id),
-		offset: int(h.length)}
+	m := &routed{from: int(uint16(h.tag)), to: int(h.tag >> 32), kind: h.flag, total: int(h.id),
+		offset: int(h.length), hops: int(uint16(h.tag >> 16)), last: e.rank}
 	switch {
 	case e.relay == nil:
 		return errors.New("a routed message, which only ranks on demand that are adjacent send")
+	case m.hops > maxHops:
+		return fmt.Errorf("a routed message that has made %d steps: %d are the most", m.hops, maxHops)
 	case m.from >= e.w.cfg.Size || m.to >= e.w.cfg.Size || m.from == e.w.cfg.Rank || m.from == m.to:
 		return fmt.Errorf("a message from rank %d to rank %d of %d routed here", m.from, m.to, e.w.cfg.Size)
 	}
@@ -286,7 +325,7 @@ func (r *ranks) answer(from int, kind uint8, data []byte) (err error) {
 	case !asked:
 		err = r.sendCard(e, routeConnected)
 	default:
-		err = r.route(&routed{from: r.w.cfg.Rank, to: from, kind: routeReady})
+		err = r.route(&routed{from: r.w.cfg.Rank, to: from, kind: routeReady, last: -1})
 	}
 	if err != nil {
 		e.fail(err)

@@ -398,33 +398,76 @@ func TestNamesInACard(t *testing.T) {
 }
 
 // TestSteps: between all pairs of ranks, of any number, a routed message arrives in at most as many
-// steps as the number has bits, each between ranks that are adjacent. If one rank between them is
-// gone, it still does or ends at a rank that has no other; it never goes in a circle.
+// steps as the number has bits, each between ranks that are adjacent.
 func TestSteps(t *testing.T) {
+	all := func(int) bool { return true }
 	for size := 1; size <= 70; size++ {
 		for from := range size {
 			for to := range size {
-				for gone := -1; gone < min(size, 8); gone++ {
-					usable := func(rank int) bool { return rank != gone }
-					at, steps := from, 0
-					for at != to {
-						next := step(at, to, size, usable)
-						if next < 0 && gone >= 0 {
-							break
+				m := &routed{from: from, to: to, last: -1}
+				if !m.travel(t, size, all) || m.hops > bits.Len(uint(size-1)) {
+					t.Fatalf("%d ranks, from %d to %d: %d steps", size, from, to, m.hops)
+				}
+			}
+		}
+	}
+}
+
+// travel makes the steps of a message, and reports whether it arrives.
+func (m *routed) travel(t *testing.T, size int, usable func(rank int) bool) bool {
+	for at := m.from; at != m.to; m.hops++ {
+		next := m.step(at, size, usable)
+		if next < 0 {
+			return false
+		}
+		if next >= size || !adjacent(at, next) || !usable(next) {
+			t.Fatalf("%d ranks, from %d to %d: %d is after %d", size, m.from, m.to, next, at)
+		}
+		m.last, at = at, next
+	}
+	return true
+}
+
+// TestStepsAroundTheDead: whichever two ranks are gone, a message between two others arrives if any
+// way between them is left, and ends at some rank if none is.
+func TestStepsAroundTheDead(t *testing.T) {
+	for size := 3; size <= 20; size++ {
+		for a := range size {
+			for b := a + 1; b < size; b++ {
+				alive := func(rank int) bool { return rank != a && rank != b }
+				for from := range size {
+					near := reached(from, size, alive)
+					for to := range size {
+						if from == to || !alive(from) {
+							continue
 						}
-						if next < 0 || next >= size || !adjacent(at, next) {
-							t.Fatalf("%d ranks, from %d to %d: %d is after %d", size, from, to, next, at)
+						m := &routed{from: from, to: to, last: -1}
+						if m.travel(t, size, alive) != near[to] || m.hops > maxHops {
+							t.Fatalf("%d ranks without %d and %d: from %d to %d: %d steps, a way is left: %t",
+								size, a, b, from, to, m.hops, near[to])
 						}
-						at = next
-						steps++
-					}
-					if steps > bits.Len(uint(size-1)) {
-						t.Fatalf("%d ranks, from %d to %d: %d steps", size, from, to, steps)
 					}
 				}
 			}
 		}
 	}
+}
+
+// reached has the ranks to which a way leads over adjacent ones.
+func reached(from, size int, alive func(rank int) bool) []bool {
+	known, next := make([]bool, size), []int{from}
+	known[from] = true
+	for len(next) != 0 {
+		at := next[0]
+		next = next[1:]
+		for to := range size {
+			if adjacent(at, to) && alive(to) && !known[to] {
+				known[to] = true
+				next = append(next, to)
+			}
+		}
+	}
+	return known
 }
 
 // TestAssemble: the pieces of a routed message make it whole, also if some come twice, or are lost
