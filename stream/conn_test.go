@@ -321,6 +321,51 @@ func TestRailIsLost(t *testing.T) {
 	mustRead(t, a, 7)
 }
 
+// Streams to another process carry bytes, and end at once with a reset when it is killed.
+func TestPeerIsKilled(t *testing.T) {
+	for _, provider := range []string{nics.Shm, nics.RoCE} {
+		t.Run(provider, func(t *testing.T) {
+			t.Parallel()
+			addr, kill := echoing(t, provider)
+			cfg := over(t, provider)
+			var all []*Conn
+			for range 3 {
+				c, err := Dial(t.Context(), addr, cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = c.Close() }()
+				all = append(all, c)
+				data := make([]byte, 300_000)
+				for i := range data {
+					data[i] = byte(i * 7)
+				}
+				sent := make(chan error, 1)
+				go func() {
+					_, err := c.Write(data)
+					sent <- err
+				}()
+				if got := mustRead(t, c, len(data)); !bytes.Equal(got, data) {
+					t.Error("the echo differs")
+				}
+				if err := <-sent; err != nil {
+					t.Error(err)
+				}
+			}
+			kill()
+			began := time.Now()
+			for _, c := range all {
+				if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("%v", err)
+				}
+			}
+			if took := time.Since(began); took > patience {
+				t.Errorf("noticed after %v", took)
+			}
+		})
+	}
+}
+
 // Refusals: nobody listens, the backlog is full, the memory is promised, the listener is closed.
 func TestRefusals(t *testing.T) {
 	cfg := over(t, nics.Soft)

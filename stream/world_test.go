@@ -1,10 +1,16 @@
 package stream
 
 import (
+	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,7 +19,77 @@ import (
 	"ibverbx/nics"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if provider := os.Getenv(echoProvider); provider != "" {
+		fmt.Println(echo(provider))
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// echoProvider is the variable that makes the test's binary a process that echoes, over NICs of the
+// provider that it names.
+const echoProvider = "STREAM_TEST_ECHO"
+
+// echo prints where it listens, and returns what is read there to who has sent it. It ends with its
+// input.
+func echo(provider string) error {
+	host, err := nics.Open(nics.Config{Provider: provider})
+	if err != nil {
+		return err
+	}
+	l, err := Listen(context.Background(), "127.0.0.1:0", Config{Host: host})
+	if err != nil {
+		return err
+	}
+	fmt.Println(l.Addr())
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(c, c)
+				_ = c.Close()
+			}()
+		}
+	}()
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// echoing starts such a process, which is killed when the test ends, and returns its address.
+func echoing(tb testing.TB, provider string) (addr string, kill func()) {
+	tb.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), echoProvider+"="+provider)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	var once sync.Once
+	kill = func() {
+		once.Do(func() {
+			_ = cmd.Process.Kill()
+			_ = in.Close()
+			_ = cmd.Wait()
+		})
+	}
+	tb.Cleanup(kill)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if _, _, bad := net.SplitHostPort(strings.TrimSpace(line)); err != nil || bad != nil {
+		tb.Skipf("the process says %q, %v", line, err)
+	}
+	return strings.TrimSpace(line), kill
+}
 
 // patience is how long a test waits for what must happen.
 const patience = 30 * time.Second
