@@ -144,7 +144,9 @@ func TestProviderByItself(t *testing.T) {
 	if code != exitFailed || !strings.Contains(errs, why) {
 		t.Errorf("with other NICs: exit %d, stderr %s", code, errs)
 	}
-	code, _, errs = command(t, "perf --connect "+address+quick)
+	for busy := true; busy; busy = strings.Contains(errs, errBusy.Error()) { // until it has noticed
+		code, _, errs = command(t, "perf --connect "+address+quick)
+	}
 	if code != exitOK { // the other end waits for the next one
 		t.Fatalf("the next client: exit %d, stderr %s", code, errs)
 	}
