@@ -103,8 +103,10 @@ func (q *QP) send() {
 	if o.published != before {
 		o.lane.link.ring()
 	}
-	if q.waits() && !l.wanted.Load() {
-		l.wanted.Store(true)
+	if q.waits() {
+		if l.calm = 0; !l.wanted.Load() {
+			l.wanted.Store(true)
+		}
 	}
 	if o.published != o.lane.cursor || q.core.SQ.Executed != q.core.SQ.Posted && !o.awaitsReceive {
 		q.watch()
