@@ -50,6 +50,7 @@ type link struct {
 	dirty   []*Conn            // have messages to send that found no resource
 	starved []*Conn            // have data to send that found no resource
 	closing bool               // no stream may be opened
+	leaving bool               // it is not kept without a stream
 	err     error              // why it has failed
 	failed  chan struct{}
 	pins    sync.WaitGroup // calls that copy from or to registered memory, with no lock held
@@ -216,7 +217,11 @@ func (l *link) remove(c *Conn) {
 	l.mu.Lock()
 	delete(l.streams, c.id)
 	l.idle = time.Now()
+	last := l.leaving && len(l.streams) == 0
 	l.mu.Unlock()
+	if last {
+		l.closeSoon()
+	}
 }
 
 // closeSoon closes the link as soon as it has no stream.
@@ -392,7 +397,6 @@ const housekeeping = time.Second
 func (l *link) watch() {
 	tick := time.NewTicker(min(housekeeping, max(l.cfg.IdleLinks/4, time.Millisecond)))
 	defer tick.Stop()
-	now := false // the link is not kept once it is idle
 	var stopped <-chan struct{}
 	if l.lis != nil {
 		stopped = l.lis.closed
@@ -405,12 +409,13 @@ func (l *link) watch() {
 			l.fail(l.talk.Err())
 			return
 		case <-stopped:
-			stopped, now = nil, true
+			stopped = nil
+			l.leave()
 		case <-l.hurry:
-			now = true
+			l.leave()
 		case <-tick.C:
 		}
-		if l.closeIdle(now) {
+		if l.closeIdle() {
 			l.fail(errLinkClosed)
 			return
 		}
@@ -420,12 +425,19 @@ func (l *link) watch() {
 	}
 }
 
-// closeIdle closes the link to new streams if it has had none for long, or if it has none now. It
-// reports whether it did.
-func (l *link) closeIdle(now bool) bool {
+// leave ends the time for which the link is kept without a stream.
+func (l *link) leave() {
+	l.mu.Lock()
+	l.leaving = true
+	l.mu.Unlock()
+}
+
+// closeIdle closes the link to new streams if it has none, and has had none for as long as it is
+// kept then. It reports whether it did.
+func (l *link) closeIdle() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.streams) == 0 && (now || l.lis == nil && time.Since(l.idle) >= l.cfg.IdleLinks) {
+	if len(l.streams) == 0 && (l.leaving || l.lis == nil && time.Since(l.idle) >= l.cfg.IdleLinks) {
 		l.closing = true
 		return true
 	}

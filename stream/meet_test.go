@@ -2,17 +2,13 @@ package stream
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -226,40 +222,4 @@ func TestTLS(t *testing.T) {
 	if _, err := Dial(t.Context(), b.LocalAddr().String(), here); err == nil {
 		t.Error("a stranger without TLS gets a stream")
 	}
-}
-
-// An HTTP server and client run unchanged over streams.
-func Example() {
-	host, err := nics.Open(nics.Config{Provider: nics.Soft})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer func() { _ = host.Close() }()
-	cfg := Config{Host: host}
-	ctx := context.Background()
-	l, err := Listen(ctx, "127.0.0.1:0", cfg)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = fmt.Fprintf(w, "hello over RDMA, %s", r.URL.Path[1:])
-	}), ReadHeaderTimeout: time.Minute}
-	go func() { _ = server.Serve(l) }()
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
-		return Dial(ctx, addr, cfg)
-	}}
-	client := http.Client{Transport: transport}
-	res, err := client.Get("http://" + l.Addr().String() + "/gopher")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	_, _ = io.Copy(os.Stdout, res.Body)
-	_ = res.Body.Close()
-	transport.CloseIdleConnections()
-	_ = server.Close()
-	_ = CloseIdle(ctx, host)
-	// Output: hello over RDMA, gopher
 }
