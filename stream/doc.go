@@ -41,6 +41,8 @@
 //   - If a link fails, all of its streams end with ECONNRESET. Streams cannot end one another. A
 //     peer that breaks the protocol ends its link with [ErrProtocol], and cannot write outside of
 //     the chunks of its link.
+//   - Strangers at the listener's port cost a bounded number of connections, as package rendezvous
+//     says, and 256 that speak its protocol and go no further.
 //   - The TCP connection on which the two met stays open as long as the link, so the death of the
 //     peer is noticed at once.
 //

@@ -269,6 +269,7 @@ type Listener struct {
 	hub     *hub
 	lis     *rendezvous.Listener
 	waiting chan *Conn
+	meeting chan struct{} // has a value for each conversation that is not a link or a stream yet
 	closed  chan struct{}
 	serving sync.WaitGroup
 	stop    context.CancelFunc
@@ -299,7 +300,7 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Listener, error) {
 		return nil, &net.OpError{Op: "listen", Net: "rdma", Addr: address(addr), Err: err}
 	}
 	l := &Listener{cfg: cfg, hub: h, lis: lis, waiting: make(chan *Conn, cfg.Backlog),
-		closed: make(chan struct{}), said: map[string]bool{}}
+		closed: make(chan struct{}), meeting: make(chan struct{}, maxMeeting), said: map[string]bool{}}
 	var run context.Context
 	run, l.stop = context.WithCancel(context.Background())
 	l.serving.Add(1)
@@ -380,6 +381,11 @@ func (l *Listener) offer(c *Conn) string {
 func (l *Listener) run(ctx context.Context) {
 	defer l.serving.Done()
 	for {
+		select {
+		case l.meeting <- struct{}{}: // while it is full, package rendezvous keeps peers waiting
+		case <-ctx.Done():
+			return
+		}
 		talk, err := l.lis.Accept(ctx)
 		if err != nil {
 			if !errors.Is(err, rendezvous.ErrClosed) && ctx.Err() == nil {
@@ -408,16 +414,21 @@ func (l *Listener) serve(ctx context.Context, talk *rendezvous.Conn) {
 		}
 	}()
 	if !connecting {
+		<-l.meeting
 		return
 	}
 	// The end that dialled may already use the link: it is not given up if the listener closes now.
 	made, err := l.hub.connect(context.WithoutCancel(ctx), talk, &l.cfg, l)
+	<-l.meeting
 	if err != nil {
 		l.hub.leave()
 		return
 	}
 	made.serve()
 }
+
+// maxMeeting bounds the conversations of a listener that are not a link or a stream yet.
+const maxMeeting = 256
 
 // maxSaid bounds the peers of which a listener knows that the log has named them.
 const maxSaid = 1024

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/net/nettest"
 
 	"ibverbx/nics"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs/soft"
 )
 
@@ -156,6 +157,45 @@ func TestAgreement(t *testing.T) {
 			t.Errorf("%q", why)
 		}
 	}
+}
+
+// Conversations that go no further wait at the door: a bounded number of them are being met, and
+// when they leave, others have their turn.
+func TestStrangersAreBounded(t *testing.T) {
+	cfg := over(t, nics.Soft)
+	l := listen(t, cfg)
+	var all []*rendezvous.Conn
+	for range maxMeeting + 3 {
+		talk, err := rendezvous.Dial(t.Context(), l.Addr().String(), rendezvous.Config{Protocol: protocol})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, talk)
+	}
+	for end := time.Now().Add(patience); len(l.meeting) != maxMeeting; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d strangers are met", len(l.meeting))
+		}
+	}
+	dialled := make(chan error, 1)
+	go func() {
+		c, err := Dial(t.Context(), l.Addr().String(), cfg)
+		if err == nil {
+			err = c.Close()
+		}
+		dialled <- err
+	}()
+	for _, talk := range all {
+		_ = talk.Close()
+	}
+	if err := <-dialled; err != nil {
+		t.Error(err)
+	}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
 }
 
 // A link that is not used closes after Config.IdleLinks, and the next Dial makes another one.
