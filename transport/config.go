@@ -22,8 +22,10 @@ type Config struct {
 	//
 	// With Failover at both ends, an endpoint continues when it loses a NIC or a queue pair and
 	// another is left at both ends: see the package comment. Credits are then two more. With Spray,
-	// set it at both ends or at neither. QP.Events are called while the worker is locked:
-	// they must not call the worker or any of its endpoints.
+	// set it at both ends or at neither. A goroutine of their own calls the functions of QP.Events,
+	// one after the other, soon after the event, also behind Close. So they may call the worker and
+	// its endpoints, and may wait; of more than 1,024 events that wait meanwhile, later ones are
+	// dropped.
 	QP ibverbx.Config
 	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the
 	// NIC's completion queue has room for.

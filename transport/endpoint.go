@@ -74,7 +74,9 @@ func (p *peerState) init() (err error) {
 		v.peer = p
 		v.head, v.notify, v.bypass = i&viewHead != 0, i&viewNotify != 0, i&viewBypass != 0
 	}
-	if p.conn.qp, err = w.dom.NewQP(w.cq, w.cfg.QP); err != nil {
+	cfg := w.cfg.QP
+	cfg.Events = w.events.behind(cfg.Events)
+	if p.conn.qp, err = w.dom.NewQP(w.cq, cfg); err != nil {
 		return err
 	}
 	receives, depth := w.cfg.AMBuffers+controlSlots, p.conn.qp.Config().MaxMsgCntPerQP

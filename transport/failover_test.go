@@ -370,6 +370,44 @@ func TestOneEndOffersFailover(t *testing.T) {
 	}
 }
 
+// The events of endpoints come in order, and outside of the worker's locks: their functions may
+// call it.
+func TestEventsMayCallTheWorker(t *testing.T) {
+	w := newWorld(t, soft.Config{Devices: 4})
+	cfg := transport.Config{QP: ibverbx.Config{QPsPerDevice: 2, Failover: true, Failback: -1}}
+	peer := cfg
+	said := make(chan string, 16)
+	var worker *transport.Worker
+	say := func(what string) {
+		if s := worker.Stats(); s.Endpoints != 1 || len(worker.Endpoints()) != 1 {
+			t.Errorf("%s: %+v", what, s)
+		}
+		said <- what
+	}
+	cfg.QP.Events = ibverbx.Events{
+		Connected: func(ibverbx.ConnectedEvent) { say("connected") },
+		Rail:      func(ibverbx.RailEvent) { say("lost") },
+		Settled:   func(ibverbx.SettledEvent) { say("settled") },
+	}
+	a := newFailoverEnd(w, cfg, w.fabric.Device(0), w.fabric.Device(1))
+	b := newFailoverEnd(w, peer, w.fabric.Device(2), w.fabric.Device(3))
+	worker = a.w
+	must(t, transport.Connect(a.ep, b.ep))
+	must(t, errors.Join(a.w.Start(), b.w.Start()))
+	w.fabric.Device(0).SetLink(false)
+	count := map[string]int{}
+	for i := 0; count["settled"] == 0; i++ {
+		select {
+		case what := <-said:
+			if count[what]++; (what == "connected") != (i == 0) || what == "settled" && count["lost"] == 0 {
+				t.Errorf("event %d: %s after %v", i, what, count)
+			}
+		case <-time.After(patience):
+			t.Fatalf("only %v was said", count)
+		}
+	}
+}
+
 // A worker that sleeps hears of a port that goes down, however long the retries take.
 func TestASleepingWorkerHearsOfPorts(t *testing.T) {
 	w := newWorld(t, soft.Config{Devices: 4})

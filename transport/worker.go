@@ -40,6 +40,7 @@ type Worker struct {
 	probes    probeClock
 	watch     watch
 	stats     counters
+	events    eventQueue // has a lock of its own
 
 	abortPatience time.Duration // of drainAborts
 
