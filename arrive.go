@@ -164,7 +164,9 @@ func (q *VirtualQP) postDueCredits(all bool) {
 		return
 	}
 	if q.recv.withholdsCredits() {
-		q.noteWithheld()
+		if q.recv.bank.Len() >= q.recv.maxBanked { // and not data that is held out of order
+			q.noteWithheld()
+		}
 		return
 	}
 	q.recv.withheld = q.recv.withheld && q.recv.bank.Len() != 0

@@ -34,7 +34,8 @@ type Events struct {
 	// receives for notifications: the bank is full ([Config.MaxBanked]). It is called once, and
 	// again after the bank was empty.
 	Withheld func(WithheldEvent)
-	// Failed is called once, with what [VirtualQP.Err] returns from then on.
+	// Failed is called with what [VirtualQP.Err] returns from then on: once for a connection, and
+	// again if the Reset behind it fails, too.
 	Failed func(*FailedError)
 }
 
