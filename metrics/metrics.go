@@ -30,6 +30,9 @@
 //
 // A peer is the name of its endpoint. Peers beyond [Config].MaxPeers are summed as "other".
 //
+// The file alerts.yml beside this package has rules for Prometheus that find a slow rail, a lost
+// one, congestion, and a program that posts no receives, by name; alerts_test.yml has their cases.
+//
 // # Cost
 //
 // Nothing is done between scrapes. A scrape locks a worker for its sums, and once for each

@@ -3,12 +3,17 @@ package metrics_test
 import (
 	"errors"
 	"fmt"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"ibverbx"
@@ -249,6 +254,47 @@ func TestDevicesAndFallbacks(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	must(t, fabric.Close())
+}
+
+// The rules name only metrics that are exported. promtool, where it is installed, checks their
+// syntax and plays their cases, and checks a page of metrics.
+func TestAlerts(t *testing.T) {
+	rules, err := os.ReadFile("alerts.yml")
+	must(t, err)
+	descs := make(chan *prometheus.Desc, 100)
+	metrics.New(metrics.Config{}).Describe(descs)
+	close(descs)
+	exported := ""
+	for d := range descs {
+		exported += d.String()
+	}
+	names := regexp.MustCompile(`ibverbx_[a-z0-9_]+`).FindAllString(string(rules), -1)
+	for _, name := range names {
+		if !strings.Contains(exported, `"`+name+`"`) {
+			t.Errorf("%s is not exported", name)
+		}
+	}
+	if len(names) < 8 {
+		t.Errorf("only %d names found", len(names))
+	}
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool, of the package prometheus, is not here")
+	}
+	for _, args := range [][]string{{"check", "rules", "alerts.yml"}, {"test", "rules", "alerts_test.yml"}} {
+		if out, err := exec.Command(promtool, args...).CombinedOutput(); err != nil {
+			t.Errorf("promtool %v: %v\n%s", args, err, out)
+		}
+	}
+	p := newPair(t, metrics.Config{}, transport.Config{})
+	p.connect("beta")
+	page := httptest.NewRecorder()
+	promhttp.HandlerFor(p.reg, promhttp.HandlerOpts{}).ServeHTTP(page, httptest.NewRequest("GET", "/", nil))
+	check := exec.Command(promtool, "check", "metrics")
+	check.Stdin = page.Body
+	if out, err := check.CombinedOutput(); err != nil || len(out) != 0 {
+		t.Errorf("promtool check metrics: %v\n%s", err, out)
+	}
 }
 
 // BenchmarkScrape collects two workers with a thousand endpoints each.
