@@ -27,8 +27,9 @@ type Events struct {
 	Connected func(ConnectedEvent)
 	// Rail is called when failover takes a queue pair out of service or puts it back.
 	Rail func(RailEvent)
-	// Settled is called after Rail, when both ends have agreed on what of a lost queue pair has
-	// arrived. The rest is sent again from then on.
+	// Settled is called once after each loss that Rail reports, when both ends have agreed on what
+	// of the queue pair's work has arrived. The rest is sent again from then on. If the connection
+	// fails before that, it is not called.
 	Settled func(SettledEvent)
 	// Withheld is called when this end makes its peer wait, because the program does not post
 	// receives for notifications: the bank is full ([Config.MaxBanked]). It is called once, and

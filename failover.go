@@ -121,15 +121,15 @@ func (x *recovery) takenOut(rl *rail, wc *verbs.WC) bool {
 
 // loseRail takes a rail out of service. Another rail can replace it.
 func (x *recovery) loseRail(rl *rail, cause error) {
+	now := x.line.clock()
 	if rl.back.state.Stage() == failover.StageLive {
+		rl.back.lostAt = now
 		rl.back.limit = max(rl.back.limit, rl.limit)
 		rl.stats.errors++
 		x.railsLost++
 		x.announce(rl, x.withPort(rl, cause))
 	}
 	x.degraded = true
-	now := x.line.clock()
-	rl.back.lostAt = now
 	messages, entries := rl.log.Messages(), x.send.takeLog(rl)
 	if rl.batch != nil {
 		rl.batch.clear() // the rail stays listed until the next post
@@ -287,12 +287,13 @@ func (x *recovery) settle(rl *rail) *failedRail {
 	for i := range unknown {
 		x.send.failAtomic(&unknown[i])
 	}
-	if x.cfg.Events.Settled != nil {
+	if x.cfg.Events.Settled != nil && !rl.back.lostAt.IsZero() {
 		again, bytes := work.Waiting()
 		x.cfg.Events.Settled(SettledEvent{VirtualQP: x.num, Rail: rl.index(), Device: rl.qp.Device().Name(),
 			Arrived: len(arrived), Again: again - waiting, Bytes: bytes - waitingBytes,
 			Took: x.line.clock().Sub(rl.back.lostAt)})
 	}
+	rl.back.lostAt = time.Time{} // a rail that fails while it comes back is settled again, unreported
 	return nil
 }
 

@@ -153,7 +153,7 @@ type comeback struct {
 	grow  uint64                  // the work it must have carried before it gets more; 0 in full service
 	// emptied means that receives of the user came back without a message, to be posted elsewhere.
 	emptied bool
-	lostAt  time.Time // when it was last taken out of service
+	lostAt  time.Time // when it was taken out of service; zero once that is settled
 }
 
 // These are the steps in which a queue pair is connected.

@@ -56,6 +56,7 @@ type requests struct {
 type session struct {
 	sessionNo     int     // its number, as the connection counts them
 	down          uint64  // the rails that are out of service, by the events, as bits
+	settled       uint64  // of these, those whose failover is settled, by the events
 	firstErr      string  // the first text of Err; "" while it is nil
 	firstFailed   *posted // the first physical send that has failed
 	firstFailedOn *wire   // on this queue pair

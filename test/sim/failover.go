@@ -76,12 +76,32 @@ func (e *end) onRail(told ibverbx.RailEvent) {
 	if !e.over || told.Down == (e.down&bit != 0) {
 		e.w.Broken(ruleNoticed, "%v is told of what has not happened, or twice: %v", e, told)
 	}
+	if !told.Down && e.settled&bit == 0 {
+		e.w.Broken(ruleNoticed, "%v is told of a return before the loss is settled: %v", e, told)
+	}
 	e.down ^= bit
+	e.settled &^= bit
 	if told.Down {
 		e.fell++
 	} else {
 		e.rose++
 	}
+}
+
+// onSettled checks the events of failovers that are settled: one for each loss.
+func (e *end) onSettled(told ibverbx.SettledEvent) {
+	e.w.Logf("  %v is told: %v", e, told)
+	bit := uint64(1) << told.Rail
+	switch {
+	case uint(told.Rail) >= uint(len(e.wires)) || told.VirtualQP != e.vq.Num() ||
+		told.Device != e.wires[told.Rail].NIC.Name():
+		e.w.Broken(ruleNoticed, "%v has no such rail: %v", e, told)
+	case e.down&bit == 0 || e.settled&bit != 0:
+		e.w.Broken(ruleNoticed, "%v is told of a settlement of nothing, or twice: %v", e, told)
+	case told.Took < 0 || told.Arrived < 0 || told.Again < 0 || told.Bytes != 0 && told.Again == 0:
+		e.w.Broken(ruleNoticed, "%v is told nonsense: %v", e, told)
+	}
+	e.settled |= bit
 }
 
 // checkTold checks that the counters and the state of the rails match the events.

@@ -153,7 +153,7 @@ func (w *world) buildConn(i int, p *connPlan) {
 		w.building = e
 		var err error
 		cfg := p.cfg[j]
-		cfg.Failover, cfg.Events.Rail = p.failover[j], e.onRail
+		cfg.Failover, cfg.Events.Rail, cfg.Events.Settled = p.failover[j], e.onRail, e.onSettled
 		cfg.Testing.Clock = func() time.Time {
 			// Each look takes some time, so that the rails differ.
 			w.now = w.now.Add(time.Duration(w.ticks.IntN(100_000)))
