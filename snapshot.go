@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -93,7 +94,16 @@ func (r *RailStats) add(o *RailStats) {
 	r.Refused += o.Refused
 }
 
-// keepCounters drops the present amounts of a sum, which end with a virtual queue pair.
+// AddCounters is Add for a virtual queue pair that was closed: it leaves out the present amounts,
+// which end with it.
+func (s *Stats) AddCounters(o *Stats) {
+	kept := *o
+	kept.Rails = slices.Clone(o.Rails)
+	kept.keepCounters()
+	s.Add(&kept)
+}
+
+// keepCounters drops the present amounts.
 func (s *Stats) keepCounters() {
 	s.State, s.Failover, s.NumbersSent = verbs.StateReset, false, 0
 	s.SendsWaiting, s.SendWindow, s.SendRing, s.RecvWindow, s.RecvRing = 0, 0, 0, 0, 0

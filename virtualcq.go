@@ -188,8 +188,7 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 // detach removes a virtual queue pair.
 func (c *VirtualCQ) detach(q *VirtualQP) {
 	last := qpStats(q)
-	c.gone.Add(&last)
-	c.gone.keepCounters()
+	c.gone.AddCounters(&last)
 	for _, r := range q.send.rails.all {
 		c.routes[r.device].remove(r.num, r)
 		c.room[r.device] += r.completions()

@@ -135,6 +135,8 @@ func (p *peerState) release() {
 	// The program may keep the endpoint for long; it refuses every call from now on.
 	last := p.conn.qp.Stats()
 	w.stats.railsLost, w.stats.railsBack = w.stats.railsLost+last.RailsLost, w.stats.railsBack+last.RailsBack
+	w.stats.released.AddCounters(&last)
+	w.stats.releases++
 	p.conn.last, p.conn.qp, p.sending.ops = &last, nil, ring.NewWindow[op]()
 	if !p.receiving.inUse() {
 		p.mem, p.receiving.messages, p.receiving.toRepost = slab{}, nil, nil

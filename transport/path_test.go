@@ -2,6 +2,7 @@ package transport_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -336,5 +337,53 @@ func TestQPStatsOfAnEndpointThatIsGone(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The sums over a worker's queue pairs do not fall while endpoints come and go, and in the end they
+// are what all of them have counted.
+func TestTotalsWhileEndpointsComeAndGo(t *testing.T) {
+	w := newWorld(t, soft.Config{Devices: 2})
+	cfg := transport.Config{QP: ibverbx.Config{QPsPerDevice: 2}}
+	handlers := map[transport.AMID]transport.Handler{1: func(*transport.Message) {}}
+	a, b := w.worker(cfg, handlers, w.fabric.Device(0)), w.worker(cfg, handlers, w.fabric.Device(1))
+	must(t, errors.Join(a.Start(), b.Start()))
+	done, fell := make(chan struct{}), make(chan error)
+	go func() {
+		for last := uint64(0); ; {
+			now := a.QPTotal().Sends
+			if now < last {
+				fell <- fmt.Errorf("%d requests in all, after %d", now, last)
+				return
+			}
+			last = now
+			select {
+			case <-done:
+				fell <- nil
+				return
+			default:
+			}
+		}
+	}()
+	var ends []*transport.Endpoint
+	for range 30 {
+		one, err := a.NewEndpoint(transport.EndpointConfig{})
+		must(t, err)
+		other, err := b.NewEndpoint(transport.EndpointConfig{})
+		must(t, err)
+		must(t, transport.Connect(one, other))
+		must(t, one.AMShort(1, nil, []byte("counts")))
+		must(t, one.Flush(within(t), transport.FlushLocal))
+		must(t, errors.Join(one.Abort(nil), other.Abort(nil)))
+		ends = append(ends, one)
+	}
+	close(done)
+	must(t, <-fell)
+	want := uint64(0)
+	for _, e := range ends {
+		want += e.QPStats().Sends
+	}
+	if got := a.QPTotal().Sends; got != want || got < 30 {
+		t.Errorf("%d requests in all; all endpoints have counted %d", got, want)
 	}
 }

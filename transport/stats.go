@@ -21,6 +21,9 @@ type counters struct {
 	stale, leaked               uint64
 	kept                        int     // messages that the program keeps now
 	closed                      traffic // of endpoints that were released
+
+	released ibverbx.Stats // the counters of the virtual queue pairs of released endpoints
+	releases uint64        // how many there were
 }
 
 // traffic counts the bytes of an endpoint's operations, without what the transport adds.
@@ -148,11 +151,52 @@ func (e *Endpoint) QPStats() ibverbx.Stats {
 }
 
 // QPTotal takes a snapshot of the sums over the virtual queue pairs of all endpoints, closed ones
-// included, so that no counter ever falls: see [ibverbx.Stats.Add]. The worker is locked meanwhile.
+// included, so that no counter ever falls: see [ibverbx.Stats.Add]. The worker is locked for one
+// endpoint at a time, so that a thousand of them hold up nobody.
 func (w *Worker) QPTotal() ibverbx.Stats {
-	w.mu.Lock()
+	for range 3 {
+		if total, ok := w.sumApart(); ok {
+			return total
+		}
+	}
+	w.mu.Lock() // endpoints come and go all the time
 	defer w.unlock()
-	return w.cq.Total()
+	total := w.sumReleased()
+	for p := range w.endpoints.all {
+		one := p.conn.qp.Stats()
+		total.Add(&one)
+	}
+	return total
+}
+
+// sumApart is QPTotal without holding the lock throughout. It reports false if an endpoint was
+// released meanwhile, which would count once too often or not at all.
+func (w *Worker) sumApart() (total ibverbx.Stats, ok bool) {
+	w.mu.Lock()
+	total = w.sumReleased()
+	releases := w.stats.releases
+	list := make([]*peerState, 0, w.endpoints.open)
+	for p := range w.endpoints.all {
+		list = append(list, p)
+	}
+	w.unlock()
+	for _, p := range list {
+		w.mu.Lock()
+		if w.stats.releases != releases {
+			w.unlock()
+			return total, false
+		}
+		one := p.conn.qp.Stats()
+		p.unlock()
+		total.Add(&one)
+	}
+	return total, true
+}
+
+// sumReleased returns a copy of the counters of released endpoints.
+func (w *Worker) sumReleased() (total ibverbx.Stats) {
+	total.Add(&w.stats.released)
+	return total
 }
 
 // Endpoints lists the endpoints that are open, in no particular order: those that make and lose
