@@ -9,7 +9,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 )
 
 // defaultPort is the default port of a listening end, as in perftest.

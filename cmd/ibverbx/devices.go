@@ -10,7 +10,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 	"ibverbx/nics"
 	"ibverbx/nics/doctor"
 	"ibverbx/verbs"

@@ -14,6 +14,7 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/perftest"
+	"ibverbx/internal/collperf"
 )
 
 // helpFiles have the help texts of a command: its help, and behind a line "Flags:" the texts of its
@@ -77,6 +78,9 @@ func predictors() map[string]complete.Predictor {
 	var all, ops []string
 	for _, s := range layers.Shapes() {
 		all, ops = append(all, string(s.Layer)), append(ops, string(s.Op))
+	}
+	for _, op := range collperf.Ops() {
+		ops = append(ops, string(op))
 	}
 	return map[string]complete.Predictor{
 		"provider": words(names), "layer": words(all), "op": words(ops), "mode": words(bench.Modes()),

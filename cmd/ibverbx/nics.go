@@ -14,8 +14,8 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
-	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/nicoffer"
+	"ibverbx/internal/units"
 	"ibverbx/nics"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"

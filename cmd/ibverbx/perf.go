@@ -11,6 +11,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/internal/collperf"
 	"ibverbx/verbs"
 )
 
@@ -36,6 +37,7 @@ type perfCmd struct {
 	connFlags
 	meetFlags
 	Params bench.Params `embed:""`
+	PEs    int          `group:"what" name:"pes" range:"1..256" default:"4"`
 	outFlags
 	habits
 
@@ -87,6 +89,12 @@ func document(tool, note string) bench.Document {
 }
 
 func (f *perfCmd) run(c *console, k *kong.Context) error {
+	if collperf.Op(f.Params.Op).Known() {
+		return f.runCollective(c, k)
+	}
+	if given(k, "pes") {
+		return usage("--pes goes with collective calls: --layer shmem --op all-reduce")
+	}
 	if err := f.meet(f.Host); err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 )
 
 // choiceFlags choose among values of a parameter; see [bench.Params] for all others.

@@ -14,8 +14,8 @@ import (
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/perftest"
-	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/nicoffer"
+	"ibverbx/internal/units"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
 )

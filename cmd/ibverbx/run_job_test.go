@@ -159,3 +159,20 @@ func TestRunOfOneThatStaysAway(t *testing.T) {
 		})
 	}
 }
+
+// The processes of a job measure between them, and rank 0 prints.
+func TestPerfCollectiveInAJob(t *testing.T) {
+	t.Parallel() // most of the time it waits
+	s := startShell(t, "-n", "2", "--plain", "env", asCommand+"=1", os.Args[0], "perf", "--layer", "shmem",
+		"--op", "broadcast", "-s", "8", "-n", "2", "--provider", "roce")
+	code, lines := s.wait(t)
+	if out := strings.Join(lines, "\n"); code != exitOK || len(lines) != 4 ||
+		!strings.Contains(out, "shmem: broadcast of float32 between 2 PEs of a job, over ") {
+		t.Errorf("exit %d, %q, %q", code, lines, s.errs.String())
+	}
+	s = startShell(t, "-n", "2", "env", asCommand+"=1", os.Args[0], "perf", "--layer", "shmem", "--op",
+		"broadcast", "--pes", "3")
+	if code, _ = s.wait(t); code != exitUsage || !strings.Contains(s.errs.String(), "number of processes") {
+		t.Errorf("exit %d, %q", code, s.errs.String())
+	}
+}

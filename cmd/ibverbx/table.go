@@ -13,7 +13,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 )
 
 // perfTable writes a run for people: a header that describes the measurement, a row for each size

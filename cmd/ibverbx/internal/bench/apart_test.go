@@ -13,9 +13,9 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/nicoffer"
 	"ibverbx/internal/tcptest"
+	"ibverbx/internal/units"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"

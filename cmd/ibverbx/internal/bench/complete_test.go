@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/tcptest"
+	"ibverbx/internal/units"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/tcptest"
+	"ibverbx/internal/units"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"

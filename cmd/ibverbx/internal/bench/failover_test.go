@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"ibverbx"
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 	"ibverbx/verbs/soft"
 )
 

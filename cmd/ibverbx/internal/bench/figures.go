@@ -6,7 +6,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/perf/benchmath"
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 )
 
 const (

@@ -15,8 +15,8 @@ import (
 	"time"
 	"unicode"
 
-	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/tcptest"
+	"ibverbx/internal/units"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/guard"
+	"ibverbx/internal/units"
 	"ibverbx/verbs/soft"
 )
 

@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 )
 
 const (

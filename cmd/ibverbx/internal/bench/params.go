@@ -11,7 +11,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 )
 
 // QP is the layer of virtual queue pairs. Those above it are in package layers too.

@@ -11,7 +11,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 )
 
 // Document has the fields of all documents of measurements.

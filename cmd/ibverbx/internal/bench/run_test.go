@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"ibverbx"
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/units"
 )
 
 // What was added is spread over the time since the last reading. The last interval has the rest.

@@ -63,7 +63,7 @@ func (z Size) String() string {
 	return fmt.Sprintf("%d B", uint64(z))
 }
 
-// Range is a list of sizes: "4K..16M", in steps of two ("4K..16M/4" for steps of four),
+// Range is a list of sizes: "4K..16M" or "4K:16M", in steps of two ("4K..16M/4" for steps of four),
 // or "4K,64K,1M".
 type Range []Size
 
@@ -79,7 +79,7 @@ func (r *Range) UnmarshalJSON(text []byte) error { return json.Unmarshal(text, (
 // ParseRange reads a list of sizes. A last step that overshoots is cut to the upper end.
 func ParseRange(s string) (list Range, err error) {
 	for part := range strings.SplitSeq(s, ",") {
-		low, high, isRange := strings.Cut(part, "..")
+		low, high, isRange := strings.Cut(strings.Replace(part, ":", "..", 1), "..")
 		high, by, hasFactor := strings.Cut(high, "/")
 		factor := uint64(2)
 		if hasFactor {
