@@ -210,7 +210,14 @@ func TestCollectivesDeadline(t *testing.T) {
 			}
 			over, cancel := context.WithDeadline(context.Background(), time.Now())
 			defer cancel()
-			err := all[0].Wait(over)
+			hangs := time.Now().Add(20 * time.Second)
+			var err error
+			for !strings.Contains(fmt.Sprint(err), "tagged: reduce 1: "+c.want) {
+				err = all[0].Wait(over) // on a busy machine an answer may take too long
+				if !c.started || time.Now().After(hangs) {
+					break
+				}
+			}
 			var late interface{ Late() ([]int, int) }
 			if !strings.Contains(fmt.Sprint(err), "tagged: reduce 1: "+c.want) || !errors.As(err, &late) {
 				t.Fatal(err)
