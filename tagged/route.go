@@ -228,7 +228,8 @@ func (r *ranks) arrived(e *Endpoint, h *header, data []byte) error {
 		return errors.New("a routed message, which only ranks on demand that are adjacent send")
 	case m.hops > maxHops:
 		return fmt.Errorf("a routed message that has made %d steps: %d are the most", m.hops, maxHops)
-	case m.from >= e.w.cfg.Size || m.to >= e.w.cfg.Size || m.from == e.w.cfg.Rank || m.from == m.to:
+	case m.from >= e.w.cfg.Size || m.to >= e.w.cfg.Size || m.from == m.to ||
+		m.from == e.w.cfg.Rank && m.hops < 2: // a detour may lead back
 		return fmt.Errorf("a message from rank %d to rank %d of %d routed here", m.from, m.to, e.w.cfg.Size)
 	}
 	if m.to != e.w.cfg.Rank {
