@@ -6,6 +6,7 @@ import (
 	"errors"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,8 +20,12 @@ import (
 func TestClose(t *testing.T) {
 	r := newRig(t, 2, 1, tagged.Config{})
 	var reported []error
+	var calls atomic.Int32
 	a := r.endpoint(0, tagged.EndpointConfig{})
-	onError := func(_ *tagged.Endpoint, err error) { reported = append(reported, err) }
+	onError := func(_ *tagged.Endpoint, err error) {
+		reported = append(reported, err)
+		calls.Add(1)
+	}
 	b := r.endpoint(1, tagged.EndpointConfig{OnError: onError})
 	if err := tagged.Connect(a, b); err != nil {
 		t.Fatal(err)
@@ -36,7 +41,7 @@ func TestClose(t *testing.T) {
 	if err := d.Wait(ctx); err != nil || !bytes.Equal(long, pattern(1<<20, 1)) {
 		t.Fatal(err)
 	}
-	r.until(func() bool { return b.Err() != nil })
+	r.until(func() bool { return calls.Load() != 0 })
 	if info, err := b.Worker().RecvWait(ctx, 2, tagged.Exact, short); err != nil || info.Length != 5 {
 		t.Fatal(info, err)
 	}
