@@ -3,10 +3,11 @@
 //
 // # Worlds
 //
-// There are three games. Their worlds stand on the same testbed (testbed.go, package lab): two to
-// five hosts with one to three NICs each on a stepped fabric, one to four rails, faults, and
-// programs that wait. A seed decides everything. Programs are coroutines (actor.go): a waiting call
-// hands over, through transport.Config.Idle, whenever a round of progress brought nothing.
+// There are four games. The worlds of the first three stand on the same testbed (testbed.go,
+// package lab): two to five hosts with one to three NICs each on a stepped fabric, one to four
+// rails, faults, and programs that wait. A seed decides everything. Programs are coroutines
+// (actor.go): a waiting call hands over, through transport.Config.Idle, whenever a round of
+// progress brought nothing.
 //
 //	TestTransport   endpoints: every operation from programs, handlers, completions and pending
 //	                requests; flush, fence, purge, abort, close; wrong arguments
@@ -15,6 +16,8 @@
 //	TestShmem       PEs that run the same program of phases: puts and gets, signals, fences,
 //	                atomics, barriers, collective calls, blocks; contexts that end early; what
 //	                follows the loss of a PE, calls that differ, and Close
+//	TestRanks       ranks that have joined: random collective calls, several under way at each
+//	                rank, compared with a loop; endpoints on demand, around ranks that are gone
 //
 // # The models
 //

@@ -36,6 +36,19 @@ func TestShmemReplays(t *testing.T) {
 	Shmem.Replays(t, 40, drawn)
 }
 
+// TestRanks plays worlds of ranks that have joined.
+func TestRanks(t *testing.T) { flags.Test(t, &Ranks, 100) }
+
+// TestRanksMutations: the bugs are of package tagged, in what only ranks use.
+func TestRanksMutations(t *testing.T) {
+	flags.Hunt(t, &Ranks, hunt.Bugs{Package: "tagged", File: "testdata/ranks.bugs"}, 1000)
+}
+
+func TestRanksReplays(t *testing.T) {
+	flags.Kit(t)
+	Ranks.Replays(t, 40, drawn)
+}
+
 func bugsOf(pkg string) hunt.Bugs {
 	return hunt.Bugs{Package: pkg, File: "testdata/" + pkg + ".bugs"}
 }

@@ -1,0 +1,106 @@
+package sendside
+
+import (
+	"errors"
+	"fmt"
+
+	"ibverbx/tagged"
+)
+
+// rankCallKinds is how many kinds of calls there are.
+const rankCallKinds = 10
+
+// rankValue is element i of what a rank passes.
+func rankValue(rank, i int) int64 { return int64(rank*7919+i*13) % 1009 }
+
+func rankVector(rank, n int) []int64 {
+	v := make([]int64, n)
+	for i := range v {
+		v[i] = rankValue(rank, i)
+	}
+	return v
+}
+
+// rankSum is element i of the sum of the first ranks.
+func rankSum(ranks, i int) (sum int64) {
+	for rank := range ranks {
+		sum += rankValue(rank, i)
+	}
+	return sum
+}
+
+// call starts the next collective call of a rank.
+func (s *rankSite) call(c rankCall) {
+	n, w, all := c.n, s.tw, len(s.w.ranks)
+	var dst []int64
+	var want func(i int) int64
+	var req *tagged.Request
+	var err error
+	src := func() []int64 { return rankVector(s.id, n) }
+	sum := func(i int) int64 { return rankSum(all, i) }
+	what := [rankCallKinds]string{"barrier", "broadcast", "reduce", "all-reduce", "reduce-scatter", "scan",
+		"gather", "all-gather v", "all-to-all", "all-reduce by a function"}[c.kind]
+	atRoot := s.id == c.root
+	switch c.kind {
+	case 0:
+		req, err = w.StartBarrier()
+	case 1:
+		dst, want = src(), func(i int) int64 { return rankValue(c.root, i) }
+		req, err = tagged.StartBroadcast(w, dst, c.root)
+	case 2:
+		dst, want = make([]int64, n), func(int) int64 { return 0 }
+		if atRoot {
+			want = sum
+		}
+		req, err = tagged.StartReduce(w, dst, src(), tagged.OpSum, c.root)
+	case 3:
+		dst, want = src(), sum
+		req, err = tagged.StartAllReduce(w, dst, dst, tagged.OpSum)
+	case 4:
+		dst, want = make([]int64, n), func(i int) int64 { return rankSum(all, s.id*n+i) }
+		req, err = tagged.StartReduceScatter(w, dst, rankVector(s.id, n*all), tagged.OpSum)
+	case 5:
+		dst, want = make([]int64, n), func(i int) int64 { return rankSum(s.id+1, i) }
+		req, err = tagged.StartScan(w, dst, src(), tagged.OpSum)
+	case 6:
+		if atRoot {
+			dst, want = make([]int64, n*all), func(i int) int64 { return rankValue(i/n, i%n) }
+		}
+		req, err = tagged.StartGather(w, dst, src(), c.root)
+	case 7:
+		counts := make([]int, all)
+		total := 0
+		for i := range counts {
+			counts[i] = n * (i % 3)
+			total += counts[i]
+		}
+		dst, want = make([]int64, total), func(i int) int64 {
+			rank := 0
+			for ; i >= counts[rank]; rank++ {
+				i -= counts[rank]
+			}
+			return rankValue(rank, i)
+		}
+		req, err = tagged.StartAllGatherV(w, dst, counts, rankVector(s.id, counts[s.id]))
+	case 8:
+		dst, want = make([]int64, n*all), func(i int) int64 { return rankValue(i/n, s.id*n+i%n) }
+		req, err = tagged.StartAllToAll(w, dst, rankVector(s.id, n*all))
+	default:
+		dst, want = src(), func(i int) int64 { return rankValue(0, i) }
+		req, err = tagged.StartAllReduceFunc(w, dst, dst, func(a, _ int64) int64 { return a })
+	}
+	if errors.Is(err, tagged.ErrBusy) {
+		return // as many as can be are under way
+	}
+	s.w.must(what, err)
+	s.made++
+	what = fmt.Sprintf("%s of %d, call %d", what, n, s.made)
+	s.open = append(s.open, &rankRequest{what, req, func() string {
+		for i, v := range dst {
+			if v != want(i) {
+				return fmt.Sprintf("element %d is %d, want %d", i, v, want(i))
+			}
+		}
+		return ""
+	}})
+}
