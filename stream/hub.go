@@ -338,10 +338,11 @@ func (c *carrier) poll(w *waiter, spin time.Duration) bool {
 			idle = 0
 			continue
 		}
-		if idle++; idle%4 == 0 {
-			runtime.Gosched() // the peer may be a goroutine of this process
-		}
-		if idle%16 == 1 { // the clock costs as much as a round
+		// A goroutine of this process may have to bring what the call waits for. With a call in
+		// every fourth round, 8 bytes there and back took 2.7 in place of 2.4 µs over soft, and 39
+		// in place of 31 over roce.
+		runtime.Gosched()
+		if idle++; idle%16 == 1 { // the clock costs as much as a round
 			if now := time.Now(); idle == 1 && began.IsZero() {
 				began = now
 			} else if now.Sub(began) >= spin {
