@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"ibverbx/internal/errwrap"
 	"ibverbx/internal/guard"
@@ -52,8 +53,8 @@ type Request struct {
 	from    *Endpoint // the peer that a receive is for; nil for any, and for sends
 	awaited bool      // for Worker.RecvWait: the receive ends with the last endpoint
 
-	poll  func() bool // of collective calls, nil for others: reports whether the request is done
-	polls int         // calls of poll
+	poll  func() bool   // of collective calls, nil for others: reports whether the request is done
+	polls atomic.Uint32 // calls of poll, by several goroutines
 }
 
 // sendState is the part of a request that only sends use.
@@ -165,7 +166,8 @@ func (w *Worker) newCall() *Request {
 	}
 	p.requests.busy++
 	r.comp.Init(1, nil)
-	r.stage, r.polls = requestActive, 0
+	r.stage = requestActive
+	r.polls.Store(0)
 	return r
 }
 
@@ -175,7 +177,7 @@ func (r *Request) pollCall() bool {
 		return true
 	}
 	x := &r.w.exchange
-	if r.polls++; r.polls&63 == 0 && x.mu.TryLock() {
+	if r.polls.Add(1)&63 == 0 && x.mu.TryLock() {
 		x.compare()
 		x.mu.Unlock()
 	}
