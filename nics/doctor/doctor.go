@@ -108,7 +108,7 @@ type exam struct {
 
 // add adds a finding. Text from files and from another host is made harmless.
 func (r *Report) add(f Finding) {
-	f.Seen, f.On = line(f.Seen), line(f.On)
+	f.Seen, f.On, f.From, f.Mend = line(f.Seen), line(f.On), line(f.From), line(f.Mend)
 	r.Findings = append(r.Findings, f)
 }
 

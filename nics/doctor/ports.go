@@ -73,7 +73,10 @@ func (x *exam) port(name string, port int) (usable bool, gbits uint64) {
 	if !active {
 		return false, gbits
 	}
-	if !software(name) && (strings.Contains(rate, "(1X") || strings.Contains(rate, "(2X")) {
+	// Ethernet reports a single lane of 10 or 25 Gbit/s so too, and HDR100 has two.
+	narrow := strings.Contains(rate, "(1X") || strings.Contains(rate, "(2X") &&
+		!strings.Contains(rate, "HDR") && !strings.Contains(rate, "NDR")
+	if link == "InfiniBand" && !software(name) && narrow {
 		x.add(Finding{Status: Warn, Check: "link width", On: on, Seen: rate + ": links have four lanes",
 			From: "/" + path.Join(dir, "rate"), Mend: "reseat or replace the cable"})
 	}

@@ -39,6 +39,10 @@ func (t tree) names(dir string) []string {
 
 // read returns the beginning of a file, without white space around it.
 func (t tree) read(name string) (text string, ok bool) {
+	info, err := fs.Stat(t.root, name)
+	if err != nil || info.Mode()&fs.ModeNamedPipe != 0 { // which would wait for a writer
+		return "", false
+	}
 	f, err := t.root.Open(name)
 	if err != nil {
 		return "", false
