@@ -78,7 +78,8 @@ func (c *Conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: "rdma", Source: c.local, Addr: c.remote, Err: err}
 }
 
-// Close ends the stream. What was written is delivered in the background: see SetLinger. If there
+// Close ends the stream. What was written is delivered in the background, while the process lives:
+// see SetLinger and [CloseIdle]. If there
 // are bytes that were not read, or more arrive, the peer's stream is reset. Waiting calls return
 // net.ErrClosed.
 func (c *Conn) Close() error {
@@ -192,12 +193,11 @@ func (c *Conn) linkFailed(why error) {
 		c.out.err = err
 	}
 	if c.in.err == nil {
-		c.in.err = err // bytes that were not read are lost: they lie in the link's memory
+		c.in.err = err // after the bytes that have arrived, and unless that is all
 	}
-	c.in.fin = false
 	c.due = due{}
 	c.out.final, c.final = true, true
-	c.dropUnread()
+	c.keepUnread()
 	c.retire()
 	c.mu.Unlock()
 	c.in.wait.notify()

@@ -1,12 +1,16 @@
 package stream
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"io"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"ibverbx/nics"
 	"ibverbx/transport"
@@ -174,4 +178,77 @@ func FuzzStreams(f *testing.F) {
 			break
 		}
 	})
+}
+
+// What has arrived when the link ends is read first: all of it before io.EOF if the peer had closed
+// the stream, otherwise before ECONNRESET.
+func TestArrivedOutlivesTheLink(t *testing.T) {
+	for _, closes := range []bool{true, false} {
+		a, b := pair(t, over(t, nics.Soft))
+		data := bytes.Repeat([]byte("0123456789abcdef"), 6000)
+		mustWrite(t, a, data) // some in messages, the rest in chunks
+		if closes {
+			noError(t, a.Close())
+		}
+		arrived := func() bool {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return b.in.unread == len(data) && b.in.fin == closes
+		}
+		for !arrived() {
+			time.Sleep(time.Millisecond)
+		}
+		mustRead(t, b, 50_000)
+		b.link.fail(errors.New("the peer has died"))
+		got, err := io.ReadAll(b)
+		reset := errors.Is(err, syscall.ECONNRESET)
+		if !bytes.Equal(got, data[50_000:]) || closes != (err == nil) || closes == reset {
+			t.Errorf("closed %t: %d bytes and %v", closes, len(got), err)
+		}
+		if _, err := b.Write(data); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("write: %v", err)
+		}
+		noError(t, b.Close())
+	}
+}
+
+// The memory of a link is released after all of its streams have ended, whoever ends it and however
+// many do at once.
+func TestLinkEndsOnce(t *testing.T) {
+	a, b := pair(t, over(t, nics.Soft))
+	mustWrite(t, a, make([]byte, 100_000))
+	b.mu.Lock() // so the first to end the link stops here
+	var ended sync.WaitGroup
+	ended.Go(func() { b.link.fail(errors.New("the worker notices")) })
+	for b.link.failure() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	noError(t, a.link.talk.Close()) // and the peer has gone
+	<-b.link.talk.Done()
+	b.link.pool.mu.Lock()
+	slabs := len(b.link.pool.slabs)
+	b.link.pool.mu.Unlock()
+	b.mu.Unlock()
+	ended.Wait()
+	if slabs == 0 {
+		t.Error("the memory was released while a stream had bytes in it")
+	}
+}
+
+type panics struct{}
+
+func (panics) Write([]byte) (int, error) { panic("on purpose") }
+
+// A writer that panics holds nothing of the link, and takes nothing off the stream.
+func TestWriterPanics(t *testing.T) {
+	a, b := pair(t, over(t, nics.Soft))
+	mustWrite(t, a, []byte("kept"))
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = b.WriteTo(panics{})
+	}()
+	if got := mustRead(t, b, 4); string(got) != "kept" {
+		t.Errorf("read %q", got)
+	}
+	b.link.pins.Wait()
 }

@@ -36,6 +36,7 @@ type link struct {
 	short   int // longest payload of a message that is sent inline, bytes
 	bcopy   int // longest payload of any message, bytes
 	pool    chunkPool
+	staged  int // pieces that it has of carrier.stage, whose mu guards it
 
 	up      atomic.Bool // the fields above are set, and the peer may open streams
 	proven  waiter
@@ -197,8 +198,16 @@ func (l *link) accept(id uint32) error {
 	c.refusal, c.closed = why, true
 	c.control(l.ep)
 	c.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.dirty) > len(l.streams)+maxUntaken {
+		return violation("more streams are opened than the peer takes refusals for")
+	}
 	return nil
 }
+
+// maxUntaken bounds the refusals that a link keeps for a peer that takes no messages.
+const maxUntaken = 256
 
 // add puts a stream into the table, and reports whether the link still takes one.
 func (l *link) add(c *Conn) bool {
@@ -274,7 +283,8 @@ func (l *link) dial(ctx context.Context) (*Conn, error) {
 }
 
 var (
-	errNoMemory    = errors.New("no memory for another stream: raise Config.Memory, or close one")
+	errNoMemory = errors.New("no memory for another stream: raise Config.Memory, or close " +
+		"some, and links that are idle (CloseIdle)")
 	errLinkClosing = errors.New("the link is closing")
 )
 
@@ -369,6 +379,7 @@ var errLinkClosed = errors.New("the link is closed")
 func (l *link) serve() {
 	defer l.carrier.hub.leave()
 	l.watch()
+	<-l.failed // whoever was the first to end it may still be ending its streams
 	switch why := l.failure(); {
 	case errors.Is(why, errLinkClosed):
 		_ = l.talk.Close()

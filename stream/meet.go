@@ -95,6 +95,8 @@ func (h *hub) connect(ctx context.Context, talk *rendezvous.Conn, cfg *Config, l
 	}
 	if err != nil {
 		_ = talk.Close()
+		l.fail(err)
+		<-l.failed
 		l.destroy()
 		return nil, err
 	}
@@ -242,6 +244,9 @@ type linkError struct{ err error }
 func (e *linkError) Error() string { return e.err.Error() }
 func (e *linkError) Unwrap() error { return e.err }
 
+// Is makes it an ErrNoRDMA.
+func (e *linkError) Is(target error) bool { return target == ErrNoRDMA } //nolint:errorlint // by identity
+
 // meet meets the peer and makes a link, or, if tcp or one of the ends says why, a stream over TCP.
 func (h *hub) meet(ctx context.Context, key dialKey, cfg *Config, tcp string) (*Conn, *link, error) {
 	talk, err := rendezvous.Dial(ctx, key.addr, cfg.rendezvousConfig())
@@ -275,7 +280,8 @@ type Listener struct {
 	stop    context.CancelFunc
 
 	mu     sync.Mutex
-	ending bool
+	shut   bool            // Close was called
+	ending bool            // no stream is taken any more
 	err    error           // of the accepting goroutine
 	said   map[string]bool // peers that the log has named
 }
@@ -329,9 +335,14 @@ func (l *Listener) failure() error {
 
 // Close ends the listener. Streams that were accepted go on; those that were not are reset.
 func (l *Listener) Close() error {
-	if !l.end(nil) {
+	l.mu.Lock()
+	again := l.shut
+	l.shut = true
+	l.mu.Unlock()
+	if again {
 		return &net.OpError{Op: "close", Net: "rdma", Addr: l.Addr(), Err: net.ErrClosed}
 	}
+	l.end(nil)
 	l.stop()
 	err := l.lis.Close()
 	l.serving.Wait()
@@ -339,11 +350,10 @@ func (l *Listener) Close() error {
 	return err
 }
 
-// end refuses further streams, and reports whether it is the first to do so.
-func (l *Listener) end(why error) bool {
+// end refuses further streams. The first reason counts.
+func (l *Listener) end(why error) {
 	l.mu.Lock()
-	first := !l.ending
-	if first {
+	if !l.ending {
 		l.ending, l.err = true, why
 		close(l.closed)
 	}
@@ -357,7 +367,7 @@ func (l *Listener) end(why error) bool {
 			}
 			c.reset()
 		default:
-			return first
+			return
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -262,4 +263,20 @@ func TestTLS(t *testing.T) {
 	if _, err := Dial(t.Context(), b.LocalAddr().String(), here); err == nil {
 		t.Error("a stranger without TLS gets a stream")
 	}
+}
+
+// A listener that accepts no longer, because the system refuses, is closed like any other.
+func TestCloseAfterAcceptFailed(t *testing.T) {
+	host := newHost(t, nics.Config{Provider: nics.Soft})
+	l, err := Listen(t.Context(), "127.0.0.1:0", Config{Host: host})
+	noError(t, err)
+	l.end(syscall.EMFILE)
+	if _, err := l.Accept(); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("accept: %v", err)
+	}
+	noError(t, l.Close())
+	if err := l.Close(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("closed twice: %v", err)
+	}
+	noError(t, CloseIdle(t.Context(), host))
 }

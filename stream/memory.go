@@ -17,10 +17,16 @@ type budget struct {
 }
 
 // take takes n bytes, or none and reports false.
-func (b *budget) take(n int64) bool {
+func (b *budget) take(n int64) bool { return b.takeBelow(n, b.limit) }
+
+// takeForChunks takes n bytes for chunks, which keep them as long as their link. So it leaves a
+// quarter of the budget to new streams.
+func (b *budget) takeForChunks(n int64) bool { return b.takeBelow(n, b.limit/4*3) }
+
+func (b *budget) takeBelow(n, limit int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.used+n > b.limit {
+	if b.used+n > limit {
 		return false
 	}
 	b.used += n
@@ -80,7 +86,7 @@ func (p *chunkPool) grant(c *Conn, n int, list []uint32) []uint32 {
 
 // grow registers a slab, and reports whether it could.
 func (p *chunkPool) grow() bool {
-	if len(p.slabs) == maxSlabs || !p.budget.take(slabBytes) {
+	if len(p.slabs) == maxSlabs || !p.budget.takeForChunks(slabBytes) {
 		return false
 	}
 	mr, err := p.dom.Alloc(slabBytes, verbs.AccessLocalWrite|verbs.AccessRemoteWrite)
@@ -223,12 +229,14 @@ func (s *staging) take(dom *ibverbx.Domain, c *Conn) (*piece, error) {
 			s.free = append(s.free, p)
 		}
 	}
-	if len(s.free) == 0 {
+	// A link gets no more than it leaves to others: one whose peer is silent cannot take all.
+	if len(s.free) <= c.link.staged {
 		s.starved = append(s.starved, c)
 		return nil, nil
 	}
 	p := s.free[len(s.free)-1]
 	s.free = s.free[:len(s.free)-1]
+	c.link.staged++
 	return p, nil
 }
 
@@ -237,10 +245,11 @@ func (p *piece) segment() ibverbx.Segment {
 	return p.stage.mr.Slice(p.at, uint64(p.n))
 }
 
-// give gives a piece back.
-func (s *staging) give(p *piece) {
+// give gives a piece of a link back.
+func (s *staging) give(p *piece, l *link) {
 	p.conn = nil
 	s.mu.Lock()
+	l.staged--
 	s.free = append(s.free, p)
 	waiting := s.starved
 	s.starved = nil

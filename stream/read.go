@@ -183,7 +183,11 @@ func (c *Conn) unpin(k int) bool {
 	in.pinned = false
 	switch {
 	case !in.dropped:
-		c.consumed(in.queue.Front(), k)
+		first := in.queue.Front()
+		if held && first.n != 0 { // by keepUnread
+			in.heap.head += uint64(k)
+		}
+		c.consumed(first, k)
 	case held:
 		in.chunks--
 		c.link.pool.release(in.pinnedChunk)
@@ -335,6 +339,28 @@ func (c *Conn) dropUnread() {
 	in.heap = heap{}
 }
 
+// keepUnread keeps what has arrived and was not read, while the memory of the link goes.
+func (c *Conn) keepUnread() {
+	in := &c.in
+	if in.dropped || in.unread == 0 {
+		return
+	}
+	all := make([]byte, 0, in.unread)
+	for left := in.unread; left != 0; {
+		first := in.queue.Pop()
+		left -= first.n + len(first.mem)
+		if at := len(all); first.n != 0 {
+			all = all[:at+first.n]
+			in.heap.read(all[at:])
+		} else {
+			all = append(all, first.mem...)
+		}
+	}
+	in.heap = heap{}
+	in.heap.write(all)
+	in.queue.Push(segment{n: len(all)})
+}
+
 // dropChunks takes back the chunks of a stream whose peer puts nothing any more.
 func (c *Conn) dropChunks() {
 	if c.in.chunks > c.in.queue.Len() {
@@ -358,8 +384,20 @@ func (c *Conn) WriteTo(w io.Writer) (total int64, err error) {
 		if err != nil {
 			return total, c.opError("read", err)
 		}
-		n, err := w.Write(mem)
+		n, err := c.hand(w, mem)
 		total += int64(n)
+		switch {
+		case err != nil:
+			return total, err
+		case n != len(mem):
+			return total, io.ErrShortWrite
+		}
+	}
+}
+
+// hand passes pinned bytes to w, and takes those off the queue that w has taken: none if it panics.
+func (c *Conn) hand(w io.Writer, mem []byte) (n int, err error) {
+	defer func() {
 		c.mu.Lock()
 		k := max(0, min(n, len(mem)))
 		if !c.in.dropped && !c.in.pinned {
@@ -368,13 +406,8 @@ func (c *Conn) WriteTo(w io.Writer) (total int64, err error) {
 		c.unpin(k)
 		c.control(c.link.ep)
 		c.mu.Unlock()
-		switch {
-		case err != nil:
-			return total, err
-		case n != len(mem):
-			return total, io.ErrShortWrite
-		}
-	}
+	}()
+	return w.Write(mem)
 }
 
 // peek waits for bytes and returns the first ones, as many as lie together, with the link's memory

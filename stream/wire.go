@@ -103,8 +103,9 @@ func (c *Conn) tryControl(ep *transport.Endpoint) bool {
 		c.refusal = ""
 		return true
 	}
+	// A peer to which chunks are returned takes it that nothing waits. So a want comes behind.
 	ok := c.flag(ep, &d.open, kindOpen) && c.flag(ep, &d.accept, kindAccept) &&
-		c.puts(ep) && c.flag(ep, &d.want, kindWant) && c.list(ep, &d.returns, kindReturn)
+		c.puts(ep) && c.list(ep, &d.returns, kindReturn) && c.flag(ep, &d.want, kindWant)
 	if ok && d.space {
 		if ok = c.number(ep, kindSpace, c.in.limit); ok {
 			d.space = false

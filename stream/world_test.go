@@ -334,3 +334,10 @@ func (p *program) read(end int) {
 		}
 	}
 }
+
+func noError(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}

@@ -196,7 +196,7 @@ func (c *Conn) fill(p []byte, r io.Reader) (int, error) {
 		c.link.carrier.await(&out.wait, c.link.cfg.Spin)
 		c.mu.Lock()
 	}
-	stage.give(s)
+	stage.give(s, c.link)
 	return 0, failed
 }
 
@@ -251,7 +251,7 @@ func (c *Conn) putDone(s *piece) {
 		c.announce(s)
 	}
 	c.mu.Unlock()
-	s.stage.give(s)
+	s.stage.give(s, c.link)
 	c.out.wait.notify()
 }
 
