@@ -40,10 +40,10 @@
 //     connection with unread data resets it. [Conn.SetLinger] bounds the delivery. For TCP the
 //     kernel delivers when a process exits; here the process must live: call [CloseIdle] before you
 //     return from main, or what was written last may be lost.
-//   - If a link fails, all of its streams end with ECONNRESET, behind the bytes that have arrived, or
-//     with io.EOF if these are all. Streams cannot end one another. A
-//     peer that breaks the protocol ends its link with [ErrProtocol], and cannot write outside of
-//     the chunks of its link.
+//   - If a link fails, all of its streams end with ECONNRESET, behind the bytes that have arrived,
+//     or with io.EOF if these are all. Streams cannot end one another. A peer that breaks the
+//     protocol ends its link with [ErrProtocol], and cannot write outside of the chunks of its
+//     link.
 //   - Strangers at the listener's port cost a bounded number of connections, as package rendezvous
 //     says, and 256 that speak its protocol and go no further.
 //   - The TCP connection on which the two met stays open as long as the link, so the death of the
