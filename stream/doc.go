@@ -46,6 +46,8 @@
 //     link.
 //   - Strangers at the listener's port cost a bounded number of connections, as package rendezvous
 //     says, and 256 that speak its protocol and go no further.
+//   - A peer that does not run, in a debugger or a stopped container, is given up after the
+//     patience of its NICs, 3.8 seconds where they are software, although TCP would wait.
 //   - The TCP connection on which the two met stays open as long as the link, so the death of the
 //     peer is noticed at once.
 //
