@@ -245,7 +245,7 @@ func (e *linkError) Error() string { return e.err.Error() }
 func (e *linkError) Unwrap() error { return e.err }
 
 // Is makes it an ErrNoRDMA.
-func (e *linkError) Is(target error) bool { return target == ErrNoRDMA } //nolint:errorlint // by identity
+func (e *linkError) Is(target error) bool { return target == ErrNoRDMA }
 
 // meet meets the peer and makes a link, or, if tcp or one of the ends says why, a stream over TCP.
 func (h *hub) meet(ctx context.Context, key dialKey, cfg *Config, tcp string) (*Conn, *link, error) {
