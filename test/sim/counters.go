@@ -92,6 +92,15 @@ func (e *end) look() {
 		len(e.host.Dom.Devices()) != len(e.host.NICs) {
 		e.w.Broken(ruleCounters, "%v does not know itself", e)
 	}
+	qps := 0
+	for _, n := range e.vq.Carrier().NICs {
+		qps += n.QPs
+	}
+	if total, own := e.cq.cq.Total(), e.vq.Stats(); qps != len(e.vq.QPs()) || total.Sends < own.Sends ||
+		total.RailsLost < own.RailsLost || total.Reposted < own.Reposted {
+		e.w.Broken(ruleCounters, "%v: the carrier has %d queue pairs, the sums are %+v: %s", e, qps, total,
+			e.stats())
+	}
 	e.checkErr()
 	for range 4 {
 		e.callWrongly()
