@@ -382,7 +382,7 @@ func TestEventsMayCallTheWorker(t *testing.T) {
 	}
 	said := make(chan event, 16)
 	var worker *transport.Worker
-	// The last events come while the test ends, so a function asks, and the test looks at the answers.
+	// The last events come while the test ends, so a function asks, and the test compares.
 	say := func(what string) {
 		said <- event{what, [2]int{worker.Stats().Endpoints, len(worker.Endpoints())}}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strconv"
 )
 
 // The errors that a program can act on. Providers wrap them in an [*OpError]; test with errors.Is.
@@ -100,4 +101,126 @@ func (e *ModifyError) Is(target error) bool {
 		return target == ErrState
 	}
 	return target == ErrInvalid
+}
+
+// Status is how a work request ended (enum ibv_wc_status). A status other than success is an error:
+// you can return it and test for it with errors.Is, and it prints what happened in words.
+//
+// It has the kernel's number. Statuses of features that this package lacks have no name here:
+// memory windows, tag matching, end-to-end contexts. Such a status prints as its number: "unknown
+// status 22".
+type Status uint32
+
+// The statuses of a work completion.
+const (
+	StatusSuccess        Status = 0
+	StatusLocLenErr      Status = 1
+	StatusLocQPOpErr     Status = 2
+	StatusLocProtErr     Status = 4
+	StatusWRFlushErr     Status = 5
+	StatusBadRespErr     Status = 7
+	StatusLocAccessErr   Status = 8
+	StatusRemInvReqErr   Status = 9
+	StatusRemAccessErr   Status = 10
+	StatusRemOpErr       Status = 11
+	StatusRetryExcErr    Status = 12
+	StatusRNRRetryExcErr Status = 13
+	StatusRemAbortErr    Status = 16
+	StatusFatalErr       Status = 19
+	StatusRespTimeoutErr Status = 20
+	StatusGeneralErr     Status = 21
+)
+
+// statusText holds, for each status, its verbs name, its meaning, and what to check. Numbers that
+// this package does not name are empty.
+var statusText = [...]struct{ name, words, advice string }{
+	StatusSuccess: {"SUCCESS", "success", ""},
+	StatusLocLenErr: {"LOC_LEN_ERR", "local length error: a message did not fit the posted receive, or is " +
+		"longer than the NIC allows",
+		"post receives as long as the longest message, and keep messages within the port's limit"},
+	StatusLocQPOpErr: {"LOC_QP_OP_ERR", "local queue pair operation error: the NIC could not carry out the " +
+		"request",
+		"check the request against the queue pair's limits: operation, pieces of memory, inline bytes, " +
+			"outstanding reads and atomics; of a receive, that it is as long as the message"},
+	StatusLocProtErr: {"LOC_PROT_ERR", "local protection error: the local key, range or access right does " +
+		"not cover the memory",
+		"check that the local memory is registered with this NIC, still open, wholly inside its region, " +
+			"and with local write where data comes in"},
+	StatusWRFlushErr: {"WR_FLUSH_ERR",
+		"flushed: the queue pair was in the error state before this request ran",
+		"look for what came first: an error of an earlier request or at the peer, a fatal event of the " +
+			"NIC, or who closed, reset or modified the queue pair"},
+	StatusBadRespErr: {"BAD_RESP_ERR", "bad response: the peer answered with something impossible",
+		"check that each queue pair is connected to the one it was meant for, then the firmware of both " +
+			"NICs"},
+	StatusLocAccessErr: {"LOC_ACCESS_ERR", "local access error: a remote write or read violated the " +
+		"protection of local memory",
+		"check that the peer uses the key of the region that is registered now, stays inside it, and that " +
+			"it grants the right"},
+	StatusRemInvReqErr: {"REM_INV_REQ_ERR", "remote invalid request: the peer refused the message (too " +
+		"long, or the operation is not allowed)",
+		"check that the peer's receive is as long as the message, and that its queue pair allows the " +
+			"operation and as many outstanding reads and atomics"},
+	StatusRemAccessErr: {"REM_ACCESS_ERR", "remote access error: the remote key, range or access right " +
+		"does not cover the memory",
+		"check that the remote key is of a region that the peer still has open, that the range lies inside " +
+			"it, and that region and queue pair grant the right"},
+	StatusRemOpErr: {"REM_OP_ERR", "remote operation error: the peer could not complete the request",
+		"look at the peer: a request or receive of its own failed while it served this one, such as a " +
+			"receive that is shorter than the message"},
+	StatusRetryExcErr: {"RETRY_EXC_ERR", "transport retries exceeded: the peer or the path to it is gone",
+		"check that the peer's process lives and has connected, then link, routing and GID index, then " +
+			"timeout and retry count"},
+	StatusRNRRetryExcErr: {"RNR_RETRY_EXC_ERR", "receiver-not-ready retries exceeded: the peer posted no " +
+		"receive",
+		"let the peer post receives before they are needed, and more of them, or raise the RNR retry count " +
+			"(7 means for ever)"},
+	StatusRemAbortErr: {"REM_ABORT_ERR", "remote aborted: the peer ended the operation",
+		"look at the peer: it gave the operation up"},
+	StatusFatalErr: {"FATAL_ERR", "fatal error: the NIC or its driver failed",
+		"look at the kernel's log for the NIC: it must be reset or replaced, and everything on it opened " +
+			"anew"},
+	StatusRespTimeoutErr: {"RESP_TIMEOUT_ERR", "response timeout",
+		"check that the peer's process lives and that the path to it works"},
+	StatusGeneralErr: {"GENERAL_ERR", "general error of the transport",
+		"the vendor code and the kernel's log are all there is to go by"},
+}
+
+// String returns the status in words.
+func (s Status) String() string {
+	if s.known() {
+		return statusText[s].words
+	}
+	return "unknown status " + strconv.FormatUint(uint64(s), 10)
+}
+
+// Name returns the verbs name of the status: "RETRY_EXC_ERR".
+func (s Status) Name() string {
+	if s.known() {
+		return statusText[s].name
+	}
+	return "STATUS_" + strconv.FormatUint(uint64(s), 10)
+}
+
+// Advice returns the usual causes and what to check, most likely first: "check that the peer's
+// process lives ...". It is empty for success, for an unknown status, and if there is nothing to
+// add to String.
+func (s Status) Advice() string {
+	if s.known() {
+		return statusText[s].advice
+	}
+	return ""
+}
+
+func (s Status) known() bool { return int(s) < len(statusText) && statusText[s].name != "" }
+
+// Error returns the verbs name followed by the words.
+func (s Status) Error() string { return s.Name() + ": " + s.String() }
+
+// Err returns nil for success and the status itself otherwise.
+func (s Status) Err() error {
+	if s == StatusSuccess {
+		return nil
+	}
+	return s
 }

@@ -1,7 +1,9 @@
 package nic
 
 import (
+	"runtime"
 	"testing"
+	"time"
 
 	"ibverbx/verbs"
 )
@@ -122,5 +124,47 @@ func TestFlushOrder(t *testing.T) {
 	recv, recvs := r.qp.RQ.Take()
 	if sends || recvs || send != 0 || recv != 0 {
 		t.Errorf("flushed twice: send %d, %v, receive %d, %v", send, sends, recv, recvs)
+	}
+}
+
+// Whoever waits is counted while it waits and no longer: each WakeQuiet wakes all who wait, and
+// without one it has nothing to do.
+func TestAwaitQuietAgainAndAgain(t *testing.T) {
+	var l Lock
+	woken := make(chan struct{}, 3)
+	for _, waiting := range []int{1, 3, 2, 1} {
+		for n := 1; n <= waiting; n++ {
+			go func() {
+				l.Lock()
+				l.AwaitQuiet()
+				l.Unlock()
+				woken <- struct{}{}
+			}()
+			for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
+				l.Lock()
+				waiters := l.waiters
+				l.Unlock()
+				if waiters == n {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("%d wait, want %d", waiters, n)
+				}
+			}
+		}
+		l.Lock()
+		l.WakeQuiet()
+		l.Unlock()
+		for range waiting {
+			select {
+			case <-woken:
+			case <-time.After(10 * time.Second):
+				t.Fatal("one that waits is not woken")
+			}
+		}
+		if l.Lock(); l.waiters != 0 {
+			t.Errorf("%d wait after all were woken", l.waiters)
+		}
+		l.Unlock()
 	}
 }

@@ -30,7 +30,7 @@
 //
 // Towards foreign ends (NICs and the kernel's rdma_rxe) a QP goes back to the lost packet and sends
 // everything behind it again. Its window follows losses and has at most 128 packets, like
-// rdma_rxe's (foreign.go).
+// rdma_rxe's (check.go).
 //
 // Two ends of this package recognise each other (announce.go). Between them the responder keeps
 // packets that arrive ahead of a gap and lists them in its NAK, so that only lost packets are sent
