@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -201,4 +202,77 @@ type GIDEntry struct {
 	GID    GID
 	Type   GIDType
 	NetDev string // its network interface; empty if there is none
+}
+
+// DeviceInfo is what [Describe] finds out about a NIC. Its parts are words and plain numbers, for
+// lists and documents.
+type DeviceInfo struct {
+	Name  string     `json:"name"`
+	ID    DeviceID   `json:"id"`
+	Attr  DeviceAttr `json:"attributes"`
+	Ports []PortInfo `json:"ports"`
+}
+
+// PortInfo is a port with its GIDs.
+type PortInfo struct {
+	Port       int       `json:"port"`
+	State      string    `json:"state"`
+	LinkLayer  string    `json:"link_layer"`
+	ActiveMTU  int       `json:"active_mtu"` // bytes
+	MaxMTU     int       `json:"max_mtu"`
+	Speed      uint64    `json:"bits_per_second"` // 0 when unknown or unlimited
+	MaxMsgSize uint32    `json:"max_message_bytes"`
+	LID        uint16    `json:"lid"`
+	GIDs       []GIDInfo `json:"gids"` // those that are set: tables have holes
+}
+
+// GIDInfo is an entry of a GID table.
+type GIDInfo struct {
+	Index  int    `json:"index"`
+	GID    GID    `json:"gid"`
+	Type   string `json:"type"`
+	NetDev string `json:"netdev,omitempty"`
+}
+
+// Describe queries a NIC, its ports and their GIDs. With an error it returns what it could query:
+// nothing, without a name, if the NIC itself does not answer.
+func Describe(d Device) (DeviceInfo, error) {
+	attr, err := d.Query()
+	if err != nil {
+		return DeviceInfo{}, err
+	}
+	info, errs := DeviceInfo{Name: d.Name(), ID: d.ID(), Attr: attr, Ports: []PortInfo{}}, []error(nil)
+	for n := 1; n <= attr.Ports; n++ {
+		port, err := describePort(d, n)
+		errs = append(errs, err)
+		if port.Port != 0 {
+			info.Ports = append(info.Ports, port)
+		}
+	}
+	return info, errors.Join(errs...)
+}
+
+// describePort queries a port. With an error it returns what it could query; without a number the
+// port did not answer.
+func describePort(d Device, n int) (PortInfo, error) {
+	attr, err := d.QueryPort(n)
+	if err != nil {
+		return PortInfo{}, err
+	}
+	port := PortInfo{
+		Port: n, State: attr.State.String(), LinkLayer: attr.LinkLayer.String(),
+		ActiveMTU: attr.ActiveMTU.Bytes(), MaxMTU: attr.MaxMTU.Bytes(), Speed: attr.Speed,
+		MaxMsgSize: attr.MaxMsgSize, LID: attr.LID, GIDs: []GIDInfo{},
+	}
+	var failed error // the first: a table may have hundreds of entries
+	for i := range attr.GIDTableLen {
+		g, err := d.QueryGID(n, i)
+		switch {
+		case err != nil && failed == nil:
+			failed = err
+		case err == nil && !g.GID.IsZero():
+			port.GIDs = append(port.GIDs, GIDInfo{g.Index, g.GID, g.Type.String(), g.NetDev})
+		}
+	}
+	return port, failed
 }

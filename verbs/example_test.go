@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // A refused call says which call, where and why; errors.Is finds the reason.
@@ -55,6 +57,25 @@ func ExampleWC() {
 	// qp 17: request 7 (RDMA_WRITE) succeeded
 	// qp 17: receive 8 (RECV_RDMA_WITH_IMM, 64 bytes, immediate 0x2a) succeeded
 	// qp 17: work request 9 failed: FATAL_ERR: fatal error: the NIC or its driver failed
+}
+
+// A program that lists NICs.
+func ExampleDescribe() {
+	fabric, err := soft.New(soft.Config{Devices: 1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	info, err := verbs.Describe(fabric.Device(0))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(info.Name, "has", info.Attr.Ports, "port")
+	for _, port := range info.Ports {
+		fmt.Println(port.Port, port.State, port.LinkLayer, port.ActiveMTU, len(port.GIDs), "GIDs")
+	}
+	// Output:
+	// soft0 has 1 port
+	// 1 ACTIVE Ethernet 4096 2 GIDs
 }
 
 // A filter chooses NICs by name, in the order in which they are to be used.

@@ -58,33 +58,10 @@ type deviceList struct {
 	Reason   string       `json:"reason,omitempty"` // why there are none, or not all
 }
 
-// deviceInfo is a device with its ports.
+// deviceInfo is a device and what drives it.
 type deviceInfo struct {
-	Name     string           `json:"name"`
-	ID       verbs.DeviceID   `json:"id"`
-	Provider string           `json:"provider"`
-	Attr     verbs.DeviceAttr `json:"attributes"`
-	Ports    []portInfo       `json:"ports"`
-}
-
-// portInfo is a port with its GIDs, in words.
-type portInfo struct {
-	Port       int       `json:"port"`
-	State      string    `json:"state"`
-	LinkLayer  string    `json:"link_layer"`
-	ActiveMTU  int       `json:"active_mtu"`
-	MaxMTU     int       `json:"max_mtu"`
-	Speed      uint64    `json:"bits_per_second"` // 0 when unknown or unlimited
-	MaxMsgSize uint32    `json:"max_message_bytes"`
-	LID        uint16    `json:"lid"`
-	GIDs       []gidInfo `json:"gids"`
-}
-
-type gidInfo struct {
-	Index  int       `json:"index"`
-	GID    verbs.GID `json:"gid"`
-	Type   string    `json:"type"`
-	NetDev string    `json:"netdev,omitempty"`
+	verbs.DeviceInfo
+	Provider string `json:"provider"`
 }
 
 // Run lists the devices.
@@ -141,47 +118,13 @@ func listDevices(cfg nics.Config) ([]deviceInfo, error) {
 	devices, err := host.Devices()
 	errs := []error{err, host.Unopened()}
 	for _, d := range devices {
-		attr, err := d.Query()
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		info, err := verbs.Describe(d)
+		errs = append(errs, err)
+		if info.Name != "" {
+			list = append(list, deviceInfo{info, host.Name()})
 		}
-		info := deviceInfo{Name: d.Name(), ID: d.ID(), Provider: host.Name(), Attr: attr, Ports: []portInfo{}}
-		for n := 1; n <= attr.Ports; n++ {
-			port, err := inspectPort(d, n)
-			errs = append(errs, err)
-			if port.Port != 0 {
-				info.Ports = append(info.Ports, port)
-			}
-		}
-		list = append(list, info)
 	}
 	return list, errors.Join(append(errs, host.Close())...)
-}
-
-// inspectPort queries a port of a device. With an error it returns the partial result.
-func inspectPort(d verbs.Device, n int) (portInfo, error) {
-	attr, err := d.QueryPort(n)
-	if err != nil {
-		return portInfo{}, err
-	}
-	port := portInfo{
-		Port: n, State: attr.State.String(), LinkLayer: attr.LinkLayer.String(),
-		ActiveMTU: attr.ActiveMTU.Bytes(), MaxMTU: attr.MaxMTU.Bytes(), Speed: attr.Speed,
-		MaxMsgSize: attr.MaxMsgSize, LID: attr.LID, GIDs: []gidInfo{},
-	}
-	var failed error // the first: a table may have hundreds of entries
-	for i := range attr.GIDTableLen {
-		g, err := d.QueryGID(n, i)
-		switch {
-		case err != nil && failed == nil:
-			failed = err
-		case err == nil && !g.GID.IsZero(): // tables have holes
-			port.GIDs = append(port.GIDs, gidInfo{Index: g.Index, GID: g.GID, Type: g.Type.String(),
-				NetDev: g.NetDev})
-		}
-	}
-	return port, failed
 }
 
 // deviceTable has a line for each GID. Its cells end in bars.
