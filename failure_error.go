@@ -159,6 +159,15 @@ func (e *FailedError) Error() string {
 	return b.String()
 }
 
+// Brief says what happened in a few words, for a line that says more than this: what the NIC's own
+// code means, such as "the process has died", or else Err.
+func (e *FailedError) Brief() string {
+	if words := vendorWords(e.Err, e.VendorErr); words != "" {
+		return words
+	}
+	return fmt.Sprint(e.Err)
+}
+
 // gaveUpAfter returns GaveUpAfter, rounded to three digits.
 func (e *FailedError) gaveUpAfter() time.Duration {
 	unit := time.Duration(1)

@@ -12,6 +12,8 @@ import (
 
 	"ibverbx/internal/guard"
 	"ibverbx/tagged"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // TestStartedCalls has ranks make the same random calls, each with as many under way as it likes,
@@ -155,6 +157,15 @@ func TestStartedCallsLate(t *testing.T) {
 		!strings.HasPrefix(err.Error(), "tagged: barrier 1: context canceled: rank 1 of 2 is awaited") {
 		t.Errorf("%v", err)
 	}
+	past, cancel := context.WithDeadline(ctx, time.Now())
+	defer cancel()
+	err = started.Wait(past)
+	if !errors.As(err, &interrupted) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	if started.Cancel() || started.Done() || started.Info() != (tagged.Info{}) {
+		t.Errorf("a call under way was cancelled, or is described: %+v", started.Info())
+	}
 	any := r.recv(r.workers[0], 7, tagged.Exact, make([]byte, 1))
 	if err := r.workers[1].Barrier(ctx); err != nil {
 		t.Fatal(err)
@@ -162,10 +173,77 @@ func TestStartedCallsLate(t *testing.T) {
 	if i, err := tagged.WaitAny(ctx, any, started); i != 1 || err != nil || started.Err() != nil {
 		t.Errorf("request %d is done, %v; %v", i, err, started.Err())
 	}
-	if started.Cancel() {
-		t.Error("a call was cancelled")
+	if started.Cancel() || started.Info() != (tagged.Info{}) {
+		t.Errorf("a call that is done was cancelled, or is described: %+v", started.Info())
 	}
 	any.Cancel()
+}
+
+// due is a context whose deadline passes when a test says so.
+type due struct {
+	context.Context
+	passed chan struct{}
+}
+
+func (d due) Done() <-chan struct{} { return d.passed }
+func (d due) Err() error {
+	select {
+	case <-d.passed:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+// sent returns how many active messages a worker has sent.
+func sent(w *tagged.Worker) (n uint64) { return w.Stats().Transport.AMSent }
+
+// TestCallsGoOnWhileOneIsLate: while a wait whose deadline has passed finds out who is late, other
+// calls begin and end, and so does the one that it waits for.
+func TestCallsGoOnWhileOneIsLate(t *testing.T) {
+	t.Parallel()          // most of it is waiting
+	for try := range 20 { // on a busy machine the wait may be over before the rest has happened
+		r := newJoined(t, 2, tagged.Config{})
+		w, other := r.workers[0], r.workers[1]
+		if err := w.Start(); err != nil {
+			t.Fatal(err)
+		}
+		stall := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: r.fabric.Device(1), Count: -1})
+		theirs, err := other.StartBarrier()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := due{context.Background(), make(chan struct{})}
+		ended := make(chan error, 1)
+		before := sent(w)
+		go func() { ended <- w.Barrier(ctx) }()
+		for sent(w) == before { // its part of the barrier
+			time.Sleep(time.Millisecond)
+		}
+		before = sent(w)
+		close(ctx.passed)
+		for sent(w) == before { // the question
+			time.Sleep(time.Millisecond)
+		}
+		second, err := tagged.StartBroadcast(w, []int8{1}, 0)
+		select {
+		case early := <-ended:
+			ended <- early
+		default:
+		}
+		stillLate := len(ended) == 0
+		stall.Remove() // the message of the other rank arrives, and no answer
+		if end := <-ended; stillLate && end == nil && err == nil {
+			_, err := tagged.StartBroadcast(other, []int8{1}, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.done(theirs, second)
+			return
+		} else if try == 19 {
+			t.Errorf("the barrier: %v; a broadcast: %v, begun meanwhile: %t", end, err, stillLate)
+		}
+	}
 }
 
 // TestStartedCallsEnd: when a call fails, all that are under way do.
@@ -222,8 +300,8 @@ func TestBusyCalls(t *testing.T) {
 		}
 	}
 	if _, err := w.StartBarrier(); !errors.Is(err, tagged.ErrBusy) ||
-		err.Error() != "tagged: barrier: another collective call of this rank is under way: "+
-			"barrier 1 is not done, and no more than 2 are under way" {
+		err.Error() != "tagged: barrier: 2 calls are under way, the most at once: wait for barrier 1 first: "+
+			"another collective call of this rank is under way" {
 		t.Errorf("a third: %v", err)
 	}
 	waits := make(chan error, 3)
@@ -248,6 +326,21 @@ func TestBusyCalls(t *testing.T) {
 	}
 	if err := errors.Join(w.Barrier(ctx), <-waits); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestNoWorker: a call of no worker is refused.
+func TestNoWorker(t *testing.T) {
+	ctx := context.Background()
+	v := []int64{1}
+	_, a := tagged.StartAllReduce(nil, v, v, tagged.OpSum)
+	_, b := tagged.StartAllToAll(nil, v, v)
+	_, c := (*tagged.Worker)(nil).StartBarrier()
+	for i, err := range []error{a, b, c, tagged.AllToAll(ctx, nil, v, v), tagged.Broadcast(ctx, nil, v, 0),
+		(*tagged.Worker)(nil).Barrier(ctx)} {
+		if !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("call %d: %v", i, err)
+		}
 	}
 }
 

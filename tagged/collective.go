@@ -98,8 +98,7 @@ func Scatter[T Element](ctx context.Context, w *Worker, dst, src []T, root int) 
 // AllToAll copies block i of src to rank i, and puts what rank i has for this one into block i of
 // dst. Both have as many equal blocks as there are ranks.
 func AllToAll[T Element](ctx context.Context, w *Worker, dst, src []T) error {
-	n := len(src) / max(len(w.ranks.peers), 1)
-	return collect(ctx, w, call{kind: collective.AllToAll}, dst, src, n)
+	return collect(ctx, w, call{kind: collective.AllToAll}, dst, src, len(src))
 }
 
 // StartBarrier starts a [Worker.Barrier], as do the other functions named Start their calls: the
@@ -150,8 +149,7 @@ func StartScatter[T Element](w *Worker, dst, src []T, root int) (*Request, error
 
 // StartAllToAll starts [AllToAll].
 func StartAllToAll[T Element](w *Worker, dst, src []T) (*Request, error) {
-	n := len(src) / max(len(w.ranks.peers), 1)
-	return start(w, call{kind: collective.AllToAll}, dst, src, n)
+	return start(w, call{kind: collective.AllToAll}, dst, src, len(src))
 }
 
 // call is a collective call as this rank makes it.
@@ -245,8 +243,11 @@ func (c *call) check(ranks, rank, dst, src int, known bool) error {
 }
 
 // collect makes a collective call and waits for its end. n is the length of the vector, or of each
-// block.
+// block; of an all-to-all that of all blocks.
 func collect[T Element](ctx context.Context, w *Worker, c call, dst, src []T, n int) error {
+	if w == nil {
+		return refuse(c.kind.String(), verbs.ErrInvalid, noWorker)
+	}
 	x := &w.exchange
 	if err := x.enter(ctx, &c); err != nil {
 		return err
@@ -263,6 +264,9 @@ func collect[T Element](ctx context.Context, w *Worker, c call, dst, src []T, n 
 
 // start begins a collective call.
 func start[T Element](w *Worker, c call, dst, src []T, n int) (*Request, error) {
+	if w == nil {
+		return nil, refuse(c.kind.String(), verbs.ErrInvalid, noWorker)
+	}
 	c.n, c.of = n, collective.TypeOf[T]()
 	if c.unequal {
 		c.op = opUnequal
@@ -274,6 +278,8 @@ func start[T Element](w *Worker, c call, dst, src []T, n int) (*Request, error) 
 	return r, err
 }
 
+const noWorker = "the worker is nil"
+
 // enter admits a blocking call.
 func (x *exchange) enter(ctx context.Context, c *call) error {
 	op := c.kind.String()
@@ -283,6 +289,7 @@ func (x *exchange) enter(ctx context.Context, c *call) error {
 	if !x.blocking.CompareAndSwap(false, true) {
 		return refuse(op, ErrBusy, "another goroutine waits in one, and the order must be that of all ranks")
 	}
+	x.w.tw.Progress() // for a note that another rank has ended all calls: start reads it
 	ended := errwrap.ContextErr(ctx)
 	if ended == nil || x.w.ranks.peers == nil {
 		return nil
@@ -304,12 +311,16 @@ func (x *exchange) start(c *call, dst, src []byte, dstLen, srcLen int) (*Request
 	x.mu.Lock()
 	defer x.release()
 	cfg := &x.w.cfg
+	if c.kind == collective.AllToAll {
+		c.n /= cfg.Size
+	}
+	x.readNotes() // another rank may have ended all calls already
 	switch {
 	case x.stopped != nil:
 		return nil, x.ended(c.kind, x.record.Step+1)
 	case len(x.calls) != 0 && x.record.Step-x.calls[0].step+1 >= uint64(x.most):
-		return nil, refuse(op, ErrBusy, "%v %d is not done, and no more than %d are under way",
-			x.calls[0].kind, x.calls[0].step, x.most)
+		return nil, &errwrap.Error{Err: fmt.Errorf("tagged: %s: %d calls are under way, the most at once: "+
+			"wait for %v %d first: %w", op, x.most, x.calls[0].kind, x.calls[0].step, ErrBusy)}
 	}
 	known := !c.reduces() || c.combine != nil || c.of.Has(c.op)
 	err := c.check(cfg.Size, cfg.Rank, dstLen, srcLen, known)

@@ -108,9 +108,11 @@
 // If the ranks make different calls, or one refuses its arguments, all get [ErrMismatch]; one of
 // them says who called what. If a rank fails, or the context of a rank ends, the call ends on all,
 // with the reason: the rank that has failed, or those that are waited for. If a deadline has
-// passed, these are the ranks that have not made the call, and those that do not answer. After an
-// error no collective call of the worker works any more, and the memory of the one that failed may
-// be accessed until [Worker.Close] has returned. Messages go on.
+// passed, these are the ranks that have not made the call, and those that do not answer, which
+// takes up to half a second to find out. A rank that has all that it needs of a call succeeds even
+// if others have ended it, unless it knows of that when it calls; its next call has the error.
+// After an error no collective call of the worker works any more, and the memory of the one that
+// failed may be accessed until [Worker.Close] has returned. Messages go on.
 //
 // # Which message goes where
 //

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"ibverbx"
 	"ibverbx/internal/errwrap"
 	"ibverbx/transport"
 )
@@ -33,7 +34,8 @@ var (
 	// failed or ended. The error also wraps why the last one did.
 	ErrNoPeer = errors.New("no endpoint is left that could send")
 	// ErrMismatch: the ranks did not make the same collective calls, or one was refused for an
-	// argument. The error of one rank says who called what, those of the others name that rank.
+	// argument. The error of one rank says who called what, those of the others name that rank; one
+	// that was refused has verbs.ErrInvalid, too.
 	ErrMismatch = errors.New("collective calls do not match")
 	// ErrBusy: a collective call was refused, and had no effect, because another one of this rank
 	// is under way: a goroutine waits in it, or as many have begun as can be under way at once.
@@ -48,6 +50,33 @@ var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
 // noPeer returns ErrNoPeer with err, which says why the last endpoint ended.
 func noPeer(op string, err error) error {
 	return &errwrap.Error{Err: fmt.Errorf("tagged: %s: %w: %w", op, ErrNoPeer, within{err})}
+}
+
+// mismatchError is the error of arguments that a collective call was refused for: the other ranks
+// get ErrMismatch, and so does this one. Its text is that of the reason.
+type mismatchError struct{ err error }
+
+func (e *mismatchError) Error() string   { return e.err.Error() }
+func (e *mismatchError) Unwrap() []error { return []error{e.err, ErrMismatch} }
+
+// briefError is the failure of an endpoint in a few words: "rank 1: peer failed: the process has
+// died". It wraps the error that has the rest.
+type briefError struct {
+	text string
+	err  error
+}
+
+func (e *briefError) Error() string { return e.text }
+func (e *briefError) Unwrap() error { return e.err }
+
+// briefly shortens the failure of an endpoint, if there is something to shorten.
+func briefly(err error) error {
+	var peer *transport.EndpointError
+	var cause *ibverbx.FailedError
+	if errors.As(err, &peer) && peer.Event == nil && errors.As(peer.Cause, &cause) {
+		return &briefError{fmt.Sprintf("%s: %v: %s", peer.Peer, peer.Err, cause.Brief()), err}
+	}
+	return err
 }
 
 // InterruptedError says that a context ended a wait while the request goes on: the request owns its

@@ -44,7 +44,7 @@ type exchange struct {
 	notes     *Request // receives the next note
 	note      [maxNote]byte
 	questions []question
-	roll      *roll // nil if there is none
+	rolls     []*roll // those under way
 }
 
 // party is another rank, as the exchange sees it.
@@ -373,9 +373,10 @@ func (x *exchange) wait(ctx context.Context, r *Request) error {
 	x.mu.Lock()
 	defer x.release()
 	if c := x.callOf(r); c != nil {
-		err = callError(c.kind, c.step, x.late(ctx, c, err))
+		kind, step := c.kind, c.step
+		err = callError(kind, step, x.late(ctx, r, err))
 	}
-	if r.Done() { // another rank has ended it meanwhile
+	if r.Done() { // while this rank asked for those that are late
 		return r.Err()
 	}
 	return &InterruptedError{Req: r, Err: within{err}}
@@ -385,15 +386,15 @@ func (x *exchange) wait(ctx context.Context, r *Request) error {
 func (x *exchange) giveUp(ctx context.Context, r *Request, err error) {
 	x.mu.Lock()
 	defer x.release()
-	c := x.callOf(r)
-	if c == nil {
+	if x.callOf(r) == nil {
 		return
 	}
 	why := byte(stopFailed)
 	if ended := ctx.Err(); ended != nil && errors.Is(err, ended) {
 		why = stopGaveUp
 	}
-	if err = x.late(ctx, c, err); x.stopped == nil {
+	err = x.late(ctx, r, err)
+	if c := x.callOf(r); c != nil {
 		x.fail(c, why, err)
 	}
 }

@@ -39,7 +39,7 @@ const (
 
 // heard handles the answer of a rank: the step that it has come to, and the ranks that it waits
 // for.
-func (l *roll) heard(from int, step uint64, waits []byte) {
+func (l *roll) heard(from int, step uint64, waits []int) {
 	if _, asked := l.said[from]; !asked {
 		return
 	}
@@ -48,9 +48,7 @@ func (l *roll) heard(from int, step uint64, waits []byte) {
 		return
 	}
 	l.said[from] = saidEntered
-	for ; len(waits) >= 4; waits = waits[4:] {
-		l.next = append(l.next, int(binary.LittleEndian.Uint32(waits)))
-	}
+	l.next = append(l.next, waits...)
 }
 
 // silent reports whether a rank that was asked has not answered.
@@ -89,32 +87,37 @@ func (c *flight) peers(yield func(rank int) bool) {
 	}
 }
 
-// callRoll asks which ranks have not made a call. It returns early if the call ends.
-func (x *exchange) callRoll(c *flight) *roll {
+// callRoll asks which ranks have not made the call of a request. It releases mu meanwhile, so that
+// all calls go on, and returns early if this one ends.
+func (x *exchange) callRoll(r *Request) *roll {
+	c := x.callOf(r)
 	l := &roll{step: c.step, said: map[int]answer{}}
 	for rank := range c.peers {
 		l.next = append(l.next, rank)
 	}
-	x.roll = l
-	defer func() { x.roll = nil }()
+	x.rolls = append(x.rolls, l)
+	x.release()
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
 	looks := 0
 	_ = x.w.tw.WaitFor(ctx, time.Millisecond, func() bool {
-		x.askNext(l)
-		x.readNotes()
 		if looks++; looks > 1000 && x.w.cfg.Transport.Idle != nil {
 			return true // its scheduler has its own clock
 		}
-		return x.stopped != nil || len(l.next) == 0 && !l.silent()
+		x.mu.Lock()
+		defer x.release()
+		x.askNext(l)
+		return r.Done() || len(l.next) == 0 && !l.silent()
 	})
+	x.mu.Lock()
+	x.rolls = slices.DeleteFunc(x.rolls, func(other *roll) bool { return other == l })
 	return l
 }
 
 // askNext asks the ranks that have not been asked.
 func (x *exchange) askNext(l *roll) {
 	for _, rank := range l.next {
-		if _, asked := l.said[rank]; asked || rank < 0 || rank >= len(x.parties) || rank == x.w.cfg.Rank {
+		if _, asked := l.said[rank]; asked || rank == x.w.cfg.Rank {
 			continue
 		}
 		l.said[rank] = saidNothing
@@ -125,17 +128,22 @@ func (x *exchange) askNext(l *roll) {
 	l.next = l.next[:0]
 }
 
-// late says which ranks a call waits for, after the error of a context that has ended. If that was
-// a deadline, it finds out which have not made the call, and which do not answer.
-func (x *exchange) late(ctx context.Context, c *flight, err error) error {
+// late says which ranks the call of a request waits for, after the error of a context that has
+// ended. If that was a deadline, it finds out which have not made the call, and which do not
+// answer; the call may end meanwhile.
+func (x *exchange) late(ctx context.Context, r *Request, err error) error {
 	ended := ctx.Err()
 	if ended == nil || !errors.Is(err, ended) {
 		return err
 	}
 	if !errors.Is(ended, context.DeadlineExceeded) {
-		return fmt.Errorf("%w: %s", errwrap.ContextErr(ctx), x.awaited(c))
+		return fmt.Errorf("%w: %s", errwrap.ContextErr(ctx), x.awaited(x.callOf(r)))
 	}
-	l := x.callRoll(c)
+	l := x.callRoll(r)
+	c := x.callOf(r)
+	if c == nil {
+		return err
+	}
 	size := x.w.cfg.Size
 	e := &lateError{size: size}
 	named := func(which answer, one, many string) (text string) {

@@ -2,6 +2,7 @@ package tagged_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx"
 	"ibverbx/tagged"
+	"ibverbx/transport"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // TestCollectivesMismatch: ranks that make different calls all end, and say who called what, or
@@ -106,7 +110,7 @@ func TestCollectivesMismatch(t *testing.T) {
 				}
 				return err
 			}) {
-				if !errors.Is(err, tagged.ErrMismatch) && (i != 2 || !errors.Is(err, verbs.ErrInvalid)) {
+				if !errors.Is(err, tagged.ErrMismatch) || i != 2 && errors.Is(err, verbs.ErrInvalid) {
 					t.Errorf("rank %d: %v", i, err)
 				}
 				for want := range strings.SplitSeq(c.want, "|") {
@@ -138,6 +142,27 @@ func TestCollectivesDeath(t *testing.T) {
 		if !errors.Is(err, tagged.ErrPeerFailed) || !strings.Contains(text, "rank 3") ||
 			!strings.HasPrefix(text, "tagged: all-reduce 2: ") {
 			t.Errorf("rank %d: %v", i, err)
+		}
+	}
+}
+
+// TestCollectivesDeathInBrief: the error of a call says in a few words why a rank has failed, and
+// wraps the one that says all.
+func TestCollectivesDeathInBrief(t *testing.T) {
+	for _, c := range []struct {
+		vendor uint32
+		want   string
+	}{
+		{0x53484d01, "the process has died"}, // what package verbs/shm reports
+		{0, "RETRY_EXC_ERR: transport retries exceeded: the peer or the path to it is gone"},
+	} {
+		r := newJoined(t, 2, tagged.Config{})
+		r.fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: r.fabric.Device(0), VendorErr: c.vendor})
+		err := tagged.Broadcast(timeout(t, 20*time.Second), r.workers[0], make([]byte, 1<<20), 0)
+		var all *ibverbx.FailedError
+		if !strings.HasPrefix(fmt.Sprint(err), "tagged: broadcast 1: rank 1: peer failed: "+c.want) ||
+			len(err.Error()) > 160 || !errors.As(err, &all) || !errors.Is(err, tagged.ErrPeerFailed) {
+			t.Errorf("%v", err)
 		}
 	}
 }
@@ -224,6 +249,68 @@ func TestCollectivesDeadline(t *testing.T) {
 			}
 			if who, size := late.Late(); !slices.Equal(who, []int{4}) || size != ranks {
 				t.Errorf("ranks %v of %d are late", who, size)
+			}
+		})
+	}
+}
+
+// TestCollectivesGivenUp: a rank that calls after the others have given up gets their error,
+// although its part takes nothing of them.
+func TestCollectivesGivenUp(t *testing.T) {
+	r := newJoined(t, 3, tagged.Config{})
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	ctx := timeout(t, 20*time.Second)
+	for i := range 2 {
+		if err := tagged.Broadcast(over, r.workers[i], []int8{1}, 2); err == nil {
+			t.Errorf("rank %d has what rank 2 has not sent", i)
+		}
+		// What it says is there then, and rank 2 has not looked.
+		if err := r.peer(i, 2).Transport().Flush(ctx, transport.FlushLocal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := tagged.Broadcast(ctx, r.workers[2], []int8{1}, 2); !errors.Is(err, tagged.ErrCanceled) {
+			t.Errorf("the late one: %v", err)
+		}
+	}
+}
+
+// TestBadNotes: a note that no rank sends ends the endpoint that it came over, and no call of the
+// others.
+func TestBadNotes(t *testing.T) {
+	const noteTag = 0xfe << 56
+	note := func(kind byte, a, b uint64, rest ...byte) []byte {
+		n := binary.LittleEndian.AppendUint64([]byte{kind, 7: 0}, a)
+		return append(binary.LittleEndian.AppendUint64(n, b), rest...)
+	}
+	for name, bad := range map[string][]byte{
+		"kind":               note(6, 0, 0),
+		"kind 255":           note(255, 0, 0),
+		"rank of a stop":     note(1, 3, 0),
+		"rank below zero":    note(3, ^uint64(0), 0),
+		"a rank that waits":  note(5, 1, 1, 3, 0, 0, 0),
+		"short":              note(0, 0, 0)[:23],
+		"longer than any is": note(2, 0, 0, make([]byte, 400)...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newJoined(t, 3, tagged.Config{})
+			victim, hostile := r.peer(0, 2), r.peer(2, 0)
+			header := head(16, 0, 0, 0, noteTag)
+			if _, err := hostile.Transport().AMBcopy(tagged.FirstAMID, header,
+				func(dst []byte) int { return copy(dst, bad) }); err != nil {
+				t.Fatal(err)
+			}
+			r.until(func() bool { return victim.Err() != nil })
+			if err := victim.Err(); !errors.Is(err, tagged.ErrProtocol) {
+				t.Errorf("%v", err)
+			}
+			ctx := timeout(t, 20*time.Second)
+			for _, w := range r.workers[:2] { // a call without data waits for nobody
+				if err := tagged.Broadcast(ctx, w, []int8{}, 0); err != nil {
+					t.Errorf("the others: %v", err)
+				}
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package tagged
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -35,6 +36,8 @@ const (
 const (
 	noteTag = 0xfe << 56
 	maxNote = 400
+	// noteHead is the length of a note without its last part.
+	noteHead = 24
 )
 
 // question is that of a rank which waits for this one: the step that it is in, and its call.
@@ -48,6 +51,9 @@ type question struct {
 func (x *exchange) refuse(why byte, c *call, err error) error {
 	if x.stopped != nil {
 		return x.ended(c.kind, x.record.Step+1)
+	}
+	if why == stopMismatch {
+		err = &mismatchError{err}
 	}
 	x.record.Step++
 	x.stop(why, x.w.cfg.Rank, err, c.kind, x.record.Step)
@@ -75,7 +81,7 @@ func callError(kind collective.Kind, step uint64, err error) error {
 
 // stop ends all calls because a call has failed at this rank, and tells the others.
 func (x *exchange) stop(why byte, origin int, err error, kind collective.Kind, step uint64) {
-	x.stopped = err
+	x.stopped = briefly(err)
 	text := within{x.ended(kind, step)}.Error()
 	x.endAll(why, origin, strings.Replace(text, ErrMismatch.Error()+": ", "", 1)) // the others add it
 }
@@ -91,7 +97,7 @@ func (x *exchange) endAll(why byte, origin int, text string) {
 		x.end(c, callError(c.kind, c.step, x.stopped))
 	}
 	x.calls = nil
-	note := append(newNote(why, uint64(origin), 0), text[:min(len(text), maxNote-24)]...)
+	note := append(newNote(why, uint64(origin), 0), text[:min(len(text), maxNote-noteHead)]...)
 	x.w.mu.Lock()
 	x.sweep()
 	peers := slices.Clone(x.w.ranks.peers)
@@ -134,7 +140,7 @@ func (x *exchange) sweep() {
 
 // newNote returns a note without its last part.
 func newNote(kind byte, a, b uint64) []byte {
-	note := make([]byte, 24, maxNote)
+	note := make([]byte, noteHead, maxNote)
 	note[0] = kind
 	binary.LittleEndian.PutUint64(note[8:], a)
 	binary.LittleEndian.PutUint64(note[16:], b)
@@ -171,31 +177,58 @@ func (x *exchange) readNotes() {
 		err, info := x.notes.Err(), x.notes.Info()
 		x.notes.Free()
 		x.notes = nil
-		if err != nil {
+		switch {
+		case err == nil || errors.Is(err, ErrTruncated):
+			if err = x.read(info); err != nil {
+				x.w.mu.Lock()
+				info.Source.violated(err)
+				x.w.mu.Unlock()
+			}
+		case info.Source == nil:
 			x.notesFailed(err)
 			return
-		}
-		if info.Length < 24 || info.Source.rank < 0 {
-			continue // no rank sends it
-		}
-		note := x.note[:info.Length]
-		a, b := binary.LittleEndian.Uint64(note[8:]), binary.LittleEndian.Uint64(note[16:])
-		from := info.Source.rank
-		switch note[0] {
-		case noteQuestion:
-			x.questions = slices.DeleteFunc(x.questions, func(q question) bool { return q.rank == from })
-			x.questions = append(x.questions, question{from, a, ticket(b)})
-		case noteRoll:
-			sendNote(info.Source, x.entered(a))
-		case noteEntered:
-			if x.roll != nil && x.roll.step == b {
-				x.roll.heard(from, a, note[24:])
-			}
-		default:
-			x.stoppedBy(note[0], int(a), peertext.Line(string(note[24:]), maxNote))
-			return
-		}
+		} // otherwise its sender has failed, and the others have not
 	}
+}
+
+// read handles the note that has arrived. It returns an error if no rank would send it.
+func (x *exchange) read(info Info) error {
+	from, size := info.Source.rank, uint64(x.w.cfg.Size)
+	if info.Length < noteHead || info.Length > maxNote || from < 0 {
+		return fmt.Errorf("a note of %d bytes: those of ranks have %d to %d", info.Length, noteHead, maxNote)
+	}
+	note := x.note[:info.Length]
+	kind, rest := note[0], note[noteHead:]
+	a, b := binary.LittleEndian.Uint64(note[8:]), binary.LittleEndian.Uint64(note[16:])
+	switch kind {
+	case noteQuestion:
+		x.questions = slices.DeleteFunc(x.questions, func(q question) bool { return q.rank == from })
+		x.questions = append(x.questions, question{from, a, ticket(b)})
+	case noteRoll:
+		sendNote(info.Source, x.entered(a))
+	case noteEntered:
+		var waits []int
+		for ; len(rest) >= 4; rest = rest[4:] {
+			rank := binary.LittleEndian.Uint32(rest)
+			if uint64(rank) >= size {
+				return fmt.Errorf("a note that rank %d is awaited: there are %d ranks", rank, size)
+			}
+			waits = append(waits, int(rank))
+		}
+		for _, l := range x.rolls {
+			if l.step == b {
+				l.heard(from, a, waits)
+			}
+		}
+	case stopMismatch, stopFailed, stopGaveUp:
+		if a >= size {
+			return fmt.Errorf("a note that rank %d has ended a call: there are %d ranks", a, size)
+		}
+		x.stoppedBy(kind, int(a), peertext.Line(string(rest), maxNote))
+	default:
+		return fmt.Errorf("a note of kind %d: %d is the largest", kind, noteEntered)
+	}
+	return nil
 }
 
 // notesFailed ends all calls, of which no note can be received any more: the worker is closed.
@@ -217,7 +250,7 @@ func (x *exchange) stoppedBy(why byte, origin int, text string) {
 	case stopGaveUp:
 		cause = ErrCanceled
 		if len(x.calls) != 0 && len(x.calls[0].waiting) != 0 {
-			also = fmt.Sprintf("; by this one, rank %d, %s", x.w.cfg.Rank, x.awaited(x.calls[0]))
+			also = fmt.Sprintf("; rank %d waits, too: %s", x.w.cfg.Rank, x.awaited(x.calls[0]))
 		}
 	}
 	x.stopped = fmt.Errorf("%w: rank %d has ended it: %s%s", cause, origin, text, also)

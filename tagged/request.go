@@ -199,7 +199,7 @@ func (r *Request) Err() error {
 }
 
 // Info describes the message once the request is done: for a receive its tag, length and source,
-// for a send what the caller passed.
+// for a send what the caller passed. That of a collective call is zero.
 func (r *Request) Info() Info {
 	if r == nil || !r.comp.Fired() {
 		return Info{}
@@ -340,7 +340,7 @@ func firstDone(reqs []*Request) (first int, w *Worker, err error) {
 // Cancel cancels a receive that no message has matched, or a send of which nothing has gone out:
 // the request is then done, with ErrCanceled. Otherwise Cancel returns false and has no effect: the
 // request has completed, or will. If a receive is cancelled while its message arrives, either may
-// win.
+// win. A collective call cannot be cancelled: other ranks take part in it.
 func (r *Request) Cancel() bool {
 	if r == nil {
 		return false
