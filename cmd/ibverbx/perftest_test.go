@@ -95,7 +95,7 @@ func TestPerftestRefuses(t *testing.T) {
 		"ib_send_lat -n 1":                       "a latency is the time between two messages",
 		"ib_send_bw -a":                          "unknown flag -a",
 		"ib_send_bw -s 0":                        "--size 0",
-		"ib_send_bw -s 4E":                       "want a whole number with K, M or G",
+		"ib_send_bw -s 4E":                       "want a whole number with K, M, G or T",
 		"ib_send_bw -s 2G":                       "--size 2147483648: must be 1 to 1073741824",
 		"ib_send_bw -n 0":                        "--iters 0: must be 1 to 100000000",
 		"ib_send_bw -q 16384 -s 1M":              "takes more than 4 GiB",

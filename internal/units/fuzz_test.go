@@ -22,7 +22,7 @@ func bounded(t *testing.T, text string, err error) {
 }
 
 // wellFormed is what a size looks like.
-var wellFormed = regexp.MustCompile(`(?i)^\s*([0-9]+)\s*(b|([kmg])(?:i|ib)?)?\s*$`)
+var wellFormed = regexp.MustCompile(`(?i)^\s*([0-9]+)\s*(b|([kmgt])(?:i|ib)?)?\s*$`)
 
 // sizeOf is the size that a text says, counted without bounds; nil where it says none.
 func sizeOf(text string) *big.Int {
@@ -31,14 +31,14 @@ func sizeOf(text string) *big.Int {
 		return nil
 	}
 	n, _ := new(big.Int).SetString(parts[1], 10)
-	return n.Lsh(n, uint(10*(strings.Index("kmg", strings.ToLower(parts[3]))+1))*uint(min(len(parts[3]), 1)))
+	return n.Lsh(n, uint(10*(strings.Index("kmgt", strings.ToLower(parts[3]))+1))*uint(min(len(parts[3]), 1)))
 }
 
 // FuzzParseSize reads sizes. They are what an unbounded count makes of the text, and what is
 // printed reads as the same.
 func FuzzParseSize(f *testing.F) {
 	for _, s := range []string{"4096", "64K", "1MiB", "2 GiB", "8b", "64kb", "9223372036854775807",
-		"8589934592G", "1.5M", "-1", "", "K"} {
+		"8589934592G", "3t", "1.5M", "-1", "", "K"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -20,13 +20,14 @@ import (
 type Size uint64
 
 // sizeForm is a number, a prefix and a unit.
-var sizeForm = regexp.MustCompile(`^(?i)\s*([0-9]+)\s*(?:b|([kmg])(ib?|b)?)?\s*$`)
+var sizeForm = regexp.MustCompile(`^(?i)\s*([0-9]+)\s*(?:b|([kmgt])(ib?|b)?)?\s*$`)
 
 // ParseSize reads a size.
 func ParseSize(s string) (Size, error) {
 	parts := sizeForm.FindStringSubmatch(s)
 	if parts == nil {
-		return 0, fmt.Errorf("size %q: want a whole number with K, M or G, such as 4096, 64K, 1M or 1MiB", s)
+		return 0, fmt.Errorf("size %q: want a whole number with K, M, G or T, such as 4096, 64K, 1M "+
+			"or 1MiB", s)
 	}
 	digits, prefix := parts[1], strings.ToUpper(parts[2])
 	if strings.EqualFold(parts[3], "b") {
@@ -34,7 +35,7 @@ func ParseSize(s string) (Size, error) {
 			"the number of bytes", s, prefix, digits, prefix)
 	}
 	n, err := strconv.ParseUint(digits, 10, 64)
-	shift := 10 * strings.Index(" KMG", prefix)
+	shift := 10 * strings.Index(" KMGT", prefix)
 	if prefix == "" {
 		shift = 0
 	}
