@@ -31,6 +31,9 @@ func (f *doctorCmd) Run(c *console) error {
 	if f.Listen.given {
 		return doctor.Serve(c.ctx, f.Listen.address, f.config(f.Provider), c.complain)
 	}
+	if _, err := os.ReadDir(f.Root); err != nil {
+		return usage("--root: %v", err)
+	}
 	r := doctor.Check(os.DirFS(f.Root), doctor.Config{Memory: uint64(f.Memory), NeedRDMA: f.NeedRDMA})
 	if f.Host != "" {
 		r.Visit(c.ctx, string(f.Host), f.config(f.Provider))

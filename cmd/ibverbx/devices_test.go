@@ -119,8 +119,10 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("doctor --json%s: exit %d, %v, %+v", flags, code, err, doc)
 		}
 	}
-	if code, _, errs := command(t, "doctor --memory lots"); code != exitUsage || errs == "" {
-		t.Errorf("exit %d, stderr %q", code, errs)
+	for _, flags := range []string{"--memory lots", "--root /nonexistent"} {
+		if code, _, errs := command(t, "doctor "+flags); code != exitUsage || errs == "" {
+			t.Errorf("%s: exit %d, stderr %q", flags, code, errs)
+		}
 	}
 }
 

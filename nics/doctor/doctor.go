@@ -9,6 +9,13 @@
 // nothing and changes nothing, and takes some milliseconds. Whether packets reach another host, and
 // how fast, [Report.Visit] finds out together with [Serve] there.
 //
+// # What is not checked
+//
+// What the kernel shows through netlink or verbs only: offloads of interfaces, the fastest rate and
+// the largest MTU that a port supports, and PFC, ECN and DSCP where the driver has no files for
+// them (NVIDIA's own drivers have). The state of switches. Limits of a sandbox: seccomp, AppArmor,
+// the devices of a control group.
+//
 // A tree of files is input like any other: it may be cut short, contradict itself, or be made up. A
 // file that is missing or that makes no sense yields a finding with status [Unknown], or none.
 package doctor
@@ -84,12 +91,17 @@ func Check(root fs.FS, cfg Config) *Report {
 	}
 	x.RDMA = len(x.NICs) != 0
 	x.missing(devices)
+	if len(devices) != 0 || cfg.Memory != 0 {
+		x.memlock(len(devices) != 0)
+	}
 	if len(devices) != 0 {
-		x.memlock()
 		x.cgroup()
 		x.gpu()
+		x.hugePages()
 	}
+	x.sharedMemory()
 	x.sockets(devices)
+	x.bursts()
 	x.Uses = "shared memory (provider shm) with processes of this host, and with others "
 	if x.RDMA {
 		x.Uses += "real NICs (provider rdmacore): " + line(strings.Join(x.NICs, ", "))
@@ -112,11 +124,29 @@ func (r *Report) add(f Finding) {
 	r.Findings = append(r.Findings, f)
 }
 
-// WriteJSON writes the report for programs.
+// WriteJSON writes the report for programs, the worst findings first.
 func (r *Report) WriteJSON(w io.Writer) error {
+	sorted := *r
+	sorted.Findings = r.worstFirst()
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	return e.Encode(r)
+	return e.Encode(sorted)
+}
+
+// worstFirst returns the findings in the order in which they are shown.
+func (r *Report) worstFirst() []Finding {
+	rank := map[Status]int{Fail: 0, Warn: 1, Unknown: 2, OK: 3}
+	list := slices.Clone(r.Findings)
+	slices.SortStableFunc(list, func(a, b Finding) int { return cmp.Compare(rank[a.Status], rank[b.Status]) })
+	return list
+}
+
+// counted writes a number of things.
+func counted(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprint(n, " ", what)
 }
 
 // WriteText writes the report for people: first what a connection is made over, then what is wrong,
@@ -126,15 +156,12 @@ func (r *Report) WriteText(w io.Writer) error {
 	for _, f := range r.Findings {
 		counts[f.Status]++
 	}
-	if _, err := fmt.Fprintf(w, "ibverbx uses %s.\n%d ok, %d unknown, %d warnings, %d failures\n\n", r.Uses,
-		counts[OK], counts[Unknown], counts[Warn], counts[Fail]); err != nil {
+	if _, err := fmt.Fprintf(w, "ibverbx uses %s.\n%d ok, %d unknown, %s, %s\n\n", r.Uses, counts[OK],
+		counts[Unknown], counted(counts[Warn], "warning"), counted(counts[Fail], "failure")); err != nil {
 		return err
 	}
-	rank := map[Status]int{Fail: 0, Warn: 1, Unknown: 2, OK: 3}
-	list := slices.Clone(r.Findings)
-	slices.SortStableFunc(list, func(a, b Finding) int { return cmp.Compare(rank[a.Status], rank[b.Status]) })
 	cells := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, f := range list {
+	for _, f := range r.worstFirst() {
 		seen := f.Seen
 		if f.From != "" {
 			seen += " (" + f.From + ")"

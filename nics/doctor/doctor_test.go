@@ -2,14 +2,15 @@ package doctor_test
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -20,10 +21,14 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the reports in testdata")
 
-// record reads a recorded tree: "-- path [mode] --" on a line of its own, and the file's text
-// below.
+// owner has the fields of a file's owner, as those of every unix are called.
+type owner struct{ Uid, Gid uint32 } //nolint:revive // the names of the system
+
+// record reads a recorded tree: "-- path --" on a line of its own, and the file's text below.
+// Behind the path may stand "hex", or the mode, or the mode, the user and the group.
 func record(text string) fstest.MapFS {
 	tree, at := fstest.MapFS{}, (*fstest.MapFile)(nil)
+	var binary []*fstest.MapFile
 	for l := range strings.Lines(text) {
 		name, begins := strings.CutPrefix(strings.TrimSuffix(l, "\n"), "-- ")
 		name, ends := strings.CutSuffix(name, " --")
@@ -35,10 +40,17 @@ func record(text string) fstest.MapFS {
 		}
 		name, mode, _ := strings.Cut(name, " ")
 		at = &fstest.MapFile{Mode: 0o444}
-		if bits, err := strconv.ParseUint(mode, 8, 9); err == nil {
-			at.Mode = fs.FileMode(bits)
+		var by owner
+		if n, _ := fmt.Sscanf(mode, "%o %d %d", &at.Mode, &by.Uid, &by.Gid); n == 3 {
+			at.Sys = &by
+		}
+		if at.Mode &= fs.ModePerm; mode == "hex" {
+			at.Mode, binary = 0o400, append(binary, at)
 		}
 		tree[name] = at
+	}
+	for _, f := range binary {
+		f.Data, _ = hex.DecodeString(strings.Join(strings.Fields(string(f.Data)), ""))
 	}
 	return tree
 }
@@ -86,7 +98,7 @@ func TestFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	faults := strings.Split(string(text), "\n== ")[1:]
-	if len(faults) < 25 {
+	if len(faults) < 50 {
 		t.Errorf("%d faults found", len(faults))
 	}
 	for _, fault := range faults {
@@ -132,6 +144,24 @@ func checkFault(t *testing.T, tree fstest.MapFS, text string) {
 	fails := want[0] == string(doctor.Fail)
 	if r.RDMA != has("rdma") || r.RDMA != (len(r.NICs) != 0) || r.Failed() != fails {
 		t.Errorf("RDMA %v, failed %v, NICs %q", r.RDMA, r.Failed(), r.NICs)
+	}
+}
+
+// The worst stands first, for programs too, and one warning is one.
+func TestOrder(t *testing.T) {
+	r := doctor.Check(host(t, "rxe"), doctor.Config{NeedRDMA: true})
+	r.Findings = append(r.Findings, doctor.Finding{Status: doctor.Fail, Check: "last", Seen: "x"})
+	var text, doc bytes.Buffer
+	if err := errors.Join(r.WriteText(&text), r.WriteJSON(&doc)); err != nil {
+		t.Fatal(err)
+	}
+	var read doctor.Report
+	if err := json.Unmarshal(doc.Bytes(), &read); err != nil || len(read.Findings) != len(r.Findings) ||
+		read.Findings[0].Check != "last" || read.Findings[1].Status != doctor.Warn {
+		t.Errorf("%v: %s", err, &doc)
+	}
+	if !strings.Contains(text.String(), "1 warning, 1 failure\n") {
+		t.Error(&text)
 	}
 }
 

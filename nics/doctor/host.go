@@ -2,35 +2,116 @@ package doctor
 
 import (
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// libraryDirs are where distributions put libibverbs.
+const libraryName = "libibverbs.so.1"
+
+// libraryDirs are where the loader looks by itself: its own defaults, those of distributions, and
+// usual places of what people build.
 //
 //nolint:gochecknoglobals // a constant list
 var libraryDirs = []string{"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib/x86_64-linux-gnu",
-	"lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "usr/local/lib", "usr/local/lib64"}
+	"lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "lib", "usr/local/lib", "usr/local/lib64"}
 
 const installLibrary = "install rdma-core (Debian and Ubuntu: apt install libibverbs1 ibverbs-providers; " +
 	"Fedora and RHEL: dnf install libibverbs)"
 
+// findLibrary looks for libibverbs where dlopen does: in LD_LIBRARY_PATH, what the loader's cache
+// and its configuration name, and its defaults. sure says that the cache was read, so that the
+// loader would not find more.
+func (x *exam) findLibrary() (file string, sure bool) {
+	var dirs []string
+	for _, v := range strings.Split(x.environment("LD_LIBRARY_PATH"), ":") {
+		if path.IsAbs(v) {
+			dirs = append(dirs, v)
+		}
+	}
+	dirs = append(dirs, x.loaderDirs("etc/ld.so.conf", 0)...)
+	for _, dir := range append(dirs, libraryDirs...) {
+		if at := inside(dir) + "/" + libraryName; x.exists(at) {
+			return "/" + at, true
+		}
+	}
+	const maxCache = 16 << 20
+	cache, sure := x.readUpTo("etc/ld.so.cache", maxCache)
+	for text := range strings.SplitSeq(cache, "\x00") {
+		if path.IsAbs(text) && path.Base(text) == libraryName && x.exists(inside(text)) {
+			return text, true
+		}
+	}
+	return "", sure
+}
+
+// inside makes a path of the host one of its tree.
+func inside(file string) string { return strings.TrimPrefix(path.Clean("/"+file), "/") }
+
+// loaderDirs returns the directories that a file of the loader's configuration names, and those of
+// the files that it includes.
+func (x *exam) loaderDirs(file string, depth int) (dirs []string) {
+	const maxDepth, maxDirs = 3, 200
+	text, _ := x.read(file)
+	for l := range strings.Lines(text) {
+		l, _, _ = strings.Cut(l, "#")
+		words := strings.Fields(l)
+		switch {
+		case len(dirs) >= maxDirs:
+			return dirs
+		case len(words) == 2 && words[0] == "include" && depth < maxDepth:
+			pattern := words[1]
+			if !path.IsAbs(pattern) {
+				pattern = path.Join(path.Dir(file), pattern)
+			}
+			for _, name := range x.names(path.Dir(inside(pattern))) {
+				if ok, err := path.Match(path.Base(pattern), name); ok && err == nil {
+					dirs = append(dirs, x.loaderDirs(path.Join(path.Dir(inside(pattern)), name), depth+1)...)
+				}
+			}
+		case len(words) == 1 && path.IsAbs(words[0]):
+			dirs = append(dirs, words[0])
+		}
+	}
+	return dirs
+}
+
+// environment returns a variable of this process, as it was when the process began; empty if it has
+// none.
+func (x *exam) environment(name string) string {
+	text, _ := x.read("proc/self/environ")
+	for v := range strings.SplitSeq(text, "\x00") {
+		if value, ok := strings.CutPrefix(v, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
 // library checks whether libibverbs is there, and a driver of its own for each device. It reports
 // whether the library is.
 func (x *exam) library(devices []string) bool {
-	at := slices.IndexFunc(libraryDirs, func(dir string) bool { return x.exists(dir + "/libibverbs.so.1") })
-	if at < 0 {
-		status := Warn
-		if len(devices) != 0 {
-			status = Fail
+	file, sure := x.findLibrary()
+	if file == "" {
+		f := Finding{Status: Warn, Check: "libibverbs", Mend: installLibrary,
+			Seen: libraryName + " is in none of the usual directories"}
+		switch {
+		case len(devices) == 0:
+		case sure:
+			f.Status = Fail
+			f.Seen = libraryName + " is neither in the loader's cache nor in LD_LIBRARY_PATH"
+			f.From = "/etc/ld.so.cache"
+		default:
+			f.Status = Unknown
+			f.Seen = libraryName + " is in none of the directories that the loader is known to look in"
+			f.Mend += "; or name its directory in LD_LIBRARY_PATH"
 		}
-		x.add(Finding{Status: status, Check: "libibverbs", Mend: installLibrary,
-			Seen: "libibverbs.so.1 is in none of the usual directories"})
+		x.add(f)
 		return false
 	}
-	x.add(Finding{Status: OK, Check: "libibverbs", Seen: "/" + libraryDirs[at] + "/libibverbs.so.1"})
+	x.add(Finding{Status: OK, Check: "libibverbs", Seen: file})
 	const drivers = "etc/libibverbs.d"
 	have := x.names(drivers)
 	for _, d := range devices {
@@ -58,24 +139,55 @@ func (x *exam) node(device string) bool {
 			continue
 		}
 		file := "dev/infiniband/" + name
-		mode, ok := x.mode(file)
 		f := Finding{Status: OK, Check: "device node", On: device, Seen: "/" + file}
-		switch {
-		case !ok:
+		info, err := fs.Stat(x.tree.root, file)
+		if err != nil {
 			f.Status, f.Seen = Fail, "/"+file+" is missing here"
 			f.Mend = "give the container the device (docker run --device=/dev/infiniband; in Kubernetes an " +
 				"RDMA device plugin)"
-		case mode.Perm()&0o006 != 0o006 && !x.root():
-			f.Status = Warn
-			f.Seen += fmt.Sprintf(" has mode %04o: only its owner and group may use it", mode.Perm())
-			f.Mend = "add the user to its group, or chmod 666 /" + file
+		} else {
+			x.rights(&f, file, info)
 		}
 		x.add(f)
-		return ok
+		return f.Status != Fail
 	}
 	x.add(Finding{Status: Fail, Check: "device node", On: device, From: "/" + verbsDir,
 		Seen: "the kernel offers no node for programs", Mend: "modprobe ib_uverbs"})
 	return false
+}
+
+// rights says in a finding whether this process may read and write a node: as root of the host, as
+// its owner, as a member of its group, or as anyone.
+func (x *exam) rights(f *Finding, file string, info fs.FileInfo) {
+	const readWrite = 0o6
+	mode := info.Mode().Perm()
+	owner, group, known := ownerOf(info)
+	user := slices.Concat(x.fields("proc/self/status", "Uid:"), []string{"", ""})[1] // the effective one
+	in := x.fields("proc/self/status", "Groups:")
+	if ids := x.fields("proc/self/status", "Gid:"); len(ids) > 1 {
+		in = append(in, ids[1])
+	}
+	bits := mode
+	switch {
+	case user == "0" && !x.ownUsers():
+		return
+	case known && user == owner:
+		bits = mode >> 6
+	case known && slices.Contains(in, group):
+		bits = mode >> 3
+	}
+	switch {
+	case bits&readWrite == readWrite:
+	case !known || user == "":
+		f.Status = Unknown
+		f.Seen += fmt.Sprintf(" has mode %04o: only its owner and group may use it", mode)
+		f.Mend = "add the user to its group, or chmod 666 /" + file
+	default:
+		f.Status = Fail
+		f.Seen += fmt.Sprintf(" has mode %04o, user %s, group %s: this process (user %s) may not open it",
+			mode, owner, group, user)
+		f.Mend = fmt.Sprintf("usermod -aG %s USER, then log in again; or chmod 666 /%s", group, file)
+	}
 }
 
 // root reports whether this process is root.
@@ -111,8 +223,8 @@ func (x *exam) ownUsers() bool {
 // 256 bounce buffers and 32 receive buffers of 8 KiB.
 const leastMemory = (256 + 32) * 8 << 10
 
-// memlock checks how much memory this process may register.
-func (x *exam) memlock() {
+// memlock checks how much memory this process may register. nics says that the host has RDMA NICs.
+func (x *exam) memlock(nics bool) {
 	const file = "proc/self/limits"
 	f := Finding{Check: "memlock", From: "/" + file,
 		Mend: "docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit; ulimit -l " +
@@ -126,6 +238,10 @@ func (x *exam) memlock() {
 	limit, err := strconv.ParseUint(words[0], 10, 64)
 	need := max(x.cfg.Memory, leastMemory)
 	switch {
+	case err == nil && limit < need && !nics && !x.capable(capIPCLock):
+		f.Status = Warn
+		f.Seen = fmt.Sprintf("at most %s may be registered with an RDMA NIC, %s are needed; without one "+
+			"nothing is locked%s", size(limit), size(need), x.voidCap())
 	case words[0] == "unlimited":
 		f.Status, f.Seen, f.Mend, f.From = OK, "unlimited", "", ""
 	case err != nil:

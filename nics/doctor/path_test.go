@@ -2,12 +2,15 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/nics"
@@ -229,6 +232,74 @@ func soft1(t *testing.T) verbs.Device {
 		t.Fatal(err)
 	}
 	return f.Device(0)
+}
+
+// FuzzPeer is visited by a doctor, or visits one, and connects as it should; then it sends lines of
+// any text. The doctor ends, and what it says is bounded and can be shown.
+func FuzzPeer(f *testing.F) {
+	memory := func(n int) string {
+		return fmt.Sprintf(`{"device":"m","memory":{"addr":"4096","length":"%d","rkeys":{"0":7,"1":7}}}`, n)
+	}
+	f.Add(true, memory(pathMemory)+"\n{}\n"+`{"err":"no"}`+"\n{}\n{}\n"+`{"np_cnp_sent":4102}`)
+	f.Add(false, memory(pathMemory)+"\n"+`{"sum":7,"bytes_per_second":-1e308}`+"\n{}\n{}\n{}\n"+
+		`{"a\u001b[2J":1}`)
+	f.Add(false, memory(1)+"\n[]\n")
+	f.Add(true, `{"device":"`+strings.Repeat("\\u001b", 300)+`","memory":null}`+"\n{}\n7\n")
+	f.Fuzz(func(t *testing.T, first bool, text string) {
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute) // the patience of the test
+		defer stop()
+		fabric, err := soft.New(soft.Config{Devices: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		here, there := net.Pipe()
+		over := make(chan error, 1)
+		go func() { over <- stranger(ctx, there, fabric.Device(1), text) }()
+		c, err := rendezvous.Start(ctx, here, rendezvous.Config{Protocol: protocol})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &pathCheck{c: c, device: fabric.Device(0), first: first}
+		result, err := p.run(ctx, 0)
+		var r Report
+		if err == nil {
+			r.add(p.finding(result))
+		} else {
+			r.add(Finding{Seen: err.Error()})
+		}
+		if said := fmt.Sprint(r.Findings); len(said) > 4000 || strings.ContainsAny(said, "\x1b\n\x00") {
+			t.Errorf("%q", said)
+		}
+		_ = c.Close() // the peer may have closed it
+		if err := errors.Join(<-over, ctx.Err(), fabric.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// stranger connects and sends lines in place of what the protocol wants, as far as they are JSON.
+func stranger(ctx context.Context, nc net.Conn, device verbs.Device, text string) error {
+	c, err := rendezvous.Start(ctx, nc, rendezvous.Config{Protocol: protocol})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }() // the doctor may have closed it
+	qp, err := ibverbx.Open([]verbs.Device{device}, ibverbx.Config{})
+	if err != nil {
+		return err
+	}
+	if err := rendezvous.Connect(ctx, c, qp); err != nil {
+		return errors.Join(err, qp.Close())
+	}
+	for i, l := range strings.Split(text, "\n") {
+		if !json.Valid([]byte(l)) || i > 20 {
+			continue
+		}
+		if _, err := rendezvous.Exchange(ctx, c, json.RawMessage(l)); err != nil {
+			break // the doctor has seen enough
+		}
+	}
+	return qp.Close()
 }
 
 // A peer whose data is not what it says is found.

@@ -37,12 +37,18 @@ func (x *exam) device(name string) (usable bool) {
 			From: "/" + path.Join(dir, "ports")})
 	}
 	x.pcie(name, best)
+	x.relaxedOrdering(name)
 	if node, ok := x.read(path.Join(dir, "device/numa_node")); ok && node != "-1" {
 		x.add(Finding{Status: OK, Check: "numa", On: name, Seen: "node " + node +
 			": run the program there (numactl -N " + line(node) + ")"})
 	}
 	return usable
 }
+
+// portStates are the states as the kernel writes them.
+//
+//nolint:gochecknoglobals // a constant list
+var portStates = []string{"0: NOP", "1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER"}
 
 // port checks a port, and reports whether it can be used, and its speed in Gbit/s.
 func (x *exam) port(name string, port int) (usable bool, gbits uint64) {
@@ -54,10 +60,13 @@ func (x *exam) port(name string, port int) (usable bool, gbits uint64) {
 	rate, _ := x.read(path.Join(dir, "rate"))
 	gbits = gigabits(rate)
 	f := Finding{Check: "port", On: on, From: "/" + path.Join(dir, "state"), Seen: word}
-	active := number == strconv.Itoa(int(verbs.PortActive))
+	known := slices.Contains(portStates, state)
+	active := known && number == strconv.Itoa(int(verbs.PortActive))
 	switch {
 	case !ok:
 		f.Status, f.Seen = Unknown, "its state cannot be read"
+	case !known:
+		f.Status, f.Seen = Unknown, "a state that no kernel reports: "+state
 	case active:
 		f.Status, f.Seen, f.From = OK, fmt.Sprintf("%s, %s, %s", word, link, rate), ""
 	case link == "InfiniBand" && number == strconv.Itoa(int(verbs.PortInit)):
@@ -144,14 +153,16 @@ func (x *exam) gid(name string, port int, on string) bool {
 	x.add(f)
 	if g.NetDev != "" {
 		x.mtu(on, g.NetDev)
+		x.flowControl(name, port, on, g.NetDev)
 	}
 	return err == nil
 }
 
-// fullMTU is the MTU of an interface that carries RoCE packets of 4096 bytes with their headers.
-const fullMTU = 4200
+// roceHeaders is what the kernel keeps for the headers of a RoCE packet when it derives the MTU of
+// a port from that of its interface.
+const roceHeaders = 96
 
-// mtu checks the MTU of the interface behind a port.
+// mtu checks the MTU of the interface behind a port, from which the port has its own.
 func (x *exam) mtu(on, netdev string) {
 	file := path.Join(netDir, netdev, "mtu")
 	n, ok := x.number(file)
@@ -159,9 +170,14 @@ func (x *exam) mtu(on, netdev string) {
 		return
 	}
 	f := Finding{Status: OK, Check: "mtu", On: on, Seen: fmt.Sprintf("%d at %s", n, netdev)}
-	if n < fullMTU {
+	const most = 4096
+	carries := uint64(most)
+	for carries > 256 && carries+roceHeaders > n {
+		carries /= 2
+	}
+	if carries < most {
 		f.Status, f.From = Warn, "/"+file
-		f.Seen += ": RoCE packets carry at most 4096 bytes, and here less"
+		f.Seen += fmt.Sprintf(": RoCE packets carry %d bytes, of %d that they can", carries, most)
 		f.Mend = "ip link set dev " + line(netdev) + " mtu 9000, if all switches and hosts have it too"
 	}
 	x.add(f)

@@ -4,6 +4,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,6 +40,12 @@ func (t tree) names(dir string) []string {
 
 // read returns the beginning of a file, without white space around it.
 func (t tree) read(name string) (text string, ok bool) {
+	text, ok = t.readUpTo(name, maxBytes)
+	return strings.TrimSpace(text), ok
+}
+
+// readUpTo returns the first most bytes of a file.
+func (t tree) readUpTo(name string, most int64) (text string, ok bool) {
 	info, err := fs.Stat(t.root, name)
 	if err != nil || info.Mode()&fs.ModeNamedPipe != 0 { // which would wait for a writer
 		return "", false
@@ -48,11 +55,11 @@ func (t tree) read(name string) (text string, ok bool) {
 		return "", false
 	}
 	defer func() { _ = f.Close() }()
-	data, err := io.ReadAll(io.LimitReader(f, maxBytes))
+	data, err := io.ReadAll(io.LimitReader(f, most))
 	if err != nil {
 		return "", false
 	}
-	return strings.TrimSpace(string(data)), true
+	return string(data), true
 }
 
 // number reads a file that begins with a number.
@@ -72,13 +79,18 @@ func (t tree) exists(name string) bool {
 	return err == nil
 }
 
-// mode returns the permissions of a file.
-func (t tree) mode(name string) (fs.FileMode, bool) {
-	info, err := fs.Stat(t.root, name)
-	if err != nil {
-		return 0, false
+// ownerOf returns the user and the group of a file, as numbers, where the system says so. Every
+// unix has a structure of its own for that, with fields of these names.
+func ownerOf(info fs.FileInfo) (user, group string, ok bool) {
+	v := reflect.Indirect(reflect.ValueOf(info.Sys()))
+	if v.Kind() != reflect.Struct {
+		return "", "", false
 	}
-	return info.Mode(), true
+	uid, gid := v.FieldByName("Uid"), v.FieldByName("Gid")
+	if !uid.IsValid() || !uid.CanUint() || !gid.IsValid() || !gid.CanUint() {
+		return "", "", false
+	}
+	return strconv.FormatUint(uid.Uint(), 10), strconv.FormatUint(gid.Uint(), 10), true
 }
 
 // link returns the last element of what a symbolic link points to; empty if there is none. In a
