@@ -441,6 +441,7 @@ func (c *CQ) Arm(solicitedOnly bool) error {
 		return err
 	}
 	c.armed.Store(true)
+	c.dev.poll.offers.sleeps.Store(true)
 	c.dev.poll.serve()
 	return nil
 }

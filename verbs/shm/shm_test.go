@@ -396,3 +396,41 @@ func BenchmarkBothEnds(b *testing.B) {
 		})
 	}
 }
+
+// A program that only polls offers the processor after some microseconds, again and again. One that
+// sleeps between its polls does not: it gives the processor up by itself, and the kernel puts those
+// that offer it behind all others.
+func TestOffers(t *testing.T) {
+	provider, err := Open(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer provider.Close()
+	dev := provider.Device(0)
+	cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 16, Channel: verbs.NewCompChannel()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cq.Close()
+	offers := func(polls int) (n int) {
+		dev.poll.offers.empty = 0
+		for range polls {
+			if processor, _ := dev.poll.offers.due(); processor {
+				n++
+			}
+		}
+		return n
+	}
+	if n := offers(10 * patience); n != 9*patience/offerEvery+1 {
+		t.Errorf("A program that only polls offers the processor %d times.", n)
+	}
+	if err := cq.Arm(false); err != nil {
+		t.Fatal(err)
+	}
+	if n := offers(10 * patience); n != 0 {
+		t.Errorf("A program that has just armed its queue offers the processor %d times.", n)
+	}
+	if n := offers(2 * sleeperPatience); n < sleeperPatience/offerEvery {
+		t.Errorf("A program that polls on does so %d times.", n)
+	}
+}
