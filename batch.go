@@ -11,12 +11,13 @@ const postBatch = 64
 // need, up to the slots of the rails that it has served.
 //
 // Invariant: 0 <= head <= tail <= len(wrs); wrs[head:tail] waits. wrs[i].SGL is empty or lies in
-// sges[i*width:(i+1)*width].
+// sges[i*width:(i+1)*width]. seen <= tail: the observer, if there is one, has seen those before.
 type sendBatch struct {
 	wrs        []verbs.SendWR
 	sges       []verbs.SGE
 	width      int
 	head, tail int
+	seen       int
 	next       *sendBatch // in batchPool.free
 }
 
@@ -70,6 +71,7 @@ func (b *sendBatch) makeRoom() {
 	}
 	old := *b
 	*b = newSendBatch(2*len(old.wrs), old.width)
+	b.seen = old.seen
 	for i := range old.wrs {
 		b.tail++
 		b.wrs[i] = old.wrs[i]
@@ -83,7 +85,7 @@ func (b *sendBatch) makeRoom() {
 // for now.
 func (b *sendBatch) compact() {
 	head, tail := b.head, b.tail
-	b.head, b.tail = 0, 0
+	b.head, b.tail, b.seen = 0, 0, max(b.seen-head, 0)
 	for i := head; i < tail; i++ {
 		b.move(i)
 	}
@@ -107,23 +109,26 @@ func (b *sendBatch) move(i int) {
 // posted removes the first n waiting work requests: a queue pair has accepted them.
 func (b *sendBatch) posted(n int) {
 	if b.head += n; b.head == b.tail {
-		b.head, b.tail = 0, 0
+		b.clear()
 	}
 }
 
 // drop removes the waiting work requests for which lost returns true.
 func (b *sendBatch) drop(lost func(id uint64) bool) {
-	head, tail := b.head, b.tail
-	b.head, b.tail = 0, 0
+	head, tail, seen := b.head, b.tail, b.seen
+	b.clear()
 	for i := head; i < tail; i++ {
 		if !lost(b.wrs[i].ID) {
 			b.move(i)
+		}
+		if i < seen {
+			b.seen = b.tail
 		}
 	}
 }
 
 // clear drops everything.
-func (b *sendBatch) clear() { b.head, b.tail = 0, 0 }
+func (b *sendBatch) clear() { b.head, b.tail, b.seen = 0, 0, 0 }
 
 // batchPool lends the send batches of a virtual CQ to rails of its virtual queue pairs. A rail has
 // one from staging to posting, and longer only while its queue pair refuses the staged work. So

@@ -165,6 +165,9 @@ func (q *VirtualQP) endOutstanding() {
 	out := q.cq.sink(nil)
 	q.send.report(&q.line, q.num, &out)
 	q.recv.report(&q.line, q.num, &out)
+	if q.observer != nil {
+		q.observer.reported(&q.send, &q.recv)
+	}
 	out.settle()
 }
 
@@ -173,6 +176,9 @@ func (q *VirtualQP) endOutstanding() {
 func (q *VirtualQP) restart() {
 	q.line = newLine(q.cfg.clock())
 	q.send.rails.restart()
+	if q.observer != nil {
+		q.observer.restart()
+	}
 	if q.pass != nil {
 		q.pass.restart()
 		return

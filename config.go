@@ -132,6 +132,14 @@ type Config struct {
 	// kernel may block the call that tries for a second or more. 0 means a second. If one of the
 	// ends sets [None], none is tried.
 	Failback time.Duration
+	// Timing keeps histograms of one send request in 64: how long it took, how long it waited for
+	// room, how long it is. [Stats].Timing has them. They take 4 KiB.
+	Timing bool
+	// Trace records each step of all requests in a ring of the virtual CQ, which keeps the last
+	// 4096 and takes 128 KiB: see [VirtualCQ.Trace]. The last ones before a failure are in
+	// [FailedError].Recent. While package runtime/trace is on, posts and completions are regions,
+	// and the requests that Timing would time are tasks.
+	Trace bool
 	// Events are called when the connection is made, loses a queue pair, or fails.
 	Events Events
 	// FragmentSize is the length in bytes of the pieces into which long messages are cut; 0 means

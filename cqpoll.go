@@ -181,6 +181,9 @@ func (c *VirtualCQ) take(pc *physicalCQ, n int, err error, out *sink) (full bool
 // of the completion before. A completion of a queue pair that was just closed is counted and
 // dropped.
 func (c *VirtualCQ) route(t *routeTable, last *rail, wcs []verbs.WC, out *sink) *rail {
+	if c.routesObserved {
+		return c.routeObserved(t, last, wcs, out)
+	}
 	for i := 0; i < len(wcs); i++ {
 		wc := &wcs[i]
 		if last == nil || last.num != wc.QPNum {
@@ -210,6 +213,9 @@ func (c *VirtualCQ) touch(q *VirtualQP) {
 // for the next time.
 func (c *VirtualCQ) progress(out *sink) {
 	n := len(c.touched)
+	if c.recorder != nil {
+		c.recorder.lapse()
+	}
 	for i := range n {
 		q := c.touched[i]
 		q.touched = false
@@ -241,5 +247,63 @@ func (c *VirtualCQ) takeEvents() {
 			q.failover.suspectIdle()
 			c.touch(q)
 		}
+	}
+}
+
+// observe makes the observer of a virtual queue pair.
+func (c *VirtualCQ) observe(q *VirtualQP) {
+	if c.recorder == nil {
+		c.recorder = &recorder{clock: q.cfg.Testing.Clock, begin: q.cfg.clock()()}
+	}
+	if q.cfg.Trace && c.recorder.events == nil {
+		c.recorder.events = &[traceRing]TraceEvent{}
+	}
+	c.routesObserved = c.routesObserved || q.cfg.Trace || q.pass != nil
+	o := newObserver(c.recorder, &q.cfg, q.num)
+	q.observer, q.send.observer, q.recv.observer = o, o, o
+	if q.pass != nil {
+		q.pass.observer = o
+	}
+}
+
+// routeObserved is route where virtual queue pairs are observed.
+func (c *VirtualCQ) routeObserved(t *routeTable, last *rail, wcs []verbs.WC, out *sink) *rail {
+	c.recorder.lapse()
+	handling := region("ibverbx completions")
+	for i := 0; i < len(wcs); i++ {
+		wc := &wcs[i]
+		if last == nil || last.num != wc.QPNum {
+			if last = t.find(wc.QPNum); last == nil {
+				c.stale++
+				continue
+			}
+		}
+		q := last.vqp
+		switch {
+		case q.pass != nil && q.observer != nil:
+			i = q.pass.completedObserved(wcs, i, out) - 1
+		case q.pass != nil:
+			i = q.pass.completed(wcs, i, out) - 1
+		case q.observer == nil || !q.observer.events:
+			q.process(last, wc)
+		default:
+			c.processObserved(last, wc)
+		}
+	}
+	if handling != nil {
+		handling.End()
+	}
+	return last
+}
+
+// processObserved is process for a completion that is recorded, unless it fits nothing. It is
+// recorded before it is handled, so that a failure has it among its recent events.
+func (c *VirtualCQ) processObserved(rl *rail, wc *verbs.WC) {
+	q := rl.vqp
+	stale := q.stale
+	recorded := q.observer.completed(&q.send, rl, wc)
+	q.process(rl, wc)
+	if recorded && q.stale != stale {
+		c.recorder.takeBack()
 	}
 }

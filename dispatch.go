@@ -307,10 +307,16 @@ func (s *sender) lendBatch(rl *rail) {
 // stops at a refusal for any other reason, which ends the first request of that rail's batch.
 func (s *sender) post() (refused *rail, err error) {
 	s.blocked = false
+	if s.observer != nil {
+		s.observer.staged(s)
+	}
 	for _, rl := range s.staged {
 		b := rl.batch
 		if b.tail != 0 {
 			n, err := rl.qp.PostSend(b.wrs[b.head:b.tail])
+			if s.observer != nil {
+				s.observer.posted(s, rl, b.wrs[b.head:b.head+n])
+			}
 			b.posted(n)
 			if err != nil || b.tail != 0 {
 				rl.stats.refused++

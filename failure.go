@@ -67,6 +67,9 @@ func (q *VirtualQP) fail(rl *rail, req uint64, f *FailedError) {
 	if q.line.err == nil && rl != nil {
 		f.Failover = q.noFailover(rl, f.Err)
 	}
+	if q.line.err == nil && q.observer != nil {
+		f.Recent = q.observer.recent()
+	}
 	if q.line.fail(req, f.on(q.num, rl)) && q.cfg.Events.Failed != nil {
 		q.cfg.Events.Failed(f)
 	}

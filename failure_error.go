@@ -72,6 +72,10 @@ type FailedError struct {
 	// end's. Otherwise it is 0.
 	GIDPort uint16
 
+	// Recent has the last events of the virtual queue pair, at most 64, with Config.Trace; the
+	// error's text and fields in logs leave them out.
+	Recent []TraceEvent
+
 	VendorErr uint32 // the NIC's own error code; 0 if it gave none
 	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post or of a CQ
 }
@@ -356,8 +360,15 @@ func vendorWords(err error, code uint32) string {
 func (e *FailedError) LogValue() slog.Value { return slog.GroupValue(e.fields()...) }
 
 // MarshalJSON writes the known fields, in words and numbers, and the whole line as "error". IDs are
-// numbers of 64 bits, addresses are strings like "0x7f10"; fragments count from 0.
-func (e *FailedError) MarshalJSON() ([]byte, error) { return marshalFields(e.fields(), e) }
+// numbers of 64 bits, addresses are strings like "0x7f10"; fragments count from 0. Recent is
+// "recent".
+func (e *FailedError) MarshalJSON() ([]byte, error) {
+	fields := e.fields()
+	if len(e.Recent) != 0 {
+		fields = append(fields, slog.Any("recent", e.Recent))
+	}
+	return marshalFields(fields, e)
+}
 
 // LogValue makes log/slog write the fields in words and numbers, and Cause in its own form.
 func (e *PostError) LogValue() slog.Value { return slog.GroupValue(e.fields()...) }

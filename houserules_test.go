@@ -293,9 +293,9 @@ func TestHotPathInlines(t *testing.T) {
 // floors says on which floor each file of the package stands, from the lowest up. A file uses what
 // its own floor declares and the floors below.
 var floors = []struct{ name, files string }{
-	{"values", "doc errors config connconfig wr mr card stats events failure_error domain register"},
+	{"values", "doc errors config connconfig wr mr card stats timing events failure_error domain register"},
 	{"rails", "check pieces batch line rail railset"},
-	{"directions", "hold request sender dispatch resend receiver failure_describe"},
+	{"directions", "hold request observer sender dispatch resend receiver failure_describe"},
 	{"recovery", "portwatch failover failback passthrough passthrough_drain"},
 	{"face", "guard virtualqp arrive progress failure connect close virtualcq snapshot cqpoll cqwait " +
 		"original open"},

@@ -34,6 +34,8 @@ type passThrough struct {
 
 	probes drainProbes
 	failed func(*FailedError) // Config.Events.Failed
+
+	observer *observer // nil without Config.Timing and Config.Trace
 }
 
 // outstanding returns how many requests were accepted and have no completion. Successful unsignaled
@@ -44,6 +46,9 @@ func (p *passThrough) outstanding() int { return int(p.sends + p.recvs - p.ended
 func (p *passThrough) restart() {
 	p.abandon()
 	p.probes = drainProbes{unsignaledBefore: p.sends - p.sendsDone}
+	if p.observer != nil {
+		p.observer.forget(p.sendsDone)
+	}
 }
 
 // abandon drops everything outstanding: the queue pair was reset or destroyed and holds nothing.
@@ -134,6 +139,9 @@ func (p *passThrough) end(f *FailedError) {
 
 // fail records the first error.
 func (p *passThrough) fail(f *FailedError) (first bool) {
+	if p.observer != nil && p.line.err == nil {
+		f.Recent = p.observer.recent()
+	}
 	first = p.line.fail(0, f.on(p.qpNum, p.rail))
 	if first && p.failed != nil {
 		p.failed(f)
@@ -352,6 +360,20 @@ func (p *passThrough) completed(wcs []verbs.WC, i int, out *sink) int {
 		}
 	}
 	return i
+}
+
+// completedObserved is completed with an observer.
+func (p *passThrough) completedObserved(wcs []verbs.WC, i int, out *sink) int {
+	end := i + 1
+	for end < len(wcs) && wcs[end].QPNum == wcs[i].QPNum {
+		end++
+	}
+	if p.probes.posted == 0 {
+		p.observer.returned(p.rail, wcs[i:end])
+	}
+	end = p.completed(wcs, i, out)
+	p.observer.forwardedDone(p.sendsDone)
+	return end
 }
 
 // completedOther handles a completion of a probe, or an unsuccessful one; it reports false for any

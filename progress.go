@@ -36,6 +36,9 @@ func (q *VirtualQP) progress(out *sink) {
 	default:
 		q.stopAgain()
 	}
+	if q.observer != nil {
+		q.observer.reported(&q.send, &q.recv)
+	}
 }
 
 // continueFailover does failover's work that does not follow from a completion. It reports whether

@@ -36,6 +36,7 @@ type receiver struct {
 	withheld bool
 	// notifiedYet says that a notification has arrived on this connection.
 	notifiedYet bool
+	observer    *observer // nil without Config.Timing and Config.Trace
 	// flushRest says that a receive was reported with an error. All later ones are reported as
 	// flushed: on a single connection nothing arrives after an error.
 	flushRest bool
@@ -200,7 +201,7 @@ func (s *receiver) deliverBanked() (any bool) {
 		if r == nil {
 			break
 		}
-		r.deliver(s.bank.Pop())
+		s.deliver(r, s.bank.Pop())
 		any = true
 	}
 	return any
@@ -218,9 +219,13 @@ func (s *receiver) takeBare() *recvReq {
 	return nil
 }
 
-func (r *recvReq) deliver(n dqplb.Notification) {
+// deliver gives a notification to the receive that takeBare has just returned.
+func (s *receiver) deliver(r *recvReq, n dqplb.Notification) {
 	r.done = true
 	r.bytes, r.imm, r.hasImm = n.Bytes, n.Imm, true
+	if s.observer != nil {
+		s.observer.released(s.nextBare-1, n)
+	}
 }
 
 // notified gives a notification to the oldest receive that waits for one, or banks it for the next.
@@ -228,7 +233,7 @@ func (s *receiver) notified(n dqplb.Notification) {
 	s.notifiedYet = true
 	if s.bank.Len() == 0 {
 		if r := s.takeBare(); r != nil {
-			r.deliver(n)
+			s.deliver(r, n)
 			return
 		}
 	}
@@ -261,6 +266,9 @@ func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
 		r.status = verbs.StatusLocQPOpErr
 	default:
 		s.notifiedYet = s.notifiedYet || !r.message
+		if s.observer != nil {
+			s.observer.took(rl, n, wc)
+		}
 		r.bytes = uint64(wc.ByteLen)
 		r.imm, r.hasImm = wc.Imm, wc.Flags&verbs.WCWithImm != 0
 	}
@@ -435,6 +443,9 @@ func (s *receiver) postCredits(rl *rail) error {
 // arrived puts a rail's next message into the order of the connection and delivers the
 // notifications that become due. An error is a violation of the protocol by the peer.
 func (s *receiver) arrived(rl *rail, imm, bytes uint32) error {
+	if s.observer != nil {
+		s.observer.arrived(rl, imm, bytes)
+	}
 	n, due, err := s.order.Arrive(&rl.inbox, imm, bytes)
 	if err != nil {
 		return err

@@ -141,6 +141,9 @@ func (s *sender) immOf(rl *rail) *failover.Entry {
 func (s *sender) stageAgain(rl *rail, e *failover.Entry) {
 	n, _ := s.resolve(e.ID)
 	r := s.win.At(n)
+	if s.observer != nil {
+		s.observer.reposted(s, rl, n, e.ID)
+	}
 	if wrid.Kind(e.ID) == wrid.Final || wrid.Kind(e.ID) == wrid.Message {
 		wr := s.stageMessage(rl, r, wrid.New(wrid.Kind(e.ID), rl.idBits, 0, n))
 		if r.opcode.IsSend() {

@@ -40,12 +40,13 @@ type sender struct {
 	batches                      *batchPool
 	blocked                      bool // the last post was refused for now: work stays staged
 
-	scheme  Scheme
-	imms    immOrder
-	numbers dqplb.Sender // DQPLB
-	rawImm  bool         // DQPLB: both ends carry the user's immediate
-	logs    bool         // failover is in force: rails log their outstanding work
-	markers uint64       // DQPLB: how many markers were staged, ever
+	scheme   Scheme
+	imms     immOrder
+	numbers  dqplb.Sender // DQPLB
+	rawImm   bool         // DQPLB: both ends carry the user's immediate
+	logs     bool         // failover is in force: rails log their outstanding work
+	markers  uint64       // DQPLB: how many markers were staged, ever
+	observer *observer    // nil without Config.Timing and Config.Trace
 	// sprayed means that a notification of Spray has been acknowledged on this connection.
 	sprayed bool
 }

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -66,6 +67,12 @@ func (s *Stats) Add(o *Stats) {
 	for i := range o.Rails {
 		s.rail(o.Rails[i].Device).add(&o.Rails[i])
 	}
+	if o.Timing != nil {
+		if s.Timing == nil {
+			s.Timing = &Timing{}
+		}
+		s.Timing.add(o.Timing)
+	}
 }
 
 // rail returns the entry of a device, which it makes if there is none.
@@ -125,6 +132,10 @@ type snapshots struct {
 	next  chan struct{} // closed when the snapshot that was asked for is there; nil if none was
 	last  Snapshot      // the latest; its time is zero before the first
 	ended bool          // the virtual CQ is closed, and last is final
+	// traces says that the next snapshot has the trace too; trace is the latest, nil if there is
+	// none.
+	traces bool
+	trace  *Trace
 }
 
 // Snapshot returns the state of the virtual CQ and of its virtual queue pairs. Unlike Stats it may
@@ -135,32 +146,79 @@ type snapshots struct {
 // it returns the last state. The owner itself must not call it: nobody would poll meanwhile.
 func (c *VirtualCQ) Snapshot(ctx context.Context) (Snapshot, error) {
 	s := &c.snapshots
-	s.mu.Lock()
-	if s.ended {
-		defer s.mu.Unlock()
-		return s.last, nil
-	}
-	if s.next == nil {
-		s.next = make(chan struct{})
-	}
-	next := s.next
-	s.asked.Store(true)
-	s.mu.Unlock()
-	if c.channel != nil {
-		c.channel.Signal()
-	}
-	var err error
-	select {
-	case <-next:
-	case <-ctx.Done():
-		err = errwrap.ContextErr(ctx)
-	}
+	err := c.ask(ctx, false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil && s.last.At.IsZero() {
 		return Snapshot{}, c.error("snapshot of", err)
 	}
 	return s.last, nil
+}
+
+// ErrNoTrace means that no virtual queue pair of a virtual CQ records events: set [Config.Trace].
+var ErrNoTrace = errors.New("no virtual queue pair records events: set Config.Trace")
+
+// Trace returns the last events of the virtual queue pairs that have [Config.Trace]. It asks the
+// owner for a copy, and behaves like [VirtualCQ.Snapshot], but an old copy is no answer: if ctx
+// ends first, Trace returns its error. If there is no such virtual queue pair, the error is
+// [ErrNoTrace]. Of a closed virtual CQ it returns the events up to the end, without Rails.
+func (c *VirtualCQ) Trace(ctx context.Context) (*Trace, error) {
+	if err := c.ask(ctx, true); err != nil {
+		return nil, c.error("trace of", err)
+	}
+	c.snapshots.mu.Lock()
+	defer c.snapshots.mu.Unlock()
+	if c.snapshots.trace == nil {
+		return nil, c.error("trace of", ErrNoTrace)
+	}
+	return c.snapshots.trace, nil
+}
+
+// ask asks the owner for a snapshot, with the trace or without, and waits until it is there.
+func (c *VirtualCQ) ask(ctx context.Context, trace bool) error {
+	s := &c.snapshots
+	s.mu.Lock()
+	if s.ended {
+		s.mu.Unlock()
+		return nil
+	}
+	if s.next == nil {
+		s.next = make(chan struct{})
+	}
+	next := s.next
+	s.traces = s.traces || trace
+	s.asked.Store(true)
+	s.mu.Unlock()
+	if c.channel != nil {
+		c.channel.Signal()
+	}
+	select {
+	case <-next:
+		return nil
+	case <-ctx.Done():
+		return errwrap.ContextErr(ctx)
+	}
+}
+
+// takeTrace returns a copy of the events; nil if there are none.
+func (c *VirtualCQ) takeTrace() *Trace {
+	if c.recorder == nil || c.recorder.events == nil {
+		return nil
+	}
+	t := c.recorder.copied()
+	for _, q := range c.vqps {
+		if q.observer == nil || !q.observer.events {
+			continue
+		}
+		for i, rl := range q.send.rails.all {
+			one := TraceRail{VirtualQP: q.num, Rail: i, Device: rl.qp.Device().Name(), QPNum: rl.num}
+			if attr, err := rl.qp.Query(); err == nil {
+				one.PeerQPNum = attr.DestQPNum
+			}
+			t.Rails = append(t.Rails, one)
+		}
+	}
+	return t
 }
 
 // takeSnapshot answers those who have asked; ended says that the virtual CQ is being closed.
@@ -178,6 +236,9 @@ func (c *VirtualCQ) takeSnapshot(ended bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.traces || ended {
+		s.trace, s.traces = c.takeTrace(), false
+	}
 	s.last, s.ended = shot, ended
 	if s.next != nil {
 		close(s.next)

@@ -35,6 +35,8 @@ type Stats struct {
 	RailsLost uint64 `json:"rails_lost"` // queue pairs taken out of service
 	RailsBack uint64 `json:"rails_back"` // queue pairs put back into service
 	Reposted  uint64 `json:"reposted"`   // work requests of lost queue pairs posted again on another one
+
+	Timing *Timing `json:"timing,omitempty"` // with [Config.Timing]; otherwise nil
 }
 
 // RailStats is the part of [Stats] about one rail.

@@ -49,7 +49,11 @@ type VirtualCQ struct {
 	guard      guard.Owner
 
 	snapshots snapshots
-	gone      Stats // the counters of virtual queue pairs that were closed
+	recorder  *recorder // of the observers of its virtual queue pairs; nil while none has one
+	// routesObserved says that completions are routed one by one for the observers: a virtual queue
+	// pair has Config.Trace, or one over a single queue pair Config.Timing.
+	routesObserved bool
+	gone           Stats // the counters of virtual queue pairs that were closed
 }
 
 type physicalCQ struct {

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"fmt"
+	"runtime/trace"
 	"slices"
 	"time"
 
@@ -40,6 +41,8 @@ type VirtualQP struct {
 
 	failover *recovery // nil unless failover is in force
 	offered  *recovery // nil unless this end offers failover
+
+	observer *observer // nil without Config.Timing and Config.Trace
 
 	due time.Time // when the CQ touches it; zero while it is not listed for that
 }
@@ -97,6 +100,9 @@ func newVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, spares []verbs
 	}
 	if err := cq.attach(q); err != nil {
 		return nil, err
+	}
+	if cfg.Timing || cfg.Trace {
+		cq.observe(q)
 	}
 	switch {
 	case q.pass != nil:
@@ -260,6 +266,10 @@ func qpStats(q *VirtualQP) Stats {
 		q.send.stats(&s)
 		q.recv.stats(&s)
 	}
+	if o := q.observer; o != nil && o.timing != nil {
+		timing := *o.timing
+		s.Timing = &timing
+	}
 	for _, r := range q.send.rails.all {
 		bytes, fragments := r.stats.bytes, r.stats.fragments
 		if q.pass != nil {
@@ -313,6 +323,9 @@ func (q *VirtualQP) PostSend(wrs ...SendWR) (n int, err error) {
 	default:
 		n, err = q.pass.postSends(wrs)
 	}
+	if q.observer != nil && q.pass != nil {
+		q.observer.forwarded(q.pass.rail, wrs[:n], q.pass.sends)
+	}
 	q.exit()
 	return n, err
 }
@@ -341,7 +354,14 @@ func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 		n++
 	}
 	held.settle()
+	var region *trace.Region
+	if q.observer != nil {
+		region = q.observer.accepted(&q.send, n)
+	}
 	q.dispatch()
+	if region != nil {
+		region.End()
+	}
 	return n, err
 }
 

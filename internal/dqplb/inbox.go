@@ -40,6 +40,9 @@ func NewInbox(credits int) Inbox {
 // Room returns how many more credits may be posted; posted is the number of those posted so far.
 func (b *Inbox) Room(posted uint64) int { return int(b.next + b.mask + 1 - posted) }
 
+// AwaitsImm reports whether the next message of the rail is the user's immediate of the one before.
+func (b *Inbox) AwaitsImm() bool { return b.awaitsImm }
+
 // Resolve finds the count of the posted credit that has the given low bits; mask has all of these
 // bits set. It reports false if there is none, or if a message has already arrived on it.
 func (b *Inbox) Resolve(low, mask, posted uint64) (c uint64, ok bool) {

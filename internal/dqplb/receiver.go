@@ -12,6 +12,8 @@ const MaxHeld = 1 << 18
 type Notification struct {
 	Bytes uint64 // bytes of all its messages, including earlier requests that do not notify
 	Imm   uint32 // the user's immediate; 0 if the peer sent none
+	// Number is that of its last message.
+	Number uint32
 }
 
 // arrival is one numbered message that has arrived.
@@ -115,13 +117,14 @@ func errTwice(num, next uint32) error {
 
 // advance moves past the message with the next number. The end of a request makes a notification.
 func (r *Receiver) advance(a arrival, end bool) (n Notification, due bool) {
+	num := r.next
 	r.base++
-	r.next = following(r.next)
+	r.next = following(num)
 	r.bytes += uint64(a.bytes)
 	if !end {
 		return n, false
 	}
-	n = Notification{Bytes: r.bytes, Imm: a.imm}
+	n = Notification{Bytes: r.bytes, Imm: a.imm, Number: num}
 	r.bytes = 0
 	return n, true
 }

@@ -99,7 +99,8 @@ func TestReceiverCountsTheBytesOfARequest(t *testing.T) {
 			got = append(got, due...)
 		}
 	}
-	if want := []Notification{{Bytes: 1<<33 - 1}, {Bytes: 7, Imm: 9}, {}}; !slices.Equal(got, want) {
+	want := []Notification{{Bytes: 1<<33 - 1, Number: 1}, {Bytes: 7, Imm: 9, Number: 3}, {Number: 4}}
+	if !slices.Equal(got, want) {
 		t.Errorf("notifications %+v, want %+v", got, want)
 	}
 }
@@ -123,11 +124,11 @@ func (r *refReceiver) arrive(n uint64, m refMessage) (due []Notification, err bo
 	r.waiting[n] = m
 	for m, ok := r.waiting[r.next]; ok; m, ok = r.waiting[r.next] {
 		delete(r.waiting, r.next)
-		r.next++
 		if r.bytes += uint64(m.bytes); m.end {
-			due = append(due, Notification{Bytes: r.bytes})
+			due = append(due, Notification{Bytes: r.bytes, Number: uint32(r.next % Mod)})
 			r.bytes = 0
 		}
+		r.next++
 	}
 	return due, false
 }

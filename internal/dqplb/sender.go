@@ -136,3 +136,6 @@ func Distance(base, n uint32) uint32 {
 // Swap converts a number with its marks to an immediate of package verbs, and back: it is its own
 // inverse.
 func Swap(v uint32) uint32 { return bits.ReverseBytes32(v) }
+
+// Number returns the number in an immediate of a message.
+func Number(imm uint32) uint32 { return Swap(imm) & numberMask }
