@@ -93,7 +93,7 @@ func receiver(e ast.Expr) string {
 
 // docPages name functions of the module, with their types or packages, or files of the root.
 var docPages = []string{"docs/ARCHITECTURE.md", "docs/FAILOVER.md", fromCpp, "docs/FROM-MPI.md",
-	"*/INTERNALS.md", "*/*/INTERNALS.md"}
+	"docs/book/*.md", "*/INTERNALS.md", "*/*/INTERNALS.md"}
 
 // fromCpp has this module's names in the second column of its tables, each as a docName.
 const fromCpp = "docs/FROM-CPP.md"

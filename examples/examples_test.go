@@ -3,6 +3,7 @@ package examples_test
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,12 +23,18 @@ import (
 // bin is the directory of the built examples.
 var bin string
 
+var book = flag.Bool("book", false, "run the commands and programs of docs/book, which takes a minute")
+
 func TestMain(m *testing.M) {
 	var err error
 	if bin, err = os.MkdirTemp("", "examples"); err != nil {
 		panic(err)
 	}
+	flag.Parse()
 	build := exec.Command("go", "build", "-ldflags=-w", "-o", bin, "./...")
+	if *book {
+		build.Args = append(build.Args, "../cmd/ibverbx")
+	}
 	if out, err := build.CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("%v\n%s", err, out))
 	}
@@ -163,4 +171,148 @@ func sayNothing(ctx context.Context, addr string) error {
 	defer func() { _ = vqp.Close() }()
 	_, err = rendezvous.Exchange(ctx, conn, ibverbx.RemoteMR{})
 	return err
+}
+
+// block is a piece of code in a page of the book.
+type block struct {
+	page, language, code string
+	from                 string // the file that an excerpt is from
+}
+
+// blocks returns all code of the book.
+func blocks(t *testing.T) (list []block) {
+	t.Helper()
+	const dir = "../docs/book/"
+	pages, err := filepath.Glob(dir + "*.md")
+	if err != nil || len(pages) < 10 {
+		t.Fatalf("%d pages, %v", len(pages), err)
+	}
+	link := regexp.MustCompile(`(?s).*\nFrom \[[^]]*\]\(([^)]*)\)`)
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts, from := strings.Split(string(text), "\n```"), ""
+		if len(parts)%2 == 0 {
+			t.Fatalf("%s: a block of code has no end", page)
+		}
+		for i := 1; i < len(parts); i += 2 {
+			if m := link.FindStringSubmatch(parts[i-1]); m != nil {
+				from = dir + m[1]
+			}
+			language, code, _ := strings.Cut(parts[i], "\n")
+			list = append(list, block{page, language, code, from})
+		}
+	}
+	return list
+}
+
+// An excerpt in the book stands so in the file that it is from; "..." is for what is left out.
+func TestBookExcerpts(t *testing.T) {
+	flat := func(text string) string { // without indentation
+		var lines []string
+		for line := range strings.Lines(text) {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+		return strings.Join(lines, "\n")
+	}
+	for _, b := range blocks(t) {
+		if b.language != "go" || strings.HasPrefix(b.code, "package main\n") {
+			continue
+		}
+		text, err := os.ReadFile(b.from)
+		if err != nil {
+			t.Errorf("%s: an excerpt of no file: %v\n%s", b.page, err, b.code)
+			continue
+		}
+		rest := flat(string(text))
+		for part := range strings.SplitSeq(flat(b.code), "\n...\n") {
+			_, behind, ok := strings.Cut(rest, part)
+			if !ok {
+				t.Errorf("%s: not in %s, or not behind what stands above:\n%s", b.page, b.from, part)
+				break
+			}
+			rest = behind
+		}
+	}
+}
+
+// The commands of the book work, and its programs run.
+func TestBook(t *testing.T) {
+	if !*book {
+		t.Skip("-book is not set")
+	}
+	for _, b := range blocks(t) {
+		switch {
+		case b.language == "sh":
+			t.Run(filepath.Base(b.page), func(t *testing.T) { runCommands(t, b.code) })
+		case strings.HasPrefix(b.code, "package main\n"):
+			file := filepath.Join(t.TempDir(), "main.go")
+			if err := os.WriteFile(file, []byte(b.code), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := exec.Command("go", "run", file).CombinedOutput(); err != nil {
+				t.Errorf("the program of %s: %v\n%s", b.page, err, out)
+			}
+		}
+	}
+}
+
+// runCommands runs commands in turn. One that listens goes on in the background, and the next is
+// its peer.
+func runCommands(t *testing.T, commands string) {
+	programs := regexp.MustCompile(`go run \./(cmd|examples)/`)
+	var listener *exec.Cmd
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for line := range strings.Lines(commands) {
+		command, comment, _ := strings.Cut(strings.TrimSpace(line), "  #")
+		code := 0
+		_, _ = fmt.Sscanf(comment, " exit code %d", &code)
+		var out output
+		cmd := exec.CommandContext(ctx, "sh", "-c", "exec "+programs.ReplaceAllString(command, bin+"/"))
+		cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &out, &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(command, "-listen") {
+			listener = cmd
+			for !strings.Contains(out.String(), "listening") && ctx.Err() == nil {
+				time.Sleep(10 * time.Millisecond)
+			}
+			continue
+		}
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != code {
+			t.Errorf("%s: %v\n%s", command, err, out.String())
+		}
+	}
+	if listener == nil {
+		return
+	}
+	if strings.Contains(listener.String(), "doctor") { // which serves until Ctrl-C
+		_ = listener.Process.Signal(os.Interrupt)
+	}
+	if err := listener.Wait(); err != nil {
+		t.Errorf("%v: %v", listener, err)
+	}
+}
+
+// output keeps what a process prints.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
 }
