@@ -351,12 +351,15 @@ func (o *observer) forwarded(rl *rail, wrs []SendWR, last uint64) {
 	for i := range wrs {
 		wr, n := &wrs[i], last-uint64(len(wrs)-1-i)
 		if o.events {
-			bytes, tag := wr.length(), uint64(0)
-			if wr.Opcode.IsSend() || wr.Opcode.HasImm() {
+			bytes, part, tag := wr.length(), PartMessage, uint64(0)
+			if wr.Opcode == verbs.OpRDMAWriteWithImm {
+				part = PartNotification
+			}
+			if wr.Opcode.IsSend() || part == PartNotification {
 				tag = count(&o.messagesOut, wr.Opcode.IsSend())
 			}
 			o.event(TraceAccepted, n, wr.ID, bytes, uint32(wr.Opcode))
-			o.work(TracePosted, rl, n, tag, bytes, PartMessage, 0)
+			o.work(TracePosted, rl, n, tag, bytes, part, 0)
 		}
 		if wr.Flags&verbs.SendSignaled == 0 {
 			continue
