@@ -17,7 +17,7 @@ import (
 
 // Protocol names the messages below and their version. Ends of different versions refuse each
 // other. A golden file holds the messages as they are on the wire.
-const Protocol = "ibverbx perf/18"
+const Protocol = "ibverbx perf/19"
 
 // These are the messages between the two processes of a run. End a leads, end b follows:
 //
