@@ -7,9 +7,11 @@ import (
 	"os"
 	"strings"
 	"text/template"
+	"time"
 
 	"github.com/alecthomas/kong"
 
+	"ibverbx/debug"
 	"ibverbx/internal/units"
 	"ibverbx/nics"
 	"ibverbx/nics/doctor"
@@ -43,6 +45,26 @@ func (f *doctorCmd) Run(c *console) error {
 		return err
 	}
 	return &exitError{code: exitFailed} // the report says why
+}
+
+type topCmd struct {
+	Targets  []string      `arg:"" optional:"" placeholder:"PID|ADDR"`
+	Interval time.Duration `short:"i" default:"1s" range:"10ms.."`
+	Looks    int           `short:"n" range:"0.."`
+	JSON     bool          `name:"json"`
+}
+
+// Run shows what programs do.
+func (f *topCmd) Run(c *console) error {
+	cfg := debug.TopConfig{Interval: f.Interval, Looks: f.Looks, JSON: f.JSON}
+	if f.JSON {
+		cfg.Looks = max(cfg.Looks, 1)
+	}
+	if out, ok := c.out.(*os.File); ok && os.Getenv("NO_COLOR") == "" {
+		info, err := out.Stat()
+		cfg.Color = err == nil && info.Mode()&os.ModeCharDevice != 0
+	}
+	return debug.Top(c.ctx, c.out, f.Targets, cfg)
 }
 
 type devicesCmd struct {

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/rdmacore"
@@ -211,5 +213,34 @@ func TestNoDevices(t *testing.T) {
 	if code != exitFailed || errs == "" || doc.Devices == nil || len(doc.Devices) != 0 ||
 		doc.Reason != "no NIC today" {
 		t.Errorf("exit %d, stderr %q, document %+v", code, errs, doc)
+	}
+}
+
+// TestTop looks at perf, which can be watched, and at nothing.
+func TestTop(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	code, _, errs := command(t, "top -n 1")
+	if code != exitFailed || !strings.Contains(errs, "no process answers") {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	over := make(chan int, 1)
+	go func() {
+		over <- run(&console{ctx: ctx, out: io.Discard, err: io.Discard},
+			strings.Fields("perf --scheme dqplb --samples 1 --memory 256K -s 4K -D 1h"))
+	}()
+	seen := regexp.MustCompile(`"process":"ibverbx perf","name":"dqplb a qp .*"device":|dqplb b qp`)
+	for deadline := time.Now().Add(time.Minute); ; {
+		code, out, errs := command(t, "top --json -i 10ms")
+		if code == exitOK && seen.MatchString(out) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+		}
+	}
+	stop()
+	if code := <-over; code != exitInterrupted {
+		t.Errorf("exit %d", code)
 	}
 }

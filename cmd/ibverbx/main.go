@@ -5,6 +5,7 @@
 //	ibverbx perftest  a measurement whose other end is a tool of perftest, such as ib_write_bw
 //	ibverbx devices   the devices, their ports and GIDs
 //	ibverbx doctor    whether this host can use RDMA, and if not what is missing
+//	ibverbx top       what programs do now: peers and rails, what is sick first
 //	ibverbx run       N processes of a job on this host
 //
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
@@ -55,6 +56,7 @@ type cli struct {
 	Perftest   perftestCmd               `cmd:"" help:"Measure against a tool of perftest: ib_write_bw ..."`
 	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
 	Doctor     doctorCmd                 `cmd:"" help:"Check whether this host can use RDMA, and what is missing."`
+	Top        topCmd                    `cmd:"" help:"Show what programs do now, what is sick first."`
 	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
 	Completion kongcompletion.Completion `cmd:"" help:"Print what makes a shell complete flags and values."`

@@ -11,6 +11,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/debug"
 	"ibverbx/internal/collperf"
 	"ibverbx/verbs"
 )
@@ -110,6 +111,11 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 	p, err := f.params(k)
 	if err != nil {
 		return err
+	}
+	watch := debug.New(debug.Config{Name: perfTool})
+	if l, err := watch.Listen(); err == nil { // otherwise ibverbx top does not see it
+		p.Watch = watch
+		defer func() { _ = l.Close() }()
 	}
 	if f.apart() {
 		return f.runApart(c, p)

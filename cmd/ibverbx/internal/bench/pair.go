@@ -140,7 +140,8 @@ func (c *pair) config(end int) layers.Config {
 	qp := p.config(c.scheme)
 	qp.Events.Rail = func(e ibverbx.RailEvent) { c.noteLoss(end, e) }
 	cfg := layers.Config{Name: endName(end), Shape: p.Shape(), Window: p.TxDepth, Inline: p.Inline, QP: qp,
-		Devices: devices, Src: m.ends[end].src, Dst: m.ends[end].dst}
+		Devices: devices, Src: m.ends[end].src, Dst: m.ends[end].dst,
+		Watch: p.Watch, WatchAs: fmt.Sprint(c.scheme, " ", endName(end))}
 	if len(cfg.Dst) > tail {
 		cfg.Tail = (m.window + 7) &^ 7 // behind the slots
 	}

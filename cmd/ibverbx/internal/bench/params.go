@@ -11,6 +11,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
+	"ibverbx/debug"
 	"ibverbx/internal/units"
 )
 
@@ -81,6 +82,8 @@ type Params struct {
 
 	// Conn has the connection settings of this process's queue pairs.
 	Conn ibverbx.ConnConfig `json:"-" kong:"-"`
+	// Watch shows the ends to ibverbx top; nil for none.
+	Watch *debug.Server `json:"-" kong:"-"`
 	// Shared makes two ends in this process use the same NICs, instead of half of them each.
 	Shared bool `json:"-" kong:"-"`
 }

@@ -94,6 +94,19 @@ func (b *base) onClose(f func() error) {
 	b.opened = append(b.opened, func(context.Context) error { return f() })
 }
 
+// show shows the end to those who look from outside, until it is closed.
+func (b *base) show(w *transport.Worker, cq *ibverbx.VirtualCQ) error {
+	if b.Watch == nil {
+		return nil
+	}
+	b.Watch.AddDevices(b.Devices...)
+	b.onClose(func() error { b.Watch.Remove(b.WatchAs); return nil })
+	if w != nil {
+		return b.Watch.AddWorker(b.WatchAs, w)
+	}
+	return b.Watch.AddCQ(b.WatchAs, cq)
+}
+
 // Close closes everything, and drops errors that only say that the peer has closed first.
 func (b *base) Close(ctx context.Context) error {
 	var errs []error

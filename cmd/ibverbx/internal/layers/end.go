@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/debug"
 	"ibverbx/tagged"
 	"ibverbx/transport"
 	"ibverbx/verbs"
@@ -24,6 +25,9 @@ type Config struct {
 	Src     []byte // messages are read from it, by this end or, with Shape.Reads, by the peer
 	Dst     []byte // messages arrive in it; behind the slots lies the counter of atomics
 	Tail    int    // offset of the counter in Dst, a multiple of 8
+
+	Watch   *debug.Server // shows the end while it is open; nil for none
+	WatchAs string        // by this name
 }
 
 // Task is a round as one end sees it.

@@ -53,7 +53,7 @@ func (e *transportEnd) make(dom *ibverbx.Domain) (err error) {
 		return err
 	}
 	e.onClose(e.worker.Close)
-	if err = e.worker.Handle(amID, e.handle); err != nil {
+	if err = errors.Join(e.show(e.worker, nil), e.worker.Handle(amID, e.handle)); err != nil {
 		return err
 	}
 	failed := func(_ *transport.Endpoint, err error) { e.broken = err }
@@ -175,6 +175,9 @@ func (e *taggedEnd) make(dom *ibverbx.Domain) (err error) {
 		return err
 	}
 	e.onClose(e.worker.Close)
+	if err = e.show(e.worker.Transport(), nil); err != nil {
+		return err
+	}
 	for _, buf := range []*[]byte{&e.Src, &e.Dst} {
 		if len(*buf) == 0 {
 			continue

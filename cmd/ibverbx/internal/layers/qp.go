@@ -70,7 +70,7 @@ func newQueuePair(cfg *Config) (*QueuePair, error) {
 	if vqp.DataRails() == 1 {
 		q.recvMax = cfg.QP.MaxMsgCntPerQP // pass-through refuses more
 	}
-	if err := q.register(vqp.Domain()); err != nil {
+	if err := errors.Join(q.register(vqp.Domain()), q.show(nil, q.cq)); err != nil {
 		return nil, errors.Join(err, q.Close(context.Background()))
 	}
 	return q, nil

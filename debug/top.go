@@ -1,0 +1,173 @@
+package debug
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"ibverbx/internal/peertext"
+)
+
+// TopConfig configures [Top].
+type TopConfig struct {
+	// Interval is the time between two looks, 10 ms at least; 0 means 1 s.
+	Interval time.Duration
+	// Looks is how many looks there are; 0 means until the context ends.
+	Looks int
+	// JSON writes each [Look] as a line for programs in place of a page.
+	JSON bool
+	// Color marks what is sick in red, and clears the terminal before each page.
+	Color bool
+	// Rows is how many lines of peers and rails a page has; 0 means 40.
+	Rows int
+}
+
+// Top shows what processes do, again and again: their peers and rails, what is sick first. Targets
+// are numbers of processes of this user, which have called [Server.Listen], and addresses HOST:PORT
+// at which a [Server] handles /debug/ibverbx. Without targets it shows all processes of this user.
+// A process that does not answer is named; if none answers, the error says why.
+func Top(ctx context.Context, w io.Writer, targets []string, cfg TopConfig) error {
+	if cfg.Interval == 0 {
+		cfg.Interval = time.Second
+	}
+	if cfg.Rows == 0 {
+		cfg.Rows = 40
+	}
+	cfg.Interval = max(cfg.Interval, 10*time.Millisecond)
+	before, err := collect(ctx, targets)
+	for n := 0; cfg.Looks == 0 || n < cfg.Looks; n++ {
+		if len(before) == 0 {
+			return errors.Join(
+				err,
+				errors.New("top: no process answers: one that calls debug.Server.Listen, "+
+					"such as ibverbx perf"),
+			)
+		}
+		select {
+		case <-ctx.Done():
+			return nil //nolint:nilerr // whoever ends it wants it to end
+		case <-time.After(cfg.Interval):
+		}
+		var after []Process
+		if after, err = collect(ctx, targets); ctx.Err() != nil {
+			return nil //nolint:nilerr // as above
+		}
+		look := compare(before, after)
+		if err != nil {
+			look.Missing = line(err.Error())
+		}
+		if err := look.write(w, cfg); err != nil {
+			return err
+		}
+		before = after
+	}
+	return nil
+}
+
+// write writes a look.
+func (l *Look) write(w io.Writer, cfg TopConfig) error {
+	if cfg.JSON {
+		return json.NewEncoder(w).Encode(l)
+	}
+	var page strings.Builder
+	if cfg.Color {
+		page.WriteString("\x1b[H\x1b[2J")
+	}
+	if l.Missing != "" {
+		page.WriteString("no answer: " + l.Missing + "\n")
+	}
+	cells := tabwriter.NewWriter(&page, 0, 0, 2, ' ', tabwriter.AlignRight)
+	_, _ = fmt.Fprint(
+		cells,
+		"OUT GB/s\tIN GB/s\tFLIGHT\tWAIT\tLOST\tBACK\tRNR\tERRORS\t  PEER AND RAIL\n",
+	) // no disk
+	marked, rows := map[int]bool{}, 1
+	add := func(r *PeerRow, name string) {
+		if rows > cfg.Rows {
+			return
+		}
+		in := fmt.Sprintf("%.3f", r.In/1e9)
+		if r.In < 0 {
+			in = "-"
+		}
+		if r.Sick != "" {
+			name += ": " + r.Sick
+		}
+		marked[rows] = r.sickness != well
+		rows++
+		_, _ = fmt.Fprintf(
+			cells,
+			"%.3f\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t  %s\n",
+			r.Out/1e9,
+			in,
+			r.Outstanding,
+			r.Waiting,
+			r.Lost,
+			r.Back,
+			r.NotReady,
+			r.Errors,
+			name,
+		)
+	}
+	for i := range l.Peers {
+		p := &l.Peers[i]
+		add(p, fmt.Sprintf("%d %s: %s", p.PID, p.Process, p.Name))
+		for k := range p.Rails {
+			if p.sickness == well && p.Out == 0 && p.In <= 0 {
+				break // it rests
+			}
+			add(&p.Rails[k], "  "+p.Rails[k].Name)
+		}
+	}
+	_ = cells.Flush() // to memory
+	text := l.color(page.String(), marked, cfg)
+	for _, n := range l.NICs {
+		text += n.String()
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// color marks lines, which count from the heading on.
+func (l *Look) color(page string, marked map[int]bool, cfg TopConfig) string {
+	if !cfg.Color {
+		return page
+	}
+	lines := strings.Split(page, "\n")
+	head := 0
+	if l.Missing != "" {
+		head = 1
+	}
+	for n, sick := range marked {
+		if at := head + n; sick && at < len(lines) {
+			lines[at] = "\x1b[31m" + lines[at] + "\x1b[0m"
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// String returns a line that says which counters have grown; empty if none has.
+func (r *NICRow) String() string {
+	if len(r.Grown) == 0 {
+		return ""
+	}
+	var counted []string
+	for _, name := range slices.Sorted(maps.Keys(r.Grown)) {
+		counted = append(counted, fmt.Sprintf("%s +%d", name, r.Grown[name]))
+	}
+	return fmt.Sprintf("%d: nic %s port %d: %s: %s\n", r.PID, r.Device, r.Port, r.Sick,
+		line(strings.Join(counted, ", ")))
+}
+
+// maxText is how many characters of text from a process are shown.
+const maxText = 160
+
+// line makes text from another process fit to be shown.
+func line(text string) string { return peertext.Line(text, maxText) }
