@@ -106,6 +106,7 @@ func (c *Conn) Close() error {
 	c.dropUnread()
 	c.control(c.link.ep)
 	c.mu.Unlock()
+	c.link.grantWaiting()
 	c.in.wait.notify()
 	c.out.wait.notify()
 	return nil
@@ -163,6 +164,7 @@ func (c *Conn) reset() {
 	c.beginReset()
 	c.control(c.link.ep)
 	c.mu.Unlock()
+	c.link.grantWaiting()
 	c.in.wait.notify()
 	c.out.wait.notify()
 }
@@ -207,10 +209,12 @@ func (c *Conn) linkFailed(why error) {
 // retire removes the stream from its link when both ends have sent all, and the program has closed
 // it, or has nothing to read.
 func (c *Conn) retire() {
+	if c.final {
+		c.dropChunks()
+	}
 	if !c.ended() || c.out.inflight != 0 {
 		return
 	}
-	c.dropChunks()
 	if !c.done && (c.closed || c.in.err != nil) {
 		c.done = true
 		c.link.remove(c)
@@ -230,7 +234,7 @@ func (c *Conn) handle(kind transport.AMID, data []byte) (err error) {
 	case kindPut:
 		err = c.putArrived(data)
 	case kindWant:
-		err = c.wanted()
+		err = c.wanted(data)
 	case kindReturn:
 		c.in.target = 0
 		err = u32s(data, len(c.scratch)/4, func(k uint32) error {
@@ -245,6 +249,8 @@ func (c *Conn) handle(kind transport.AMID, data []byte) (err error) {
 		err = c.finArrived(data)
 	case kindReset:
 		c.resetArrived()
+	case kindShrink:
+		err = c.shrunk(data)
 	}
 	if err == nil {
 		c.control(c.link.ep)

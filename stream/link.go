@@ -40,8 +40,11 @@ type link struct {
 
 	up      atomic.Bool // the fields above are set, and the peer may open streams
 	proven  waiter
+	spinner spinner
+	starved lineup        // their writers have data to send that found no resource
+	pieces  lineup        // their writers wait for a piece of carrier.stage
 	hurry   chan struct{} // closes the link as soon as it has no stream
-	holding atomic.Bool   // there may be streams with chunks of the peer that they have not filled
+	untidy  atomic.Bool   // there may be streams with something to give back
 
 	mu      sync.Mutex
 	streams map[uint32]*Conn
@@ -49,7 +52,6 @@ type link struct {
 	idle    time.Time          // when the last stream was removed
 	slabs   []ibverbx.RemoteMR // the peer's memory
 	dirty   []*Conn            // have messages to send that found no resource
-	starved []*Conn            // have data to send that found no resource
 	closing bool               // no stream may be opened
 	leaving bool               // it is not kept without a stream
 	err     error              // why it has failed
@@ -80,7 +82,7 @@ func newLink(c *carrier, talk *rendezvous.Conn, cfg *Config, lis *Listener) (*li
 	l := &link{carrier: c, cfg: cfg, talk: talk, lis: lis, local: talk.LocalAddr(), remote: talk.RemoteAddr(),
 		ordered: len(c.devices) == 1, streams: map[uint32]*Conn{}, failed: make(chan struct{}),
 		idle: time.Now()}
-	l.pool.dom, l.pool.budget = c.dom, &c.hub.memory
+	l.pool.dom, l.pool.budget, l.pool.patience = c.dom, &c.hub.memory, wantTime
 	l.proven.wake, l.hurry = make(chan struct{}, 1), make(chan struct{}, 1)
 	ep, err := c.w.NewEndpoint(transport.EndpointConfig{Name: talk.RemoteAddr().String(), Value: l,
 		OnError: func(_ *transport.Endpoint, err error) { l.fail(err) }, OnReady: l.ready})
@@ -141,8 +143,10 @@ func (l *link) handle(kind transport.AMID, header, data []byte) error {
 	l.mu.Unlock()
 	switch {
 	case c != nil:
-		return c.handle(kind, data)
-	case kind == kindSpace || kind == kindReset || kind == kindGrant:
+		err := c.handle(kind, data)
+		l.grantWaiting()
+		return err
+	case kind == kindSpace || kind == kindReset || kind == kindGrant || kind == kindShrink:
 		return nil // it was sent before the peer learnt that the stream had ended
 	}
 	return violation("message %d for stream %d, which is not open", kind, id)
@@ -265,7 +269,7 @@ func (l *link) dial(ctx context.Context) (*Conn, error) {
 		c.out.wait.ready.Store(false)
 		c.mu.Unlock()
 		if ctx.Err() == nil {
-			l.carrier.await(&c.out.wait, l.cfg.Spin)
+			l.await(&c.out.wait)
 		}
 		c.mu.Lock()
 	}
@@ -296,8 +300,8 @@ func (l *link) sendText(ep *transport.Endpoint, kind transport.AMID, n uint32, t
 	return err
 }
 
-// ready sends what has met ErrNoResource, and then wakes the writers that have. It runs when the
-// endpoint has resources again.
+// ready sends what has met ErrNoResource, and then wakes the first writer that has. It runs when
+// the endpoint has resources again.
 func (l *link) ready(head *transport.Endpoint) {
 	for {
 		l.mu.Lock()
@@ -320,12 +324,8 @@ func (l *link) ready(head *transport.Endpoint) {
 			return // it is called again
 		}
 	}
-	waiting := l.starved
-	l.starved = nil
 	l.mu.Unlock()
-	for _, c := range waiting {
-		c.out.wait.notify()
-	}
+	l.starved.next()
 }
 
 // addDirty makes ready send the messages of a stream. Conn.mu is held.
@@ -334,13 +334,6 @@ func (l *link) addDirty(c *Conn) {
 	if !slices.Contains(l.dirty, c) {
 		l.dirty = append(l.dirty, c)
 	}
-	l.mu.Unlock()
-}
-
-// addStarved makes ready wake the writer of a stream.
-func (l *link) addStarved(c *Conn) {
-	l.mu.Lock()
-	l.starved = append(l.starved, c)
 	l.mu.Unlock()
 }
 
@@ -356,7 +349,7 @@ func (l *link) fail(why error) {
 	for _, c := range l.streams {
 		all = append(all, c)
 	}
-	l.dirty, l.starved = nil, nil
+	l.dirty = nil
 	l.mu.Unlock()
 	for _, c := range all {
 		c.linkFailed(why)
@@ -430,8 +423,8 @@ func (l *link) watch() {
 			l.fail(errLinkClosed)
 			return
 		}
-		if l.holding.Swap(false) {
-			l.returnChunks()
+		if l.untidy.Swap(false) {
+			l.tidy()
 		}
 	}
 }
@@ -455,8 +448,8 @@ func (l *link) closeIdle() bool {
 	return false
 }
 
-// returnChunks gives the peer the chunks back that no Write has used for a while.
-func (l *link) returnChunks() {
+// tidy gives back what the streams have not used for a while.
+func (l *link) tidy() {
 	l.mu.Lock()
 	all := make([]*Conn, 0, len(l.streams))
 	for _, c := range l.streams {
@@ -464,6 +457,8 @@ func (l *link) returnChunks() {
 	}
 	l.mu.Unlock()
 	for _, c := range all {
-		c.returnChunks()
+		if c.tidy() {
+			l.untidy.Store(true)
+		}
 	}
 }

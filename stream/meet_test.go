@@ -173,11 +173,7 @@ func TestStrangersAreBounded(t *testing.T) {
 		}
 		all = append(all, talk)
 	}
-	for end := time.Now().Add(patience); len(l.meeting) != maxMeeting; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d strangers are met", len(l.meeting))
-		}
-	}
+	until(t, "as many strangers as may are met", func() bool { return len(l.meeting) == maxMeeting })
 	dialled := make(chan error, 1)
 	go func() {
 		c, err := Dial(t.Context(), l.Addr().String(), cfg)
@@ -225,16 +221,11 @@ func TestUnusedChunksGoBack(t *testing.T) {
 	for range 2 {
 		go func() { _, _ = a.Write(make([]byte, 1<<20)) }()
 		mustRead(t, b, 1<<20)
-		end := time.Now().Add(patience)
-		for chunks := 1; chunks != 0; {
-			if time.Now().After(end) {
-				t.Fatalf("%d chunks are kept", chunks)
-			}
-			time.Sleep(time.Millisecond)
+		until(t, "all chunks come back", func() bool {
 			b.mu.Lock()
-			chunks = b.in.chunks
-			b.mu.Unlock()
-		}
+			defer b.mu.Unlock()
+			return b.in.chunks == 0
+		})
 	}
 	b.link.pool.mu.Lock()
 	defer b.link.pool.mu.Unlock()

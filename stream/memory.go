@@ -3,9 +3,13 @@ package stream
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"ibverbx"
+	"ibverbx/internal/ring"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -66,14 +70,28 @@ type chunkPool struct {
 	announced int // slabs that the peer knows
 	chunks    []chunk
 	free      []uint32 // the last one is used next: it is the likeliest to be in a cache
+
+	waits    atomic.Int32 // waiting.Len()
+	waiting  ring.FIFO[waiting]
+	late     *time.Timer   // calls link.grantLate while streams wait
+	patience time.Duration // wantTime, except in tests
+	closed   bool
 }
 
-// grant takes up to n chunks for a stream, and appends their numbers to list.
-func (p *chunkPool) grant(c *Conn, n int, list []uint32) []uint32 {
+// waiting is a stream that waits for chunks.
+type waiting struct {
+	conn  *Conn
+	since time.Time
+}
+
+// grant takes up to n chunks for a stream, and appends their numbers to list. If it took none, it
+// says whether it pays to wait for those of others. Beyond easyChunks there are more only for a
+// stream that has waited.
+func (p *chunkPool) grant(c *Conn, n int, late bool, list []uint32) (_ []uint32, wait bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for ; n > 0; n-- {
-		if len(p.free) == 0 && !p.grow() {
+		if len(p.free) == 0 && (len(p.chunks) >= easyChunks && !late || !p.grow()) {
 			break
 		}
 		k := p.free[len(p.free)-1]
@@ -81,12 +99,25 @@ func (p *chunkPool) grant(c *Conn, n int, list []uint32) []uint32 {
 		p.chunks[k].state, p.chunks[k].owner = chunkGranted, c
 		list = append(list, k)
 	}
-	return list
+	return list, !late && len(p.chunks) != 0
+}
+
+// nextWaiting takes the first stream off the line if it is its turn: there is memory for it, or it
+// has waited since before a time.
+func (p *chunkPool) nextWaiting(before time.Time) *Conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.waiting.Len() == 0 || len(p.free) == 0 && !p.waiting.Front().since.Before(before) {
+		return nil
+	}
+	c := p.waiting.Pop().conn
+	p.waits.Store(int32(p.waiting.Len()))
+	return c
 }
 
 // grow registers a slab, and reports whether it could.
 func (p *chunkPool) grow() bool {
-	if len(p.slabs) == maxSlabs || !p.budget.takeForChunks(slabBytes) {
+	if p.closed || len(p.slabs) == maxSlabs || !p.budget.takeForChunks(slabBytes) {
 		return false
 	}
 	mr, err := p.dom.Alloc(slabBytes, verbs.AccessLocalWrite|verbs.AccessRemoteWrite)
@@ -178,12 +209,15 @@ func (p *chunkPool) releaseGranted(c *Conn) (n int) {
 func (p *chunkPool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.late != nil {
+		p.late.Stop()
+	}
 	var errs []error
 	for _, mr := range p.slabs {
 		errs = append(errs, mr.Close())
 		p.budget.give(slabBytes)
 	}
-	p.slabs, p.chunks, p.free = nil, nil, nil
+	p.slabs, p.chunks, p.free, p.closed = nil, nil, nil, true
 	return errors.Join(errs...)
 }
 
@@ -208,11 +242,11 @@ type staging struct {
 	mu      sync.Mutex
 	mr      *ibverbx.MR
 	free    []*piece
-	starved []*Conn // their writers wait for a piece
+	starved []*link // have writers that wait for a piece
 }
 
-// take takes a piece; nil if there is none, and the stream's writer is woken when there is. The
-// memory is registered on first use.
+// take takes a piece; nil if there is none, and the stream's writer is woken when it is its turn.
+// The memory is registered on first use.
 func (s *staging) take(dom *ibverbx.Domain, c *Conn) (*piece, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,12 +265,17 @@ func (s *staging) take(dom *ibverbx.Domain, c *Conn) (*piece, error) {
 	}
 	// A link gets no more than it leaves to others: one whose peer is silent cannot take all.
 	if len(s.free) <= c.link.staged {
-		s.starved = append(s.starved, c)
+		c.link.pieces.add(c)
+		if !slices.Contains(s.starved, c.link) {
+			s.starved = append(s.starved, c.link)
+		}
 		return nil, nil
 	}
 	p := s.free[len(s.free)-1]
 	s.free = s.free[:len(s.free)-1]
 	c.link.staged++
+	c.link.pieces.remove(c)
+	s.wake()
 	return p, nil
 }
 
@@ -251,12 +290,18 @@ func (s *staging) give(p *piece, l *link) {
 	s.mu.Lock()
 	l.staged--
 	s.free = append(s.free, p)
-	waiting := s.starved
-	s.starved = nil
+	s.wake()
 	s.mu.Unlock()
-	for _, c := range waiting {
-		c.out.wait.notify()
-	}
+}
+
+// wake wakes a writer of each link that may take a piece.
+func (s *staging) wake() {
+	s.starved = slices.DeleteFunc(s.starved, func(l *link) bool {
+		if len(s.free) > l.staged {
+			l.pieces.next()
+		}
+		return l.pieces.n.Load() == 0
+	})
 }
 
 // close unregisters the memory.

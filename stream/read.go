@@ -11,7 +11,7 @@ import (
 // inbound is the direction from the peer.
 //
 // Invariant: queue holds the bytes that have arrived and were not read, in their order: heap those
-// of kindData, and each chunk those of a kindPut. limit - window <= consumed <= received <= limit.
+// of kindData, and each chunk those of a kindPut.
 type inbound struct {
 	wait     waiter
 	deadline deadline
@@ -19,13 +19,8 @@ type inbound struct {
 	heap     heap
 	total    uint64 // bytes that have arrived
 
-	received uint64 // of these in kindData
-	consumed uint64 // of these, read
-	limit    uint64 // bytes that the peer may send in kindData
-	window   uint64 // of these, how many may be unread: what the budget has given
-
-	chunks int // that the peer may fill, or that are not read
-	target int // how many it should have
+	totalThen uint64 // total when tidy last looked
+	promises
 
 	direct  []byte // a waiting Read's own memory, which the next bytes may go into
 	copied  int    // how many did
@@ -132,11 +127,12 @@ func (c *Conn) read(p []byte) (int, error) {
 		default:
 			in.direct = p
 			c.mu.Unlock()
-			c.link.carrier.await(&in.wait, c.link.cfg.Spin)
+			c.link.await(&in.wait)
 			continue
 		}
 		c.control(c.link.ep)
 		c.mu.Unlock()
+		c.link.grantWaiting()
 		return n, nil
 	}
 }
@@ -214,28 +210,6 @@ func (c *Conn) consumed(first *segment, k int) {
 	}
 }
 
-// consumedData counts bytes of kindData that were read. The peer learns of the room when half of
-// the window is free.
-func (c *Conn) consumedData(k int) {
-	in := &c.in
-	in.consumed += uint64(k)
-	if free := in.consumed + in.window - in.limit; 2*free >= in.window && !c.final {
-		in.limit += free
-		c.due.space = true
-	}
-}
-
-// chunkRead grants a chunk that was read again, unless the peer sends nothing more.
-func (c *Conn) chunkRead(k uint32) {
-	if c.final || c.in.dropped || c.in.chunks > c.in.target {
-		c.in.chunks--
-		c.link.pool.release(k)
-		return
-	}
-	c.link.pool.again(k)
-	c.due.grants = append(c.due.grants, k)
-}
-
 // arrived handles bytes of the stream.
 func (c *Conn) arrived(data []byte) error {
 	in := &c.in
@@ -261,6 +235,7 @@ func (c *Conn) arrived(data []byte) error {
 	}
 	if len(data) != 0 {
 		in.heap.write(data)
+		c.link.untidy.Store(true)
 		in.unread += len(data)
 		if last := in.last(); last != nil && last.n != 0 {
 			last.n += len(data)
@@ -293,35 +268,6 @@ func (c *Conn) putArrived(data []byte) error {
 	c.in.queue.Push(segment{mem: mem, chunk: k})
 	c.in.unread += int(n)
 	c.in.wait.notify()
-	return nil
-}
-
-// wanted handles the word that the writer waits: it gets a larger window and more chunks if there
-// is memory for them.
-func (c *Conn) wanted() error {
-	in := &c.in
-	if c.final {
-		return violation("stream %d wants space behind its end", c.id)
-	}
-	if in.dropped {
-		return nil
-	}
-	// If what the peer may send lies here unread, the reader is slow, and more room does not help.
-	if 2*uint64(in.unread) < in.window && in.window < lastWindow &&
-		c.link.carrier.hub.memory.take(int64(in.window)) {
-		in.limit += in.window
-		in.window *= 2
-		c.due.space = true
-	}
-	if 2*in.unread <= in.target*chunkBytes {
-		in.target = min(max(2*in.target, firstChunks), lastChunks)
-	}
-	had := len(c.due.grants)
-	if n := in.target - in.chunks; n > 0 {
-		c.due.grants = c.link.pool.grant(c, n, c.due.grants)
-		in.chunks += len(c.due.grants) - had
-	}
-	c.due.denied = in.chunks == 0
 	return nil
 }
 
@@ -406,6 +352,7 @@ func (c *Conn) hand(w io.Writer, mem []byte) (n int, err error) {
 		c.unpin(k)
 		c.control(c.link.ep)
 		c.mu.Unlock()
+		c.link.grantWaiting()
 	}()
 	return w.Write(mem)
 }
@@ -438,7 +385,7 @@ func (c *Conn) peek() ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.link.carrier.await(&in.wait, c.link.cfg.Spin)
+		c.link.await(&in.wait)
 	}
 }
 

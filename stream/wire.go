@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"ibverbx/transport"
 )
@@ -18,13 +19,14 @@ const (
 	kindRefuse                           // it is not: why, as text
 	kindData                             // bytes of the stream
 	kindPut                              // u32 chunk, u32 bytes: they are in that chunk
-	kindWant                             // the writer waits for space or chunks
+	kindWant                             // u32: for so many bytes the writer waits for chunks; 0: for space
 	kindSlab                             // in place of a stream the slab's number: its location as JSON
 	kindGrant                            // u32 chunks: the writer may fill them; none: there are none now
 	kindReturn                           // u32 chunks that the writer does not use
 	kindSpace                            // u64: all bytes in kindData may be so many
 	kindFin                              // u64: the stream had so many bytes, and ends
 	kindReset                            // nothing more is sent or read
+	kindShrink                           // u64, u64: the writer lowers its limit from the first to the second
 	kindLast
 )
 
@@ -44,6 +46,10 @@ const (
 	// firstChunks and lastChunks bound the chunks of a stream.
 	firstChunks = 4
 	lastChunks  = 64
+	// Beyond easyChunks the memory of a link grows only for a writer that has waited for wantTime:
+	// until then it gets what others have read, which a cache still has.
+	easyChunks = 128
+	wantTime   = 5 * time.Millisecond
 )
 
 // violation makes the error for a message that no peer sends.
@@ -74,10 +80,13 @@ func u64(data []byte) (uint64, error) {
 
 // due is what the stream has to tell the peer. Each message is sent once, at the next possibility.
 type due struct {
-	open, accept, want, space, fin, reset bool
-	puts                                  []filled // chunks that this end has filled
-	grants, returns                       []uint32 // chunks
-	denied                                bool     // grant no chunk, because there is none
+	open, accept, space, fin, reset bool
+	want                            [2]bool  // forSpace, forChunks
+	wants                           uint32   // for how many bytes the latter
+	shrink                          uint64   // the limit that was lowered; 0 if none was
+	puts                            []filled // chunks that this end has filled
+	grants, returns                 []uint32 // chunks
+	denied                          bool     // grant no chunk, because there is none
 }
 
 // filled is a chunk with n bytes.
@@ -105,7 +114,8 @@ func (c *Conn) tryControl(ep *transport.Endpoint) bool {
 	}
 	// A peer to which chunks are returned takes it that nothing waits. So a want comes behind.
 	ok := c.flag(ep, &d.open, kindOpen) && c.flag(ep, &d.accept, kindAccept) &&
-		c.puts(ep) && c.list(ep, &d.returns, kindReturn) && c.flag(ep, &d.want, kindWant)
+		c.puts(ep) && c.list(ep, &d.returns, kindReturn) && c.shrink(ep) &&
+		c.wants(ep, forSpace, 0) && c.wants(ep, forChunks, d.wants)
 	if ok && d.space {
 		if ok = c.number(ep, kindSpace, c.in.limit); ok {
 			d.space = false
@@ -141,6 +151,33 @@ func (c *Conn) flag(ep *transport.Endpoint, due *bool, kind transport.AMID) bool
 		return false
 	}
 	*due = false
+	return true
+}
+
+// wants says that this end waits.
+func (c *Conn) wants(ep *transport.Endpoint, what int, bytes uint32) bool {
+	if !c.due.want[what] {
+		return true
+	}
+	binary.LittleEndian.PutUint32(c.scratch[:], bytes)
+	if !c.sent(ep.AMShort(kindWant, c.header[:], c.scratch[:4])) {
+		return false
+	}
+	c.due.want[what] = false
+	return true
+}
+
+// shrink says that this end has lowered its limit.
+func (c *Conn) shrink(ep *transport.Endpoint) bool {
+	if c.due.shrink == 0 {
+		return true
+	}
+	binary.LittleEndian.PutUint64(c.scratch[:], c.due.shrink)
+	binary.LittleEndian.PutUint64(c.scratch[8:], c.out.limit)
+	if !c.sent(ep.AMShort(kindShrink, c.header[:], c.scratch[:16])) {
+		return false
+	}
+	c.due.shrink = 0
 	return true
 }
 

@@ -3,6 +3,7 @@ package stream
 import (
 	"errors"
 	"io"
+	"math"
 	"os"
 	"sync"
 	"syscall"
@@ -15,23 +16,23 @@ import (
 //
 // Invariant: sent <= limit; inflight pieces have been put and their puts have not completed.
 type outbound struct {
-	wait     waiter
-	deadline deadline
-	total    uint64   // bytes that were handed over
-	sent     uint64   // of these in kindData
-	limit    uint64   // bytes that may be sent in kindData
-	chunks   []uint32 // of the peer's, which may be filled; the last one is next
-	inflight int
-	pack     func([]byte) int // packData
-	packing  []byte           // what it copies
+	wait      waiter
+	deadline  deadline
+	total     uint64   // bytes that were handed over
+	totalThen uint64   // total when tidy last looked
+	sent      uint64   // of these in kindData
+	limit     uint64   // bytes that may be sent in kindData
+	chunks    []uint32 // of the peer's, which may be filled; the last one is next
+	inflight  int
+	pack      func([]byte) int // packData
+	packing   []byte           // what it copies
 
-	open   bool // the peer knows the stream
-	wanted bool // kindWant was sent, and not answered by chunks
-	denied bool // the peer has no chunks now
-	used   bool // a piece was put since returnChunks last looked
-	ending bool // kindFin or kindReset is due or was sent: nothing more is written
-	reset  bool // kindReset
-	final  bool // kindFin or kindReset was sent, and nothing was put behind
+	open   bool    // the peer knows the stream
+	wanted [2]bool // kindWant for space and for chunks was sent, and not answered
+	denied bool    // the peer has no chunks now
+	ending bool    // kindFin or kindReset is due or was sent: nothing more is written
+	reset  bool    // kindReset
+	final  bool    // kindFin or kindReset was sent, and nothing was put behind
 	err    error
 }
 
@@ -66,15 +67,22 @@ func (c *Conn) write(p []byte) (n int, err error) {
 		}
 		c.mu.Unlock()
 		if n += k; err != nil || n == len(p) {
+			c.leaveLines()
 			if len(p) > c.link.bcopy && !c.link.ordered {
 				c.link.carrier.kick() // somebody must see the puts complete
 			}
 			return n, err
 		}
 		if k == 0 {
-			c.link.carrier.await(&out.wait, c.link.cfg.Spin)
+			c.link.await(&out.wait)
 		}
 	}
+}
+
+// leaveLines says that the stream's writer waits for nothing.
+func (c *Conn) leaveLines() {
+	c.link.starved.leave(c)
+	c.link.pieces.leave(c)
 }
 
 // writable returns why nothing can be written; nil if it can. c.mu is held, here and below.
@@ -96,7 +104,8 @@ func (c *Conn) writeSome(p []byte) (int, error) {
 	room := out.limit - out.sent
 	// Bytes in a message must not overtake those that are being put.
 	mayMessage := len(c.due.puts) == 0 && (out.inflight == 0 || c.link.ordered)
-	if mayMessage && len(p) <= c.link.bcopy && uint64(len(p)) <= room {
+	small := mayMessage && len(p) <= c.link.bcopy
+	if small && uint64(len(p)) <= room {
 		return c.message(p)
 	}
 	if len(out.chunks) != 0 {
@@ -105,14 +114,25 @@ func (c *Conn) writeSome(p []byte) (int, error) {
 	if mayMessage && out.denied && room != 0 {
 		return c.message(p[:min(len(p), c.link.bcopy, int(min(room, lastWindow)))])
 	}
-	c.want()
+	if small {
+		c.want(forSpace, 0)
+	} else {
+		c.want(forChunks, len(p))
+	}
 	return 0, nil
 }
 
-// want tells the peer that this end waits for chunks or space.
-func (c *Conn) want() {
-	if !c.out.wanted && !c.out.denied {
-		c.out.wanted, c.due.want = true, true
+// forSpace and forChunks index outbound.wanted and due.want.
+const (
+	forSpace = iota
+	forChunks
+)
+
+// want tells the peer that this end waits for space, or for chunks for so many bytes.
+func (c *Conn) want(what, bytes int) {
+	if !c.out.wanted[what] && (what == forSpace || !c.out.denied) {
+		c.out.wanted[what], c.due.want[what] = true, true
+		c.due.wants = uint32(min(bytes, math.MaxUint32))
 		c.control(c.link.ep)
 	}
 }
@@ -125,11 +145,12 @@ func (c *Conn) message(p []byte) (int, error) {
 		case err == nil:
 			c.out.sent += uint64(len(p))
 			c.out.total += uint64(len(p))
+			c.link.starved.leave(c)
 			return len(p), nil
 		case err != transport.ErrNoResource:
 			return 0, c.lost(err)
 		case again == 0:
-			c.link.addStarved(c) // and try once more, because it may have been woken before
+			c.link.starved.add(c) // and try once more, because it may have been woken before
 		}
 	}
 	return 0, nil
@@ -174,7 +195,7 @@ func (c *Conn) fill(p []byte, r io.Reader) (int, error) {
 	if r == nil {
 		n = copy(s.mem, p)
 	} else {
-		n, failed = r.Read(s.mem)
+		n, failed = r.Read(s.mem) // of a file: it does not panic
 	}
 	c.mu.Lock()
 	defer c.link.pins.Done()
@@ -193,7 +214,7 @@ func (c *Conn) fill(p []byte, r io.Reader) (int, error) {
 			break
 		}
 		c.mu.Unlock()
-		c.link.carrier.await(&out.wait, c.link.cfg.Spin)
+		c.link.await(&out.wait)
 		c.mu.Lock()
 	}
 	stage.give(s, c.link)
@@ -212,8 +233,8 @@ func (c *Conn) put(s *piece) (bool, error) {
 		case err == nil:
 			out.chunks = out.chunks[:len(out.chunks)-1]
 			out.inflight++
-			out.used = true
 			out.total += uint64(s.n)
+			c.link.starved.leave(c)
 			if c.link.ordered {
 				c.announce(s)
 			}
@@ -221,7 +242,7 @@ func (c *Conn) put(s *piece) (bool, error) {
 		case err != transport.ErrNoResource:
 			return false, c.lost(err)
 		case again == 0:
-			c.link.addStarved(c) // and try once more, because it may have been woken before
+			c.link.starved.add(c) // and try once more, because it may have been woken before
 		}
 	}
 	return false, nil
@@ -261,7 +282,7 @@ func (c *Conn) granted(data []byte) error {
 	if c.link.lis == nil && !out.open {
 		return violation("chunks for stream %d, which is not open", c.id)
 	}
-	if out.wanted = false; len(data) == 0 {
+	if out.wanted[forChunks] = false; len(data) == 0 {
 		out.denied = true
 	}
 	c.link.mu.Lock()
@@ -277,7 +298,7 @@ func (c *Conn) granted(data []byte) error {
 		}
 		return nil
 	})
-	c.link.holding.Store(true)
+	c.link.untidy.Store(true)
 	out.wait.notify()
 	return err
 }
@@ -292,29 +313,12 @@ func (c *Conn) moreSpace(data []byte) error {
 		return violation("stream %d may send %d bytes, with %d sent, and could %d", c.id, limit, c.out.sent,
 			c.out.limit)
 	}
-	c.out.limit, c.out.wanted = limit, false
+	c.out.limit, c.out.wanted[forSpace] = limit, false
+	if limit-c.out.sent > firstWindow {
+		c.link.untidy.Store(true)
+	}
 	c.out.wait.notify()
 	return nil
-}
-
-// returnChunks gives the peer back the chunks that no Write has used since it was last called.
-func (c *Conn) returnChunks() {
-	if !c.wmu.TryLock() {
-		c.link.holding.Store(true)
-		return // a Write needs them
-	}
-	defer c.wmu.Unlock()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.out.used:
-		c.out.used = false
-		c.link.holding.Store(true)
-	case len(c.out.chunks) != 0 && !c.out.ending:
-		c.due.returns = append(c.due.returns, c.out.chunks...)
-		c.out.chunks = c.out.chunks[:0]
-		c.control(c.link.ep)
-	}
 }
 
 // copyBuffers holds the memory of ReadFrom.
@@ -353,6 +357,14 @@ func (c *Conn) ReadFrom(r io.Reader) (total int64, err error) {
 	}
 }
 
+// left is how many bytes a read from r may still yield, as far as is known.
+func left(r io.Reader) int {
+	if limited, ok := r.(*io.LimitedReader); ok {
+		return int(min(limited.N, math.MaxUint32))
+	}
+	return math.MaxUint32
+}
+
 // isFile reports whether a read from r does not wait for others.
 func isFile(r io.Reader) bool {
 	if limited, ok := r.(*io.LimitedReader); ok {
@@ -373,6 +385,7 @@ var errDenied = errors.New("no chunk")
 func (c *Conn) readFile(r io.Reader) (total int64, err error) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
+	defer c.leaveLines()
 	out := &c.out
 	for {
 		out.wait.ready.Store(false)
@@ -387,7 +400,7 @@ func (c *Conn) readFile(r io.Reader) (total int64, err error) {
 			out.denied = false
 			err = errDenied
 		default:
-			c.want()
+			c.want(forChunks, left(r))
 		}
 		c.mu.Unlock()
 		total += int64(n)
@@ -397,7 +410,7 @@ func (c *Conn) readFile(r io.Reader) (total int64, err error) {
 		case err != nil:
 			return total, err
 		case n == 0:
-			c.link.carrier.await(&out.wait, c.link.cfg.Spin)
+			c.link.await(&out.wait)
 		}
 	}
 }

@@ -1,0 +1,188 @@
+package stream
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"sync"
+	"testing"
+	"time"
+
+	"ibverbx/nics"
+)
+
+// Many streams that begin large writes at once share what a link has easily: each waits in line for
+// chunks that others have read. No window grows for them, and no stream is forgotten.
+func TestManyWriters(t *testing.T) {
+	const streams, size = 300, 100_000
+	cfg := over(t, nics.Soft)
+	cfg.Backlog = streams
+	l := listen(t, cfg)
+	var writers, readers []*Conn
+	for range streams {
+		a, b := dial(t, l, cfg)
+		b.link.pool.mu.Lock()
+		b.link.pool.patience = time.Hour
+		b.link.pool.mu.Unlock()
+		writers, readers = append(writers, a), append(readers, b)
+	}
+	var all sync.WaitGroup
+	for i := range streams {
+		data := bytes.Repeat([]byte{byte(i)}, size)
+		all.Go(func() {
+			_, err := writers[i].Write(data)
+			if err := errors.Join(err, writers[i].CloseWrite()); err != nil {
+				t.Error(err)
+			}
+		})
+		all.Go(func() {
+			if got, err := io.ReadAll(readers[i]); err != nil || !bytes.Equal(got, data) {
+				t.Errorf("%d bytes, %v", len(got), err)
+			}
+		})
+	}
+	all.Wait()
+	pool := &readers[0].link.pool
+	pool.mu.Lock()
+	defer pool.mu.Unlock()
+	if n := len(pool.chunks); n > easyChunks || len(pool.free) != n || pool.waiting.Len() != 0 {
+		t.Errorf("%d of %d chunks are free, and %d streams wait", len(pool.free), n, pool.waiting.Len())
+	}
+	for _, c := range readers {
+		if c.in.window != firstWindow {
+			t.Fatalf("a window of %d", c.in.window)
+		}
+	}
+}
+
+// A stream that waits for chunks which others keep gets new memory after a while.
+func TestWaitingEnds(t *testing.T) {
+	cfg := over(t, nics.Soft)
+	l := listen(t, cfg)
+	var keepers []*Conn
+	for range easyChunks/firstChunks + 1 {
+		a, b := dial(t, l, cfg)
+		mustWrite(t, a, make([]byte, firstChunks*chunkBytes))
+		keepers = append(keepers, b)
+	}
+	a, b := dial(t, l, cfg)
+	go func() { _, _ = a.Write(make([]byte, 100_000)) }()
+	mustRead(t, b, 100_000)
+	for _, c := range keepers {
+		mustRead(t, c, firstChunks*chunkBytes)
+	}
+}
+
+// What a stream does not use comes back: the room of a window beyond the first, chunks, and the
+// memory in which bytes wait for Read.
+func TestIdleStreamGivesBack(t *testing.T) {
+	a, b := pair(t, over(t, nics.Soft))
+	memory := &a.link.carrier.hub.memory
+	used := func() int64 {
+		memory.mu.Lock()
+		defer memory.mu.Unlock()
+		return memory.used
+	}
+	before := used()
+	window := func(want uint64) func() bool {
+		return func() bool {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return b.in.window == want && (want != firstWindow || b.in.heap.mem == nil)
+		}
+	}
+	for range 3 {
+		for n := uint64(2 * firstWindow); n <= lastWindow; n *= 2 {
+			a.mu.Lock()
+			a.want(forSpace, 0) // as a Write does that finds no room
+			a.mu.Unlock()
+			until(t, "the window doubles", window(n))
+		}
+		mustWrite(t, a, make([]byte, 4000))
+		mustRead(t, b, 4000)
+		until(t, "what is idle comes back", func() bool {
+			a.link.tidy()
+			b.link.tidy()
+			return window(firstWindow)()
+		})
+	}
+	if n := used(); n != before {
+		t.Errorf("%d bytes are promised, and %d were before", n, before)
+	}
+	mustWrite(t, a, []byte("goes on"))
+	mustRead(t, b, 7)
+}
+
+// until waits for a condition that other goroutines bring about.
+func until(tb testing.TB, what string, is func() bool) {
+	tb.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			tb.Fatal("in vain: ", what)
+		}
+	}
+}
+
+// Writers that wait for something shared are woken one after the other, in their order, and one
+// that leaves does not keep the turn.
+func TestLineup(t *testing.T) {
+	a, _ := pair(t, over(t, nics.Soft))
+	var q lineup
+	line := make([]*Conn, 4)
+	for i := range line {
+		line[i] = a.link.newConn(uint32(100 + i))
+		q.add(line[i])
+		q.add(line[i])
+	}
+	woken := func() (list []int) {
+		for i, c := range line {
+			if c.out.wait.ready.Swap(false) {
+				list = append(list, i)
+			}
+		}
+		return list
+	}
+	for _, step := range []struct {
+		do   func()
+		want int
+	}{
+		{q.next, 0},
+		{func() { q.leave(line[0]) }, 1}, // it has what it wanted
+		{func() { q.leave(line[2]) }, 3}, // its deadline has passed while it waited, and another was woken
+	} {
+		step.do()
+		if got := woken(); len(got) != 1 || got[0] != step.want {
+			t.Errorf("woken: %v, and %d should be", got, step.want)
+		}
+	}
+	if q.next(); len(woken()) != 0 || q.n.Load() != 0 {
+		t.Error("somebody is left in line")
+	}
+}
+
+// A link polls as long as that helps, and after misses ever more rarely.
+func TestSpinner(t *testing.T) {
+	var s spinner
+	for range 100 {
+		if !s.may() {
+			t.Fatal("it does not poll although that helps")
+		}
+		s.ended(true)
+	}
+	polls := 0
+	for range 1000 {
+		if s.may() {
+			polls++
+			s.ended(false)
+		}
+	}
+	if polls < 10 || polls > 30 {
+		t.Errorf("it polls %d times of 1000 in vain", polls)
+	}
+	for !s.may() {
+	}
+	s.ended(true)
+	if !s.may() {
+		t.Error("it does not poll once that has helped again")
+	}
+}
