@@ -1,7 +1,7 @@
 // Package trace writes the steps that virtual queue pairs have recorded ([ibverbx.Config].Trace) as
 // a file in Chrome's trace format, which ui.perfetto.dev opens: drop the file there.
 //
-//	t, err := qp.CQ().Trace(ctx)
+//	t, err := trace.Take(qp.CQ())
 //	err = trace.Write(file, trace.End{Name: "sender", Trace: t})
 //
 // # What it shows
@@ -27,12 +27,13 @@
 // # Two ends
 //
 // Times are in microseconds since the first event. Traces of one process have one clock: set
-// [End].Begins to the difference of their Begin. Between two processes, [Align] measures it.
+// [End].Begins to the difference of their Begin. Two processes call [Exchange].
 package trace
 
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -51,6 +52,53 @@ type End struct {
 	Begins time.Duration
 	// Error is how far Begins may be wrong; the file says so. 0 within a process.
 	Error time.Duration
+}
+
+// Take returns the trace of a virtual CQ that the calling goroutine owns: it polls the virtual CQ,
+// and leaves all completions there for the next Poll. Other goroutines call
+// [ibverbx.VirtualCQ.Trace].
+func Take(cq *ibverbx.VirtualCQ) (t *ibverbx.Trace, err error) {
+	taken := make(chan struct{})
+	go func() {
+		t, err = cq.Trace(context.Background())
+		close(taken)
+	}()
+	for {
+		select {
+		case <-taken:
+			return t, err
+		default:
+			_, _ = cq.Poll(nil) // that a physical CQ has died shows in its completions
+		}
+	}
+}
+
+// Exchange brings the traces of two processes together. One of them, which leads, gets the other's,
+// aligned with its own by [Align]; the other gets none. Both call it at the same time, with
+// functions that send a value to the other process and receive one, both as JSON.
+func Exchange(mine *ibverbx.Trace, leads bool, send, receive func(v any) error) (theirs End, err error) {
+	age := func() (age time.Duration, err error) {
+		if err = send(nil); err == nil {
+			err = receive(&age)
+		}
+		return age, err
+	}
+	if leads {
+		theirs.Trace = &ibverbx.Trace{}
+		if theirs.Begins, theirs.Error, err = Align(mine.Begin, age); err == nil {
+			err = receive(theirs.Trace)
+		}
+		return theirs, err
+	}
+	for i := 0; i < alignRounds && err == nil; i++ {
+		if err = receive(nil); err == nil {
+			err = send(time.Since(mine.Begin))
+		}
+	}
+	if err == nil {
+		err = send(mine)
+	}
+	return End{}, err
 }
 
 // alignRounds is how often Align asks.

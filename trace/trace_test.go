@@ -2,7 +2,6 @@ package trace_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -120,31 +119,13 @@ func (f *file) paths() map[string]int {
 	return paths
 }
 
-// ends returns the traces of both ends of a link, which have one clock. Both are closed first.
+// ends returns the traces of both ends of a link, which have one clock.
 func ends(tb testing.TB, l *vqptest.Link) []trace.End {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
 	var list []trace.End
 	for i, e := range []*vqptest.End{l.A, l.B} {
-		stop, polled := make(chan struct{}), make(chan error, 1)
-		go func() { // the owner, meanwhile
-			for {
-				select {
-				case <-stop:
-					polled <- nil
-					return
-				default:
-					if _, err := e.CQ().Poll(nil); err != nil {
-						polled <- err
-						return
-					}
-				}
-			}
-		}()
-		t, err := e.CQ().Trace(ctx)
-		close(stop)
-		if err = errors.Join(err, <-polled); err != nil {
+		t, err := trace.Take(e.CQ())
+		if err != nil {
 			tb.Fatal(err)
 		}
 		end := trace.End{Name: []string{"sender", "receiver"}[i], Trace: t}
@@ -287,6 +268,39 @@ func TestAlign(t *testing.T) {
 	_, _, err = trace.Align(begin, func() (time.Duration, error) { return 0, gone })
 	if !errors.Is(err, gone) {
 		t.Errorf("the peer is gone: %v", err)
+	}
+}
+
+// Two processes exchange traces: the leading one has the other's, on its own time line.
+func TestExchange(t *testing.T) {
+	begin := time.Now()
+	traces := [2]*ibverbx.Trace{{Begin: begin}, {Begin: begin.Add(-5 * time.Second),
+		Events: []ibverbx.TraceEvent{{Kind: ibverbx.TraceAccepted, Tag: 7}}}}
+	lines := [2]chan []byte{make(chan []byte, 1), make(chan []byte, 1)}
+	var got [2]trace.End
+	done := make(chan error, 2)
+	for i := range got {
+		go func() {
+			var err error
+			got[i], err = trace.Exchange(traces[i], i == 0, func(v any) error {
+				text, err := json.Marshal(v)
+				lines[i] <- text
+				return err
+			}, func(v any) error {
+				if text := <-lines[1-i]; v != nil {
+					return json.Unmarshal(text, v)
+				}
+				return nil
+			})
+			done <- err
+		}()
+	}
+	if err := errors.Join(<-done, <-done); err != nil {
+		t.Fatal(err)
+	}
+	if off := (got[0].Begins + 5*time.Second).Abs(); got[1].Trace != nil || off > got[0].Error ||
+		!slices.Equal(got[0].Trace.Events, traces[1].Events) {
+		t.Errorf("%+v", got)
 	}
 }
 

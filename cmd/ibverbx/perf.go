@@ -160,11 +160,13 @@ func countNICs(open bench.OpenFunc) (n int, err error) {
 
 // show measures and prints.
 func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, error)) (err error) {
-	file, err := createPlot(f.Plot)
-	if err != nil {
-		return err
+	var files [2]outFile
+	for i, name := range []string{f.Plot, f.Trace} {
+		if files[i], err = createFile([]string{"plot", "trace"}[i], name); err != nil {
+			return err
+		}
+		defer func() { err = cmp.Or(err, files[i].close()) }()
 	}
-	defer func() { err = cmp.Or(err, closePlot(file)) }()
 	table := newPerfTable(c.out, f.Verbose)
 	table.unit = unitOf(f.ReportGbits)
 	table.again, f.outcome.table = f.outcome.table, true
@@ -188,7 +190,10 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	if f.CSV {
 		table.err = writeCSV(c.out, report)
 	}
-	return cmp.Or(err, table.err, writePlot(file, report, unitOf(f.ReportGbits), f.Verbose))
+	for _, out := range files {
+		err = cmp.Or(err, table.err, out.write(report, unitOf(f.ReportGbits), f.Verbose))
+	}
+	return err
 }
 
 // writeJSON writes an indented document.

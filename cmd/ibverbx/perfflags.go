@@ -25,6 +25,7 @@ type outFlags struct {
 	CSV         bool   `group:"out" name:"csv" xor:"document"`
 	Verbose     bool   `group:"out" short:"v"`
 	Plot        string `group:"out" placeholder:"FILE" predictor:"file"`
+	Trace       string `group:"out" placeholder:"FILE" predictor:"file"`
 	ReportGbits bool   `group:"out" name:"report-gbits"`
 	limits
 }
@@ -33,6 +34,7 @@ type outFlags struct {
 func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	p := f.Params
 	p.Provider, p.Shared = f.provider(), f.provider() != softNICs
+	p.Trace = f.Trace != ""
 	if err := checkGiven(k); err != nil {
 		return nil, err
 	}

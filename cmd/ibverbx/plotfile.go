@@ -11,47 +11,58 @@ import (
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/plot"
+	"ibverbx/trace"
 )
 
-// createPlot creates the file of --plot before anything is measured, so that an unwritable file
-// fails early. Without a name there is no file.
-func createPlot(name string) (file *os.File, err error) {
+// outFile is the file of --plot or --trace.
+type outFile struct {
+	*os.File        // nil: it was not asked for
+	flag     string // "plot"
+}
+
+// createFile creates a file before anything is measured, so that an unwritable one fails early.
+// Without a name there is no file.
+func createFile(flag, name string) (f outFile, err error) {
+	f.flag = flag
 	if name != "" {
-		file, err = os.Create(name)
+		f.File, err = os.Create(name)
 	}
-	return file, plotError(err)
+	return f, f.error(err)
 }
 
-// closePlot closes the file, and removes it if nothing was written.
-func closePlot(file *os.File) error {
-	if file == nil {
+// close closes the file, and removes it if nothing was written.
+func (f outFile) close() error {
+	if f.File == nil {
 		return nil
 	}
-	info, err := file.Stat()
-	err = cmp.Or(err, file.Close())
+	info, err := f.Stat()
+	err = cmp.Or(err, f.Close())
 	if err == nil && info.Size() == 0 && info.Mode().IsRegular() {
-		err = os.Remove(file.Name())
+		err = os.Remove(f.Name())
 	}
-	return plotError(err)
+	return f.error(err)
 }
 
-// writePlot writes a run to the file, if there is one and the run has a time line: a line for each
-// NIC, or with rails for each queue pair.
-func writePlot(file *os.File, r *bench.Report, in unit, rails bool) error {
-	if file == nil {
-		return nil
+// write writes a run to the file, if there is one: its last steps, or its time line if it has one,
+// a line for each NIC, or with rails for each queue pair.
+func (f outFile) write(r *bench.Report, in unit, rails bool) (err error) {
+	switch {
+	case f.File == nil:
+	case f.flag == "trace" && len(r.Traces) > 0:
+		err = trace.Write(f, r.Traces...)
+	case f.flag == "plot":
+		if page := plotPage(r, in, rails); len(page.Charts) > 0 {
+			err = plot.Write(f, page)
+		}
 	}
-	if page := plotPage(r, in, rails); len(page.Charts) > 0 {
-		return plotError(plot.Write(file, page))
-	}
-	return nil
+	return f.error(err)
 }
 
-func plotError(err error) error {
+func (f outFile) error(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("--plot: %w", err)
+	return fmt.Errorf("--%s: %w", f.flag, err)
 }
 
 // plotPage returns the contents of the file: a chart for each size and scheme.

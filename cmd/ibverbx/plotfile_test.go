@@ -151,39 +151,39 @@ func TestPlotFile(t *testing.T) {
 	if _, err := os.Stat(file); code == exitOK || err == nil {
 		t.Errorf("exit %d, stderr %q, file %v", code, errs, err)
 	}
-	f, err := createPlot("")
-	if f != nil || err != nil || closePlot(f) != nil || writePlot(f, nil, unitOf(false), false) != nil {
+	f, err := createFile("plot", "")
+	if f.File != nil || err != nil || f.close() != nil || f.write(nil, unitOf(false), false) != nil {
 		t.Errorf("no file: %v, %v", f, err)
 	}
-	if f, err = createPlot(os.DevNull); err != nil || closePlot(f) != nil {
+	if f, err = createFile("plot", os.DevNull); err != nil || f.close() != nil {
 		t.Errorf("a device: %v", err)
 	}
 	if _, err := os.Stat(os.DevNull); err != nil {
 		t.Error(err)
 	}
-	f, err = createPlot(file)
+	f, err = createFile("plot", file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	report := &bench.Report{Params: &bench.Params{Op: layers.Write}, Results: []bench.Result{{}}}
-	if err := writePlot(f, report, unitOf(false), false); err != nil {
+	if err := f.write(report, unitOf(false), false); err != nil {
 		t.Error(err)
 	}
-	if err := closePlot(f); err != nil {
+	if err := f.close(); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(file); err == nil {
 		t.Error("a file without a chart is left")
 	}
-	if f, err = createPlot(file); err != nil {
+	if f, err = createFile("plot", file); err != nil {
 		t.Fatal(err)
 	}
 	report.Results[0] = bench.Result{Size: units.Size(4096), Scheme: bench.Spray,
 		Timeline: lineOf(2, 2, 2, 2)}
-	if err := writePlot(f, report, unitOf(true), false); err != nil {
+	if err := f.write(report, unitOf(true), false); err != nil {
 		t.Error(err)
 	}
-	if err := closePlot(f); err != nil {
+	if err := f.close(); err != nil {
 		t.Error(err)
 	}
 	page, err := os.ReadFile(file)
@@ -191,4 +191,66 @@ func TestPlotFile(t *testing.T) {
 		!strings.Contains(string(page), `"until":0.04`) {
 		t.Errorf("%v\n%.2000s", err, page[max(0, len(page)-4000):])
 	}
+}
+
+// --trace writes what package trace makes of both ends of each scheme, all on one time line: in one
+// process, and of two, whose clocks the file aligns.
+func TestTraceFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "x.json")
+	const what = " --op write-imm -s 100 -n 40 --nics 2 --qps 1 --memory 1M --trace "
+	code, _, errs := command(t, "perf --nic-speed 1G,100M"+what+file)
+	off, tracks := readTrace(t, file)
+	if code != exitOK || off != 0 || !tracks["rail 1: soft1 qp 17"] {
+		t.Errorf("exit %d, %s, off by %v, tracks %v", code, errs, off, tracks)
+	}
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
+	code, _, errs = command(t, "perf --provider left --connect "+address+what+file)
+	if codeB, _, errsB := server.wait(t); code != exitOK || codeB != exitOK {
+		t.Errorf("exit %d, %s; the listening end %d, %s", code, errs, codeB, errsB)
+	}
+	if off, tracks = readTrace(t, file); off <= 0 || off > 1e7 {
+		t.Errorf("off by %v us, tracks %v", off, tracks)
+	}
+	if code, _, errs = command(t, "perf --layer tagged --trace "+file); code != exitUsage ||
+		!strings.Contains(errs, "--trace with --layer tagged") {
+		t.Errorf("exit %d, %s", code, errs)
+	}
+}
+
+// readTrace reads the file of --trace. It returns how far the clocks may be apart, and the tracks.
+func readTrace(t *testing.T, file string) (off float64, tracks map[string]bool) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read struct {
+		TraceEvents []struct {
+			Ph   string
+			Args struct{ Name string }
+		}
+		OtherData map[string]struct {
+			ClockError float64 `json:"clock_error_us"`
+		}
+	}
+	if err := json.Unmarshal(text, &read); err != nil {
+		t.Fatal(err)
+	}
+	tracks = map[string]bool{}
+	arrows := 0
+	for _, e := range read.TraceEvents {
+		tracks[e.Args.Name] = true
+		if e.Ph == "f" {
+			arrows++
+		}
+	}
+	for _, want := range []string{"single a", "single b", "spray a", "spray b", "dqplb a", "dqplb b"} {
+		if _, ok := read.OtherData[want]; !ok {
+			t.Errorf("no %q in %v", want, read.OtherData)
+		}
+	}
+	if arrows < 3*40 || !tracks["notifications"] {
+		t.Errorf("%d arrows, tracks %v", arrows, tracks)
+	}
+	return read.OtherData["dqplb b"].ClockError, tracks
 }

@@ -153,7 +153,9 @@ func (p *peer) measure(params *Params, h *Half, about *Peer, o Observer) (*Repor
 		p.steps, stop = stepsOf(ctx, after)
 		defer stop()
 		if err = r.rows(); err == nil && !p.parted {
-			err = r.bye()
+			if err = r.traces(); err == nil {
+				err = r.bye()
+			}
 		}
 	}
 	switch {

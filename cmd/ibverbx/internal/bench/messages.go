@@ -41,8 +41,9 @@ const Protocol = "ibverbx perf/19"
 //	  ... further rounds; one of no messages says that there is none
 //	row       <->       the figures of a size, and from a whether the run ends behind them
 //
-// and at the end bye from both. An end that fails sends the reason in place of its next message,
-// which ends the conversation.
+// then, for each scheme, the messages of [trace.Exchange] if traces are asked for, and at the end
+// bye from both. An end that fails sends the reason in place of its next message, which ends the
+// conversation.
 const (
 	kindOffer     = "offer"
 	kindTask      = "task"
@@ -55,6 +56,7 @@ const (
 	kindDone      = "done"
 	kindVerdict   = "verdict"
 	kindRow       = "row"
+	kindTrace     = "trace"
 	kindBye       = "bye"
 )
 

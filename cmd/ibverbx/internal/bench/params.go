@@ -77,6 +77,8 @@ type Params struct {
 	Latencies []Seconds    `json:"nic_latency_seconds,omitempty" name:"nic-latency" group:"sim"`
 	Faults    []Fault      `json:"faults,omitempty" name:"fault" sep:"none" group:"sim" predictor:"fault"`
 	Seed      uint64       `json:"seed" default:"1" group:"sim"`
+	// Trace records the last steps of the queue pairs: [Report].Traces has them.
+	Trace bool `json:"trace,omitempty" kong:"-"`
 	// Interval is the interval of the time lines; 0 for none, or [AutoInterval].
 	Interval Seconds `json:"-" group:"out"`
 
@@ -285,6 +287,9 @@ func (p *Params) checkSchemes() error {
 	if p.Failback > maxFailback {
 		return usage("--failback %v: must be at most %v, or 0 for never", p.Failback, maxFailback)
 	}
+	if p.Trace && p.Layered() {
+		return usage("--trace with --layer %s: layers keep their queue pairs to themselves", p.Layer)
+	}
 	if p.Failover && p.Layered() {
 		return usage("--failover is of virtual queue pairs: use --layer qp, or drop it")
 	}
@@ -393,7 +398,7 @@ func (p *Params) checkInterval() error {
 func (p *Params) config(s Scheme) ibverbx.Config {
 	cfg := ibverbx.Config{Balance: p.Balance, Failover: p.Failover, Failback: time.Duration(p.Failback),
 		FragmentSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs, MaxInline: p.Inline,
-		Conn: p.Conn, Scheme: ibverbx.DQPLB}
+		Conn: p.Conn, Scheme: ibverbx.DQPLB, Trace: p.Trace}
 	switch s {
 	case Single:
 		cfg.QPsPerDevice = 1

@@ -12,6 +12,7 @@ import (
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/internal/units"
+	"ibverbx/trace"
 )
 
 // Document has the fields of all documents of measurements.
@@ -41,6 +42,8 @@ type Report struct {
 	Peer     *Peer    `json:"peer,omitempty"`       // when another process drives the other end
 	Results  []Result `json:"results"`
 	Verified int      `json:"verified_messages"` // in all results
+	// Traces has the last steps of each scheme, at both ends; only at the leading end of two.
+	Traces []trace.End `json:"-"`
 }
 
 // Peer is the process that drives the other end, as it describes itself, and its part in the run.

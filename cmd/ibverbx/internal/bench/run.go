@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"ibverbx/trace"
 )
 
 // Observer follows the progress of a run. It is called between measurements,
@@ -31,7 +33,7 @@ func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, er
 	err := run.open(open)
 	if err == nil {
 		o.Start(p, nil)
-		err = run.rows()
+		err = cmp.Or(run.rows(), run.traces())
 	}
 	err = cmp.Or(err, run.close())
 	if errors.As(err, new(*UsageError)) {
@@ -197,4 +199,28 @@ func (r *runner) takeTurn(cells []*cell, size, turn int) error {
 		}
 	}
 	return nil
+}
+
+// traces takes the traces of all columns, on one time line. Of two processes, the leading one gets
+// the other's too.
+func (r *runner) traces() (err error) {
+	for i := 0; r.p.Trace && i < len(r.columns) && err == nil; i++ {
+		for end, q := range r.columns[i].queuePairs() {
+			ends := make([]trace.End, 2)
+			ends[0].Trace, err = trace.Take(q.VQP.CQ())
+			if p := r.peer; p != nil && err == nil {
+				ends[1], err = trace.Exchange(ends[0].Trace, p.leads,
+					func(v any) error { return p.conn.Send(p.steps, kindTrace, v) },
+					func(v any) error { return p.conn.Receive(p.steps, kindTrace, v) })
+			}
+			for k, e := range ends {
+				if e.Trace != nil && err == nil {
+					e.Name = fmt.Sprintf("%s %s", r.columns[i].scheme, endName(end^k))
+					e.Begins += ends[0].Trace.Begin.Sub(append(r.report.Traces, ends...)[0].Trace.Begin)
+					r.report.Traces = append(r.report.Traces, e)
+				}
+			}
+		}
+	}
+	return err
 }
