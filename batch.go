@@ -115,16 +115,14 @@ func (b *sendBatch) posted(n int) {
 
 // drop removes the waiting work requests for which lost returns true.
 func (b *sendBatch) drop(lost func(id uint64) bool) {
-	head, tail, seen := b.head, b.tail, b.seen
+	head, tail := b.head, b.tail
 	b.clear()
 	for i := head; i < tail; i++ {
 		if !lost(b.wrs[i].ID) {
 			b.move(i)
 		}
-		if i < seen {
-			b.seen = b.tail
-		}
 	}
+	b.seen = b.tail // a post, if in vain, has followed whatever staged them
 }
 
 // clear drops everything.

@@ -25,6 +25,9 @@
 // A connection may fail only because of a fault that concerns it: every fault records which
 // connections it may fail, and any other failure is a broken promise.
 //
+// Some ends have [ibverbx.Config].Trace. When their virtual CQ is closed, the steps of each request
+// must be complete and in order (trace.go).
+//
 // # Failover
 //
 // Separate worlds ([FailoverGame]) have connections with failover, and faults that take rails out:

@@ -68,13 +68,18 @@ func newPlan(seed uint64) *plan {
 	return p
 }
 
-// balance makes some ends share fragments by ability. It draws separate numbers, so the rest of a
-// seed's world stays the same.
+// balance makes some ends share fragments by ability, and some record their steps. It draws
+// separate numbers, so the rest of a seed's world stays the same.
 func (p *plan) balance() {
 	rng := rand.New(rand.NewPCG(p.Seed, 0x62616c616e6365))
 	for i := range p.conns {
 		for j := range p.conns[i].cfg {
 			p.conns[i].cfg[j].Balance = ibverbx.Balance(rng.IntN(2))
+		}
+	}
+	for i := range p.conns {
+		for j := range p.conns[i].cfg {
+			p.conns[i].cfg[j].Trace, p.conns[i].cfg[j].Timing = rng.IntN(4) == 0, rng.IntN(4) == 0
 		}
 	}
 }

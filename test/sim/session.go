@@ -331,4 +331,5 @@ func (c *vcq) close() {
 	for _, e := range c.ends {
 		e.mustBeDone("a close")
 	}
+	c.checkTrace()
 }

@@ -244,5 +244,6 @@ const (
 	ruleFence        lab.Rule = "a fence waits for earlier data"
 	ruleCounters     lab.Rule = "counters add up"
 	ruleRepeat       lab.Rule = "what goes out again is lost for certain, and was not reported"
+	ruleTrace        lab.Rule = "the trace has each step of a request, in order"
 	ruleNoticed      lab.Rule = "what is broken is noticed"
 )
