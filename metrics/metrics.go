@@ -19,6 +19,8 @@
 //	ibverbx_sends_total, ibverbx_sends_completed_total, ibverbx_receives_total,
 //	ibverbx_receives_completed_total, ibverbx_rails_lost_total, ibverbx_rails_back_total,
 //	ibverbx_reposted_total, ibverbx_banked_total, ibverbx_banked_now, ibverbx_sends_waiting {group}
+//	ibverbx_request_seconds, ibverbx_request_wait_seconds,
+//	ibverbx_request_bytes                     {group}, histograms, with [ibverbx.Config].Timing
 //	ibverbx_endpoints, ibverbx_registered_bytes, ibverbx_no_resource_total,
 //	ibverbx_endpoint_failures_total           {group}, of workers
 //	ibverbx_peer_sent_bytes_total, ibverbx_peer_received_bytes_total,
@@ -294,6 +296,11 @@ func sums(to chan<- prometheus.Metric, name string, s *ibverbx.Stats) {
 		{banked, float64(s.Banked)}, {sendsWaiting, float64(s.SendsWaiting)},
 	} {
 		v.m.send(to, v.v, name)
+	}
+	if t := s.Timing; t != nil {
+		requestTime.send(to, &t.Request, name)
+		requestWait.send(to, &t.Wait, name)
+		requestSize.send(to, &t.Size, name)
 	}
 }
 

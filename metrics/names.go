@@ -1,6 +1,12 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"math/bits"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"ibverbx"
+)
 
 // metric is one family of metrics.
 type metric struct {
@@ -32,6 +38,29 @@ func (m metric) send(to chan<- prometheus.Metric, v float64, labels ...string) {
 	to <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
 }
 
+// histogram is a family of histograms. Its buckets are powers of two, of a tally that counts in
+// units of which per are one of the metric's.
+type histogram struct {
+	metric
+	per         float64
+	first, last uint64 // the bounds of the first and the last bucket, in the tally's units
+}
+
+func newHistogram(per float64, first, last uint64, name, help string, labels ...string) histogram {
+	return histogram{family(prometheus.UntypedValue, name, help, labels...), per, first, last}
+}
+
+// send passes a tally on.
+func (m histogram) send(to chan<- prometheus.Metric, tally *ibverbx.Histogram, labels ...string) {
+	buckets, sum := map[float64]uint64{}, uint64(0)
+	for bound, n := range tally.Buckets() {
+		if sum += n; bits.OnesCount64(bound) == 1 && bound >= m.first && bound <= m.last {
+			buckets[float64(bound)/m.per] = sum
+		}
+	}
+	to <- prometheus.MustNewConstHistogram(m.desc, tally.Count, float64(tally.Sum)/m.per, buckets, labels...)
+}
+
 // The families.
 //
 //nolint:gochecknoglobals // constants
@@ -57,6 +86,13 @@ var (
 	bankedTotal       = counter("banked", "Notifications that have waited for a receive.", "group")
 	banked            = gauge("banked_now", "Notifications that wait for a receive.", "group")
 	sendsWaiting      = gauge("sends_waiting", "Send requests not yet completely given to NICs.", "group")
+
+	requestTime = newHistogram(1e9, 1<<8, 1<<34, "request_seconds", "Time from the post of a send request "+
+		"until its completion is reported, of one request in 64.", "group")
+	requestWait = newHistogram(1e9, 1<<8, 1<<34, "request_wait_seconds", "Time from the post of a send "+
+		"request until all of its data is given to queue pairs, of one request in 64.", "group")
+	requestSize = newHistogram(1, 1<<3, 1<<34, "request_bytes", "Length of the send requests that "+
+		"ibverbx_request_seconds counts.", "group")
 
 	endpoints  = gauge("endpoints", "Endpoints of the worker.", "group")
 	registered = gauge("registered_bytes", "Memory that the worker has registered for itself.", "group")
