@@ -72,6 +72,11 @@ func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 	case amRoute:
 		return e.w.ranks.arrived(e, &h, data)
 	}
+	if h.tag > MaxTag && kind != amMore {
+		if err := e.w.teams.admits(e, h.tag); err != nil {
+			return err
+		}
+	}
 	if (kind == amMore) != (e.partial.length != 0) {
 		return fmt.Errorf("message %d with %d bytes missing of the message before", kind,
 			e.partial.length-e.partial.got)
@@ -140,7 +145,7 @@ func (e *Endpoint) arrivedEager(h *header, data []byte) {
 	e.traffic.receivedBytes += uint64(len(data))
 	r := e.match(h)
 	if r == nil {
-		if e.unwanted(h.tag) {
+		if e.unwanted(h, false) {
 			return
 		}
 		in := e.newInbound(h.tag, len(data))
@@ -152,13 +157,17 @@ func (e *Endpoint) arrivedEager(h *header, data []byte) {
 	r.take(data)
 }
 
-// unwanted reports whether a message is of a collective call after one has failed: nothing receives
-// it, and its place is free.
-func (e *Endpoint) unwanted(tag uint64) bool {
-	if tag <= MaxTag || !e.w.exchange.over {
+// unwanted reports whether a message is of a team that is closed, or of collective calls after one
+// has failed: nothing receives it. Then its sender is done with it, and its place is free.
+func (e *Endpoint) unwanted(h *header, announced bool) bool {
+	if h.tag <= MaxTag || e.w.teams.wanted(h.tag) {
 		return false
 	}
-	e.ledger.Free(1)
+	if announced {
+		e.queueNotice(h.id)
+	} else {
+		e.matchedOnArrival(h)
+	}
 	return true
 }
 
@@ -179,7 +188,7 @@ func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 	e.traffic.receivedBytes += uint64(len(data))
 	r := e.match(h)
 	if r == nil {
-		if e.unwanted(h.tag) {
+		if e.unwanted(h, false) {
 			return
 		}
 		a.in = e.newInbound(h.tag, int(h.length))
@@ -238,7 +247,7 @@ func (e *Endpoint) arrivedAnnounced(h *header, data []byte) error {
 		return nil
 	}
 	rd.put(e.w)
-	if e.unwanted(h.tag) {
+	if e.unwanted(h, true) {
 		return nil
 	}
 	in := e.newInbound(h.tag, int(h.length))
@@ -364,5 +373,28 @@ func (w *Worker) drop(in *inbound) {
 	if p := &w.spares.inbounds; p.count < p.most {
 		in.next, p.free = p.free, in
 		p.count++
+	}
+}
+
+// sweep drops messages that nothing receives any more, so that they take no place from others.
+func (w *Worker) sweep(unwanted func(tag uint64) bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for l := w.matching.unexpected.all.Front(); l != nil; {
+		in := l.Owner().in
+		l = l.Next()
+		if !unwanted(in.match.tag) {
+			continue
+		}
+		e, places := in.ep, in.fragments
+		if e.err == nil && (in.announced || in.notify) {
+			e.queueNotice(in.id) // its place goes back with the notice: the sender is done
+			places--
+		}
+		e.ledger.Free(places)
+		w.drop(in)
+		if e.canPush() {
+			e.kick()
+		}
 	}
 }

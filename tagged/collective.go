@@ -49,56 +49,56 @@ func (w *Worker) Barrier(ctx context.Context) error {
 }
 
 // Broadcast copies rank root's buf to the buf of every rank. All pass the same length.
-func Broadcast[T Element](ctx context.Context, w *Worker, buf []T, root int) error {
-	return collect(ctx, w, call{kind: collective.Broadcast, root: root}, buf, nil, len(buf))
+func Broadcast[T Element](ctx context.Context, g Group, buf []T, root int) error {
+	return collect(ctx, g, call{kind: collective.Broadcast, root: root}, buf, nil, len(buf))
 }
 
 // Reduce combines every rank's src, element by element, into dst of rank root, which may be src.
 // The others' dst is not used.
-func Reduce[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp, root int) error {
-	return collect(ctx, w, call{kind: collective.Reduce, op: op, root: root}, dst, src, len(src))
+func Reduce[T Element](ctx context.Context, g Group, dst, src []T, op ReduceOp, root int) error {
+	return collect(ctx, g, call{kind: collective.Reduce, op: op, root: root}, dst, src, len(src))
 }
 
 // AllReduce combines every rank's src, element by element, into dst of every rank, which may be
 // src. All get the same bits.
-func AllReduce[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp) error {
-	return collect(ctx, w, call{kind: collective.AllReduce, op: op}, dst, src, len(src))
+func AllReduce[T Element](ctx context.Context, g Group, dst, src []T, op ReduceOp) error {
+	return collect(ctx, g, call{kind: collective.AllReduce, op: op}, dst, src, len(src))
 }
 
 // ReduceScatter combines every rank's src, which has as many blocks of len(dst) as there are ranks,
 // and puts block i into dst of rank i.
-func ReduceScatter[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp) error {
-	return collect(ctx, w, call{kind: collective.ReduceScatter, op: op}, dst, src, len(dst))
+func ReduceScatter[T Element](ctx context.Context, g Group, dst, src []T, op ReduceOp) error {
+	return collect(ctx, g, call{kind: collective.ReduceScatter, op: op}, dst, src, len(dst))
 }
 
 // Scan combines src of ranks 0 to i into dst of rank i, which may be src.
-func Scan[T Element](ctx context.Context, w *Worker, dst, src []T, op ReduceOp) error {
-	return collect(ctx, w, call{kind: collective.Scan, op: op}, dst, src, len(src))
+func Scan[T Element](ctx context.Context, g Group, dst, src []T, op ReduceOp) error {
+	return collect(ctx, g, call{kind: collective.Scan, op: op}, dst, src, len(src))
 }
 
 // Gather copies every rank's src to dst of rank root, in the order of the ranks: len(dst) is
 // len(src) times their number there, and src may be the root's own block of it. The others' dst is
 // not used.
-func Gather[T Element](ctx context.Context, w *Worker, dst, src []T, root int) error {
-	return collect(ctx, w, call{kind: collective.Gather, root: root}, dst, src, len(src))
+func Gather[T Element](ctx context.Context, g Group, dst, src []T, root int) error {
+	return collect(ctx, g, call{kind: collective.Gather, root: root}, dst, src, len(src))
 }
 
 // AllGather copies every rank's src to dst of every rank, in the order of the ranks. src may be the
 // rank's own block of dst.
-func AllGather[T Element](ctx context.Context, w *Worker, dst, src []T) error {
-	return collect(ctx, w, call{kind: collective.AllGather}, dst, src, len(src))
+func AllGather[T Element](ctx context.Context, g Group, dst, src []T) error {
+	return collect(ctx, g, call{kind: collective.AllGather}, dst, src, len(src))
 }
 
 // Scatter copies block i of rank root's src, which has as many blocks of len(dst) as there are
 // ranks, to dst of rank i. The root's dst may be its own block of src. The others' src is not used.
-func Scatter[T Element](ctx context.Context, w *Worker, dst, src []T, root int) error {
-	return collect(ctx, w, call{kind: collective.Scatter, root: root}, dst, src, len(dst))
+func Scatter[T Element](ctx context.Context, g Group, dst, src []T, root int) error {
+	return collect(ctx, g, call{kind: collective.Scatter, root: root}, dst, src, len(dst))
 }
 
 // AllToAll copies block i of src to rank i, and puts what rank i has for this one into block i of
 // dst. Both have as many equal blocks as there are ranks.
-func AllToAll[T Element](ctx context.Context, w *Worker, dst, src []T) error {
-	return collect(ctx, w, call{kind: collective.AllToAll}, dst, src, len(src))
+func AllToAll[T Element](ctx context.Context, g Group, dst, src []T) error {
+	return collect(ctx, g, call{kind: collective.AllToAll}, dst, src, len(src))
 }
 
 // StartBarrier starts a [Worker.Barrier], as do the other functions named Start their calls: the
@@ -108,48 +108,48 @@ func (w *Worker) StartBarrier() (*Request, error) {
 }
 
 // StartBroadcast starts [Broadcast].
-func StartBroadcast[T Element](w *Worker, buf []T, root int) (*Request, error) {
-	return start(w, call{kind: collective.Broadcast, root: root}, buf, nil, len(buf))
+func StartBroadcast[T Element](g Group, buf []T, root int) (*Request, error) {
+	return start(g, call{kind: collective.Broadcast, root: root}, buf, nil, len(buf))
 }
 
 // StartReduce starts [Reduce].
-func StartReduce[T Element](w *Worker, dst, src []T, op ReduceOp, root int) (*Request, error) {
-	return start(w, call{kind: collective.Reduce, op: op, root: root}, dst, src, len(src))
+func StartReduce[T Element](g Group, dst, src []T, op ReduceOp, root int) (*Request, error) {
+	return start(g, call{kind: collective.Reduce, op: op, root: root}, dst, src, len(src))
 }
 
 // StartAllReduce starts [AllReduce].
-func StartAllReduce[T Element](w *Worker, dst, src []T, op ReduceOp) (*Request, error) {
-	return start(w, call{kind: collective.AllReduce, op: op}, dst, src, len(src))
+func StartAllReduce[T Element](g Group, dst, src []T, op ReduceOp) (*Request, error) {
+	return start(g, call{kind: collective.AllReduce, op: op}, dst, src, len(src))
 }
 
 // StartReduceScatter starts [ReduceScatter].
-func StartReduceScatter[T Element](w *Worker, dst, src []T, op ReduceOp) (*Request, error) {
-	return start(w, call{kind: collective.ReduceScatter, op: op}, dst, src, len(dst))
+func StartReduceScatter[T Element](g Group, dst, src []T, op ReduceOp) (*Request, error) {
+	return start(g, call{kind: collective.ReduceScatter, op: op}, dst, src, len(dst))
 }
 
 // StartScan starts [Scan].
-func StartScan[T Element](w *Worker, dst, src []T, op ReduceOp) (*Request, error) {
-	return start(w, call{kind: collective.Scan, op: op}, dst, src, len(src))
+func StartScan[T Element](g Group, dst, src []T, op ReduceOp) (*Request, error) {
+	return start(g, call{kind: collective.Scan, op: op}, dst, src, len(src))
 }
 
 // StartGather starts [Gather].
-func StartGather[T Element](w *Worker, dst, src []T, root int) (*Request, error) {
-	return start(w, call{kind: collective.Gather, root: root}, dst, src, len(src))
+func StartGather[T Element](g Group, dst, src []T, root int) (*Request, error) {
+	return start(g, call{kind: collective.Gather, root: root}, dst, src, len(src))
 }
 
 // StartAllGather starts [AllGather].
-func StartAllGather[T Element](w *Worker, dst, src []T) (*Request, error) {
-	return start(w, call{kind: collective.AllGather}, dst, src, len(src))
+func StartAllGather[T Element](g Group, dst, src []T) (*Request, error) {
+	return start(g, call{kind: collective.AllGather}, dst, src, len(src))
 }
 
 // StartScatter starts [Scatter].
-func StartScatter[T Element](w *Worker, dst, src []T, root int) (*Request, error) {
-	return start(w, call{kind: collective.Scatter, root: root}, dst, src, len(dst))
+func StartScatter[T Element](g Group, dst, src []T, root int) (*Request, error) {
+	return start(g, call{kind: collective.Scatter, root: root}, dst, src, len(dst))
 }
 
 // StartAllToAll starts [AllToAll].
-func StartAllToAll[T Element](w *Worker, dst, src []T) (*Request, error) {
-	return start(w, call{kind: collective.AllToAll}, dst, src, len(src))
+func StartAllToAll[T Element](g Group, dst, src []T) (*Request, error) {
+	return start(g, call{kind: collective.AllToAll}, dst, src, len(src))
 }
 
 // call is a collective call as this rank makes it.
@@ -167,6 +167,19 @@ type call struct {
 	counts, receives []int
 	// combine combines by a function of the program; nil for op.
 	combine func(c *flight, to, a, b []byte)
+}
+
+// name names the call, as in the errors of it.
+func (c *call) name() string {
+	if c.kind == collective.AllGather && !c.unequal {
+		switch c.op {
+		case opSplit:
+			return "split"
+		case opShrink:
+			return "shrink"
+		}
+	}
+	return c.kind.String()
 }
 
 // blocks reports whether the call moves a block for each rank.
@@ -244,16 +257,17 @@ func (c *call) check(ranks, rank, dst, src int, known bool) error {
 
 // collect makes a collective call and waits for its end. n is the length of the vector, or of each
 // block; of an all-to-all that of all blocks.
-func collect[T Element](ctx context.Context, w *Worker, c call, dst, src []T, n int) error {
-	if w == nil {
-		return refuse(c.kind.String(), verbs.ErrInvalid, noWorker)
+func collect[T Element](ctx context.Context, g Group, c call, dst, src []T, n int) error {
+	t := teamOf(g)
+	if t == nil {
+		return refuse(c.name(), verbs.ErrInvalid, noWorker)
 	}
-	x := &w.exchange
+	x := &t.exchange
 	if err := x.enter(ctx, &c); err != nil {
 		return err
 	}
 	defer x.blocking.Store(false)
-	r, err := start(w, c, dst, src, n)
+	r, err := start(t, c, dst, src, n)
 	if err != nil {
 		return err
 	}
@@ -263,26 +277,28 @@ func collect[T Element](ctx context.Context, w *Worker, c call, dst, src []T, n 
 }
 
 // start begins a collective call.
-func start[T Element](w *Worker, c call, dst, src []T, n int) (*Request, error) {
-	if w == nil {
-		return nil, refuse(c.kind.String(), verbs.ErrInvalid, noWorker)
+func start[T Element](g Group, c call, dst, src []T, n int) (*Request, error) {
+	t := teamOf(g)
+	if t == nil {
+		return nil, refuse(c.name(), verbs.ErrInvalid, noWorker)
 	}
 	c.n, c.of = n, collective.TypeOf[T]()
 	if c.unequal {
 		c.op = opUnequal
 	}
-	r, err := w.exchange.start(&c, collective.Bytes(dst), collective.Bytes(src), len(dst), len(src))
+	x := &t.exchange
+	r, err := x.start(&c, collective.Bytes(dst), collective.Bytes(src), len(dst), len(src))
 	if err != nil {
-		w.exchange.flush()
+		x.flush()
 	}
 	return r, err
 }
 
-const noWorker = "the worker is nil"
+const noWorker = "the worker or team is nil"
 
 // enter admits a blocking call.
 func (x *exchange) enter(ctx context.Context, c *call) error {
-	op := c.kind.String()
+	op := c.name()
 	if ctx == nil {
 		return refuse(op, verbs.ErrInvalid, "no context")
 	}
@@ -304,28 +320,31 @@ func (x *exchange) enter(ctx context.Context, c *call) error {
 
 // start begins a call, and returns the request that is done when the call is.
 func (x *exchange) start(c *call, dst, src []byte, dstLen, srcLen int) (*Request, error) {
-	op := c.kind.String()
+	op := c.name()
 	if x.w.ranks.peers == nil {
 		return nil, refuse(op, verbs.ErrInvalid, noRanks)
 	}
 	x.mu.Lock()
 	defer x.release()
-	cfg := &x.w.cfg
+	size, rank := x.t.Size(), x.t.rank
 	if c.kind == collective.AllToAll {
-		c.n /= cfg.Size
+		c.n /= size
 	}
 	x.readNotes() // another rank may have ended all calls already
 	switch {
 	case x.stopped != nil:
-		return nil, x.ended(c.kind, x.record.Step+1)
-	case len(x.calls) != 0 && x.record.Step-x.calls[0].step+1 >= uint64(x.most):
+		return nil, x.ended(op, x.record.Step+1)
+	case len(x.calls) != 0 && x.record.Step-x.calls[0].step+1 >= uint64(min(x.most(), mostUnderWay)):
 		return nil, &errwrap.Error{Err: fmt.Errorf("tagged: %s: %d calls are under way, the most at once: "+
-			"wait for %v %d first: %w", op, x.most, x.calls[0].kind, x.calls[0].step, ErrBusy)}
+			"wait for %s %d first: %w", op, len(x.calls), x.calls[0].name(), x.calls[0].step, ErrBusy)}
+	case x.underWay >= x.most():
+		return nil, &errwrap.Error{Err: fmt.Errorf("tagged: %s: %d calls of all teams are under way, the "+
+			"most at once with this Config.MaxUnexpected: wait for one first: %w", op, x.underWay, ErrBusy)}
 	}
 	known := !c.reduces() || c.combine != nil || c.of.Has(c.op)
-	err := c.check(cfg.Size, cfg.Rank, dstLen, srcLen, known)
+	err := c.check(size, rank, dstLen, srcLen, known)
 	if err == nil {
-		err = c.place(cfg.Size, cfg.Rank, dst, src)
+		err = c.place(size, rank, dst, src)
 	}
 	if err != nil {
 		return nil, x.refuse(stopMismatch, c, err)
@@ -333,6 +352,7 @@ func (x *exchange) start(c *call, dst, src []byte, dstLen, srcLen int) (*Request
 	f := x.newFlight(c, dst, src)
 	r := f.req
 	x.calls = append(x.calls, f)
+	x.underWay++
 	if err := x.begin(f); err != nil {
 		x.fail(f, stopFailed, err)
 		return r, nil
@@ -347,19 +367,20 @@ func (x *exchange) newFlight(c *call, dst, src []byte) *flight {
 	if n := len(x.spare); n != 0 {
 		f, x.spare = x.spare[n-1], x.spare[:n-1]
 	} else {
-		f = &flight{lands: make([]*Region, x.w.cfg.Size)}
+		f = &flight{lands: make([]*Region, x.t.Size())}
 	}
 	x.add(c)
 	f.call, f.dst, f.src, f.step, f.ticket = *c, dst, src, x.record.Step, x.record.Last()
-	f.look = time.Time{}
+	f.tag = x.tag(f.step, x.record.Hash)
+	f.look, f.odd = time.Time{}, time.Time{}
 	if f.combine == nil {
 		f.combine = combineValues
 	}
 	if c.unequal {
-		f.keepCounts(x.w.cfg.Size, x.w.cfg.Rank)
+		f.keepCounts(x.t.Size(), x.t.rank)
 	}
 	x.w.mu.Lock()
-	f.req = x.w.newCall()
+	f.req = x.w.newCall(x)
 	x.w.mu.Unlock()
 	return f
 }
@@ -395,39 +416,47 @@ func (c *call) place(ranks, rank int, dst, src []byte) error {
 		"block of this rank, %d, in the other", verbs.ErrInvalid, rank)
 }
 
-// ticket describes a call to other ranks, and is the tag of its messages. From the top: 8 bits that
-// are one, 4 of the kind, 4 of the element, 16 of the root, 3 of the operation, 12 of the number of
-// elements or all ones if there are more, 6 of the step, and 11 of a hash of this call and all
-// before it.
+// tag is that of the messages of a call. From the top: 8 bits that are one, 24 of the team's
+// number, 6 of the step, and 26 of a hash of this call and all before it.
+func (x *exchange) tag(step, hash uint64) uint64 {
+	return callClass<<56 | x.t.prefix() | step&(tagSteps-1)<<26 | hash>>38
+}
+
+// stepOf returns the step modulo tagSteps of the call that a message is of.
+func stepOf(tag uint64) uint64 { return tag >> 26 & (tagSteps - 1) }
+
+// tagSteps is how many steps tags tell apart.
+const tagSteps = 64
+
+// ticket describes a call to other ranks. From the top: 8 bits that are one, 4 of the kind, 4 of
+// the element, 16 of the root, 3 of the operation, 12 of the number of elements or all ones if
+// there are more, and 17 of a hash of this call and all before it.
 type ticket uint64
 
 const (
-	ticketHash     = 11
-	ticketSteps    = 6
+	ticketHash     = 17
 	ticketElements = 1<<12 - 1
 	// ticketCall masks what describes the call itself, not those before it.
-	ticketCall = ^ticket(1<<(ticketHash+ticketSteps) - 1)
+	ticketCall = ^ticket(1<<ticketHash - 1)
 )
 
 // newTicket describes a call.
-func newTicket(c *call, step, hash uint64) ticket {
+func newTicket(c *call, hash uint64) ticket {
 	return 0xff<<56 | ticket(c.kind)<<52 | ticket(c.of)<<48 | ticket(c.root)<<32 | ticket(c.op)<<29 |
-		ticket(min(c.n, ticketElements))<<(ticketHash+ticketSteps) |
-		ticket(step&(1<<ticketSteps-1))<<ticketHash | ticket(hash>>(64-ticketHash))
+		ticket(min(c.n, ticketElements))<<ticketHash | ticket(hash>>(64-ticketHash))
 }
 
-// ahead returns by how many steps a call is behind another one of this rank, modulo 64.
-func (t ticket) ahead(step uint64) uint64 {
-	return (uint64(t>>ticketHash) - step) & (1<<ticketSteps - 1)
+// call returns what the ticket describes.
+func (t ticket) call() *call {
+	return &call{kind: collective.Kind(t >> 52 & 15), of: collective.Type(t >> 48 & 15),
+		root: int(t >> 32 & (1<<16 - 1)), op: ReduceOp(t >> 29 & 7), n: int(t >> ticketHash & ticketElements)}
 }
 
 // String names the call with its arguments: "broadcast of 8 elements of int32 from rank 0".
 func (t ticket) String() string {
-	c := call{kind: collective.Kind(t >> 52 & 15), of: collective.Type(t >> 48 & 15),
-		root: int(t >> 32 & (1<<16 - 1)), op: ReduceOp(t >> 29 & 7),
-		n: int(t >> (ticketHash + ticketSteps) & ticketElements)}
-	if c.kind == collective.Barrier {
-		return c.kind.String()
+	c := t.call()
+	if name := c.name(); c.kind == collective.Barrier || name != c.kind.String() {
+		return name
 	}
 	s := fmt.Sprintf("%v of %d elements of %v", c.kind, c.n, c.of)
 	if c.n == ticketElements {
@@ -456,5 +485,5 @@ func (x *exchange) add(c *call) {
 	if c.unequal && c.kind == collective.AllGather {
 		r.Hash = hashAll(r.Hash, c.counts)
 	}
-	r.Describe(newTicket(c, r.Step, r.Hash))
+	r.Describe(newTicket(c, r.Hash))
 }

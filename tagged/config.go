@@ -15,11 +15,9 @@ const (
 	Any   = uint64(0)  // every tag
 )
 
-// MaxTag is the largest tag of a message. Those above it are of collective calls, and no mask
-// matches them.
-const MaxTag = 0xfe<<56 - 1
-
-const tagTooLarge = "tags above MaxTag are of collective calls"
+// MaxTag is the largest tag of a message that is of no [Team]. Those above it are of teams and of
+// collective calls, and no mask of another receive matches them.
+const MaxTag = 0xfd<<56 - 1
 
 // FirstAMID is the first of the ids of active messages that this package uses on its transport
 // worker, up to [transport.MaxAMID]. The program may use those below: see [Worker.Transport].

@@ -74,8 +74,8 @@
 //
 // # Collective calls
 //
-// All ranks of a worker that has joined make them, in the same order, each from one goroutine at a
-// time:
+// All ranks of a worker that has joined, or of a [Team], make them, in the same order, each from
+// one goroutine at a time:
 //
 //	err := w.Barrier(ctx)
 //	err := tagged.AllReduce(ctx, w, sums, values, tagged.OpSum)
@@ -91,8 +91,9 @@
 // Barrier waits for all ranks.
 //
 // StartBarrier, StartAllReduce and so on begin a call and return a [Request]: it is done when the
-// call is, and owns the memory until then. Up to 31 are under way at once, fewer with a small
-// Config.MaxUnexpected, which all ranks must give alike, and they are done in any order:
+// call is, and owns the memory until then. Up to 31 of a team are under way at once, and one for
+// every 8 of Config.MaxUnexpected, which all ranks must give alike, of all teams together. They are
+// done in any order:
 //
 //	sum, err := tagged.StartAllReduce(w, sums, values, tagged.OpSum)
 //	...                                  // compute, start others
@@ -111,8 +112,28 @@
 // passed, these are the ranks that have not made the call, and those that do not answer, which
 // takes up to half a second to find out. A rank that has all that it needs of a call succeeds even
 // if others have ended it, unless it knows of that when it calls; its next call has the error.
-// After an error no collective call of the worker works any more, and the memory of the one that
-// failed may be accessed until [Worker.Close] has returned. Messages go on.
+// After an error no collective call of the team works any more, and the memory of the one that
+// failed may be accessed until [Worker.Close] has returned. Messages and other teams go on, and the
+// ranks that are left can make a smaller team: see [Team.Shrink]. Errors name ranks by their
+// numbers in the world.
+//
+// # Teams
+//
+// Some of the ranks make a [Team], with numbers, messages and collective calls of its own, which
+// never meet those of others. A grid of 3 columns, for example:
+//
+//	world := w.World()
+//	row, err := world.Split(ctx, world.Rank()/3, world.Rank())
+//	column, err := world.Split(ctx, world.Rank()%3, world.Rank())
+//	err = tagged.AllReduce(ctx, row, sums, values, tagged.OpSum)
+//	below, err := column.Peer((column.Rank() + 1) % column.Size())
+//	err = below.SendWait(ctx, column.Tag(7), edge)        // message 7 of this team
+//	info, err := w.RecvWait(ctx, column.Tag(7), tagged.Exact, buf) // from any member
+//	from := column.RankOf(info.Source)
+//	err = column.Close()
+//
+// A team ends with [Team.Close] or with the worker. When a rank dies, calls of its teams that need
+// it end, and receives from it alone, and nothing else.
 //
 // # Which message goes where
 //

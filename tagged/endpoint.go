@@ -145,8 +145,8 @@ func (e *Endpoint) Err() error {
 	return e.err
 }
 
-// admit returns why a send may not start; nil if it may.
-func (e *Endpoint) admit(op string) error {
+// admit returns why a send with a tag may not start; nil if it may.
+func (e *Endpoint) admit(op string, tag uint64) error {
 	switch {
 	case e.err != nil:
 		return e.err
@@ -154,6 +154,8 @@ func (e *Endpoint) admit(op string) error {
 		return e.refuse(op, ErrNotConnected, "call Connect first")
 	case e.stage > stageOpen:
 		return e.refuse(op, ErrClosed, "")
+	case tag > MaxTag && op != opCollective:
+		return e.w.teams.refuses(op, e, tag, Exact)
 	}
 	return nil
 }

@@ -6,39 +6,38 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"ibverbx/internal/collective"
 )
 
-// exchange carries out the collective calls of a rank. Package collective says which messages a
-// call takes, and in what order. Between two ranks they arrive in the order of sending, and the
-// receives of a call are posted in that order, so the tag of all messages of a call is its ticket.
+// exchange carries out the collective calls of a team at one rank. Package collective says which
+// messages a call takes, and in what order. Between two ranks they arrive in the order of sending,
+// and the receives of a call are posted in that order, so all messages of a call have one tag.
 //
-// Several calls may be under way. Whoever completes a request of one sets due, and drive carries
-// out what can be done now: in progress, or in a call of the program, whichever comes first.
+// Several calls may be under way. Whoever completes a request of one sets teams.due, and drive
+// carries out what can be done now: in progress, or in a call of the program, whichever comes
+// first. Ranks are those of the team, but in texts.
 //
-// Invariant: calls are in the order of their steps, and the first and the last are less than most
-// steps apart. Once stopped is set no call is under way, and none begins. mu is taken before
-// Worker.mu.
+// Invariant: calls are in the order of their steps, and the first and the last are less than
+// mostUnderWay steps apart. Once stopped is set no call is under way, and none begins. teams.mu
+// guards all that is neither atomic nor says otherwise.
 type exchange struct {
-	w        *Worker
-	due      atomic.Bool // a request has completed since the last drive
+	*teams
+	t        *Team
 	blocking atomic.Bool // a goroutine is in a blocking call
 	unsent   atomic.Bool // that the calls have ended may not have reached the other ranks
 
-	mu      sync.Mutex
-	stopped error // why no call works any more, without the name of one
-	err     error // the same with the name of the first call that it has ended
-	over    bool  // stopped is set; Worker.mu guards it
+	stopped error  // why no call works any more, without the name of one
+	err     error  // the same with the name of the first call that it has ended
+	over    bool   // stopped is set; Worker.mu guards it
+	base    uint64 // the step before the first: not 0 if there is only one call, to shrink a team
 	record  collective.Record[ticket]
 	cache   collective.Cache
-	parties []party // by rank; nil for a worker that has not joined
+	parties []party // by rank
 	calls   []*flight
 	spare   []*flight
-	most    int // calls under way
 	one     [1][]byte
 
 	notes     *Request // receives the next note
@@ -61,6 +60,7 @@ type flight struct {
 	req      *Request // done when the call is
 	step     uint64
 	ticket   ticket
+	tag      uint64 // of its messages
 	run      collective.Run
 	dst, src []byte
 	own      [2][]int  // memory for counts and receives
@@ -71,6 +71,7 @@ type flight struct {
 	land     int // bytes of each of lands
 	waiting  []begun
 	look     time.Time // when to find out why nothing happens; zero after something has
+	odd      time.Time // when to give up on a rank that has sent something else, and does not say what
 }
 
 // begun is a step of a run that is under way.
@@ -92,27 +93,60 @@ const (
 	overhead = 16 << 10
 	// patience is long for a rank that is in the same call, and short for a person.
 	patience = 50 * time.Millisecond
-	// mostUnderWay is the most collective calls under way: a ticket has the step modulo 64, which
-	// must tell those that another rank may be ahead from those that it is behind.
-	mostUnderWay = 1<<(ticketSteps-1) - 1
+	// mostUnderWay is the most collective calls of a team under way: a tag has the step modulo
+	// tagSteps, which must tell those that another rank may be ahead from those that it is behind.
+	mostUnderWay = tagSteps/2 - 1
 )
 
 // init makes what calls need, and receives notes from now on, so that a rank that has made no call
-// yet answers. The places of the window that a rank gives another must hold what that rank, being
-// ahead, sends in all of its calls: otherwise they could fill up before the message that this rank
-// waits for.
+// yet answers.
 func (x *exchange) init() {
 	x.mu.Lock()
 	defer x.release()
-	cfg := &x.w.cfg
-	x.parties = make([]party, cfg.Size)
-	x.most = min(max(cfg.MaxUnexpected/(2*depth), 1), mostUnderWay)
+	x.parties = make([]party, x.t.Size())
+	x.active = append(x.active, x)
 	x.readNotes()
+}
+
+// most is how many calls of all teams are under way at most. The places of the window that a rank
+// gives another must hold what that rank, being ahead, sends in all of its calls: otherwise they
+// could fill up before the message that this rank waits for.
+func (s *teams) most() int { return max(s.w.cfg.MaxUnexpected/(2*depth), 1) }
+
+// retire ends the calls for good, because of err, and tells the other ranks if any is under way, or
+// if tell is set.
+func (x *exchange) retire(err error, tell bool) {
+	x.mu.Lock()
+	defer x.release()
+	switch {
+	case x.stopped != nil:
+	case len(x.calls) != 0:
+		x.fail(x.calls[0], stopGaveUp, err)
+	case tell:
+		x.stop(stopGaveUp, x.t.rank, err, "shrink", x.record.Step+1)
+	default:
+		x.stopped = err
+		x.w.mu.Lock()
+		x.over = true
+		x.w.mu.Unlock()
+	}
+	x.notes.Cancel()
+	x.notes.Free()
+	x.notes = nil
+	x.active = slices.DeleteFunc(x.active, func(other *exchange) bool { return other == x })
+	for _, f := range x.spare {
+		for _, r := range append(f.lands, f.tmp) {
+			if r != nil {
+				_ = r.Close() // refused while a failed call uses it: then it ends with the worker
+			}
+		}
+	}
+	x.spare = nil
 }
 
 // begin starts the run of a call.
 func (x *exchange) begin(c *flight) error {
-	s := collective.Shape{Kind: c.kind, Ranks: x.w.cfg.Size, Rank: x.w.cfg.Rank, Root: c.root,
+	s := collective.Shape{Kind: c.kind, Ranks: x.t.Size(), Rank: x.t.rank, Root: c.root,
 		Count: c.n * c.of.Size(), Piece: pieceSize, Depth: depth, InPlace: c.inPlace}
 	s.Ordered = c.op == opFunc && c.reduces()
 	if c.unequal {
@@ -191,6 +225,7 @@ func (x *exchange) end(c *flight, err error) {
 	x.w.mu.Lock()
 	c.req.complete(err)
 	x.w.mu.Unlock()
+	x.underWay--
 	c.call, c.req, c.dst, c.src = call{}, nil, nil, nil
 	x.spare = append(x.spare, c)
 }
@@ -211,27 +246,8 @@ func (c *flight) memory(r collective.Range, peer int) []byte {
 	return m[r.Off*c.unit : (r.Off+r.Len)*c.unit]
 }
 
-// drive carries out what can be done in the calls under way. It does not wait: a goroutine that
-// holds mu looks at due again when it has released it.
-func (x *exchange) drive() {
-	for x.due.Load() && x.mu.TryLock() {
-		x.due.Store(false)
-		x.advanceAll()
-		x.mu.Unlock()
-	}
-}
-
-// release releases mu for a goroutine of the program, and does what has become due meanwhile.
-func (x *exchange) release() {
-	x.mu.Unlock()
-	x.drive()
-}
-
 // advanceAll reads the notes and advances all calls.
 func (x *exchange) advanceAll() {
-	if x.parties == nil {
-		return // a request with such a tag was refused
-	}
 	x.readNotes()
 	for i := 0; i < len(x.calls); { // none is left after an error
 		c := x.calls[i]
@@ -277,7 +293,7 @@ func (x *exchange) reap(c *flight) bool {
 			continue
 		}
 		c.waiting = slices.Delete(c.waiting, k, k+1)
-		if why, err := c.done(b); err != nil {
+		if why, err := x.done(c, b); err != nil {
 			x.fail(c, why, err)
 			return false
 		}
@@ -287,7 +303,7 @@ func (x *exchange) reap(c *flight) bool {
 }
 
 // done ends a send or a receive.
-func (c *flight) done(b begun) (why byte, err error) {
+func (x *exchange) done(c *flight, b begun) (why byte, err error) {
 	s := c.run.Step(b.step)
 	err, n := b.req.Err(), b.req.Info().Length
 	b.req.Free()
@@ -296,7 +312,7 @@ func (c *flight) done(b begun) (why byte, err error) {
 		return stopFailed, err
 	case s.Action == collective.Receive && n != s.To.Len*c.unit:
 		return stopMismatch, fmt.Errorf("%w: rank %d has sent %d bytes in place of %d", ErrMismatch,
-			s.Peer, n, s.To.Len*c.unit)
+			x.t.world(s.Peer), n, s.To.Len*c.unit)
 	}
 	c.run.Done(b.step)
 	return 0, nil
@@ -306,11 +322,11 @@ func (c *flight) done(b begun) (why byte, err error) {
 func (x *exchange) post(c *flight, i int, s *collective.Step) (err error) {
 	p := &x.parties[s.Peer]
 	if p.ep == nil {
-		if p.ep, err = x.w.Peer(s.Peer); err != nil {
+		if p.ep, err = x.t.Peer(s.Peer); err != nil {
 			return err
 		}
 	}
-	tag := uint64(c.ticket)
+	tag := c.tag
 	var r *Request
 	if s.Action == collective.Send {
 		x.one[0] = c.memory(s.From, s.Peer)
@@ -373,8 +389,8 @@ func (x *exchange) wait(ctx context.Context, r *Request) error {
 	x.mu.Lock()
 	defer x.release()
 	if c := x.callOf(r); c != nil {
-		kind, step := c.kind, c.step
-		err = callError(kind, step, x.late(ctx, r, err))
+		name, step := c.name(), c.step
+		err = x.callError(name, step, x.late(ctx, r, err))
 	}
 	if r.Done() { // while this rank asked for those that are late
 		return r.Err()
@@ -407,15 +423,4 @@ func (x *exchange) callOf(r *Request) *flight {
 		}
 	}
 	return nil
-}
-
-// close ends the calls under way, because the worker is closed.
-func (x *exchange) close(err error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.parties == nil || x.stopped != nil {
-		return
-	}
-	x.stopped = err
-	x.endAll(stopFailed, x.w.cfg.Rank, "")
 }

@@ -11,43 +11,43 @@ import (
 // ReduceFunc is [Reduce] by a function, which must be associative; its first argument comes from
 // lower ranks. All ranks must pass the same function, which cannot be checked. It runs in whichever
 // goroutine makes progress, and must not call anything of this package. A call allocates a little.
-func ReduceFunc[T Element](ctx context.Context, w *Worker, dst, src []T, fn func(a, b T) T, root int) error {
-	return collect(ctx, w, by(call{kind: collective.Reduce, root: root}, fn), dst, src, len(src))
+func ReduceFunc[T Element](ctx context.Context, g Group, dst, src []T, fn func(a, b T) T, root int) error {
+	return collect(ctx, g, by(call{kind: collective.Reduce, root: root}, fn), dst, src, len(src))
 }
 
 // AllReduceFunc is [AllReduce] by a function, as in [ReduceFunc].
-func AllReduceFunc[T Element](ctx context.Context, w *Worker, dst, src []T, fn func(a, b T) T) error {
-	return collect(ctx, w, by(call{kind: collective.AllReduce}, fn), dst, src, len(src))
+func AllReduceFunc[T Element](ctx context.Context, g Group, dst, src []T, fn func(a, b T) T) error {
+	return collect(ctx, g, by(call{kind: collective.AllReduce}, fn), dst, src, len(src))
 }
 
 // ReduceScatterFunc is [ReduceScatter] by a function, as in [ReduceFunc].
-func ReduceScatterFunc[T Element](ctx context.Context, w *Worker, dst, src []T, fn func(a, b T) T) error {
-	return collect(ctx, w, by(call{kind: collective.ReduceScatter}, fn), dst, src, len(dst))
+func ReduceScatterFunc[T Element](ctx context.Context, g Group, dst, src []T, fn func(a, b T) T) error {
+	return collect(ctx, g, by(call{kind: collective.ReduceScatter}, fn), dst, src, len(dst))
 }
 
 // ScanFunc is [Scan] by a function, as in [ReduceFunc].
-func ScanFunc[T Element](ctx context.Context, w *Worker, dst, src []T, fn func(a, b T) T) error {
-	return collect(ctx, w, by(call{kind: collective.Scan}, fn), dst, src, len(src))
+func ScanFunc[T Element](ctx context.Context, g Group, dst, src []T, fn func(a, b T) T) error {
+	return collect(ctx, g, by(call{kind: collective.Scan}, fn), dst, src, len(src))
 }
 
 // StartReduceFunc starts [ReduceFunc].
-func StartReduceFunc[T Element](w *Worker, dst, src []T, fn func(a, b T) T, root int) (*Request, error) {
-	return start(w, by(call{kind: collective.Reduce, root: root}, fn), dst, src, len(src))
+func StartReduceFunc[T Element](g Group, dst, src []T, fn func(a, b T) T, root int) (*Request, error) {
+	return start(g, by(call{kind: collective.Reduce, root: root}, fn), dst, src, len(src))
 }
 
 // StartAllReduceFunc starts [AllReduceFunc].
-func StartAllReduceFunc[T Element](w *Worker, dst, src []T, fn func(a, b T) T) (*Request, error) {
-	return start(w, by(call{kind: collective.AllReduce}, fn), dst, src, len(src))
+func StartAllReduceFunc[T Element](g Group, dst, src []T, fn func(a, b T) T) (*Request, error) {
+	return start(g, by(call{kind: collective.AllReduce}, fn), dst, src, len(src))
 }
 
 // StartReduceScatterFunc starts [ReduceScatterFunc].
-func StartReduceScatterFunc[T Element](w *Worker, dst, src []T, fn func(a, b T) T) (*Request, error) {
-	return start(w, by(call{kind: collective.ReduceScatter}, fn), dst, src, len(dst))
+func StartReduceScatterFunc[T Element](g Group, dst, src []T, fn func(a, b T) T) (*Request, error) {
+	return start(g, by(call{kind: collective.ReduceScatter}, fn), dst, src, len(dst))
 }
 
 // StartScanFunc starts [ScanFunc].
-func StartScanFunc[T Element](w *Worker, dst, src []T, fn func(a, b T) T) (*Request, error) {
-	return start(w, by(call{kind: collective.Scan}, fn), dst, src, len(src))
+func StartScanFunc[T Element](g Group, dst, src []T, fn func(a, b T) T) (*Request, error) {
+	return start(g, by(call{kind: collective.Scan}, fn), dst, src, len(src))
 }
 
 // by makes a reduction one by a function.

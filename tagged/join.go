@@ -46,7 +46,7 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*Worker, error)
 	if err != nil {
 		return nil, errors.Join(refuse("join", within{err}, ""), w.Close())
 	}
-	w.exchange.init()
+	w.teams.join()
 	return w, nil
 }
 

@@ -117,12 +117,12 @@ func (x *exchange) callRoll(r *Request) *roll {
 // askNext asks the ranks that have not been asked.
 func (x *exchange) askNext(l *roll) {
 	for _, rank := range l.next {
-		if _, asked := l.said[rank]; asked || rank == x.w.cfg.Rank {
+		if _, asked := l.said[rank]; asked || rank == x.t.rank {
 			continue
 		}
 		l.said[rank] = saidNothing
-		if e, err := x.w.Peer(rank); err == nil {
-			sendNote(e, newNote(noteRoll, l.step, 0))
+		if e, err := x.t.Peer(rank); err == nil {
+			x.sendNote(e, newNote(noteRoll, l.step, 0))
 		}
 	}
 	l.next = l.next[:0]
@@ -144,10 +144,9 @@ func (x *exchange) late(ctx context.Context, r *Request, err error) error {
 	if c == nil {
 		return err
 	}
-	size := x.w.cfg.Size
-	e := &lateError{size: size}
+	e := &lateError{size: x.w.cfg.Size}
 	named := func(which answer, one, many string) (text string) {
-		return roster.Late("rank", size, func(rank int) bool {
+		return x.named(func(rank int) bool {
 			a, asked := l.said[rank]
 			return asked && a == which
 		}, one, many)
@@ -161,11 +160,12 @@ func (x *exchange) late(ctx context.Context, r *Request, err error) error {
 			said = append(said, text)
 		}
 	}
-	for rank := range size {
-		if a, asked := l.said[rank]; asked && a != saidEntered {
-			e.late = append(e.late, rank)
+	for rank, a := range l.said {
+		if a != saidEntered {
+			e.late = append(e.late, x.t.world(rank))
 		}
 	}
+	slices.Sort(e.late)
 	if len(said) == 0 {
 		said = append(said, "all have called it, "+x.awaited(c))
 	}
@@ -175,9 +175,17 @@ func (x *exchange) late(ctx context.Context, r *Request, err error) error {
 
 // awaited says which ranks the call waits for.
 func (x *exchange) awaited(c *flight) string {
-	return roster.Late("rank", x.w.cfg.Size, func(rank int) bool {
+	return x.named(func(rank int) bool {
 		return slices.ContainsFunc(c.waiting, func(b begun) bool { return c.run.Step(b.step).Peer == rank })
 	}, "is awaited", "are awaited")
+}
+
+// named says which members are late, by their ranks in the world.
+func (x *exchange) named(late func(rank int) bool, one, many string) string {
+	return roster.Late("rank", x.w.cfg.Size, func(world int) bool {
+		rank := x.t.find(world)
+		return rank >= 0 && late(rank)
+	}, one, many)
 }
 
 // lateError is the error of a collective call whose deadline has passed.

@@ -15,8 +15,11 @@ type entry struct {
 	in  *inbound // the message
 }
 
-// takes reports whether the receive e takes messages with a tag.
-func (e *entry) takes(tag uint64) bool { return (tag^e.tag)&e.mask == 0 }
+// takes reports whether the receive e takes messages with a tag. One above MaxTag is only for those
+// of its team.
+func (e *entry) takes(tag uint64) bool {
+	return (tag^e.tag)&e.mask == 0 && (tag <= MaxTag || e.tag > MaxTag)
+}
 
 // hashTable finds the first entry with a tag. The entries of a bucket are in the order of arrival.
 //
@@ -112,8 +115,8 @@ func (p *posted) find(tag uint64) *entry {
 	if p.exact.count != 0 {
 		first = p.exact.find(tag)
 	}
-	if tag > MaxTag {
-		return first
+	if tag >= noteClass<<56 {
+		return first // only one tag is ever received
 	}
 	for l := p.wild.Front(); l != nil; l = l.Next() {
 		e := l.Owner()
@@ -211,7 +214,7 @@ func (u *unexpected) find(tag, mask uint64) *inbound {
 		return nil
 	}
 	for l := u.all.Front(); l != nil; l = l.Next() {
-		if e := l.Owner(); (e.tag^tag)&mask == 0 && (mask == Exact || e.tag <= MaxTag) {
+		if e := l.Owner(); (e.tag^tag)&mask == 0 && (mask == Exact || e.tag <= MaxTag || tag > MaxTag) {
 			return e.in
 		}
 	}

@@ -20,7 +20,8 @@ import (
 //	byte 0      noteQuestion, noteRoll, noteEntered, or the reason of a stop
 //	byte 8-15   of a stop the rank that began it; of the others a step: that of a question or a roll
 //	            call, and that which the sender of noteEntered has come to
-//	byte 16-23  of a question the ticket of its sender; of noteEntered the step that was asked about
+//	byte 16-23  of a question the ticket of its sender; of noteEntered the step that was asked
+//	            about; of a stop the first step of the team
 //	byte 24-    of a stop why, as text; of noteEntered the ranks that the call of that step waits
 //	            for, four bytes each
 const (
@@ -32,9 +33,8 @@ const (
 	noteEntered
 )
 
-// noteTag is the tag of notes; maxNote is the length of the longest in bytes.
 const (
-	noteTag = 0xfe << 56
+	// maxNote is the length of the longest note in bytes.
 	maxNote = 400
 	// noteHead is the length of a note without its last part.
 	noteHead = 24
@@ -50,39 +50,43 @@ type question struct {
 // refuse ends a call that does not begin, on all ranks, so that the others do not wait.
 func (x *exchange) refuse(why byte, c *call, err error) error {
 	if x.stopped != nil {
-		return x.ended(c.kind, x.record.Step+1)
+		return x.ended(c.name(), x.record.Step+1)
 	}
 	if why == stopMismatch {
 		err = &mismatchError{err}
 	}
 	x.record.Step++
-	x.stop(why, x.w.cfg.Rank, err, c.kind, x.record.Step)
+	x.stop(why, x.t.rank, err, c.name(), x.record.Step)
 	return x.err
 }
 
 // fail ends a call because of an error, and all others under way or later, on all ranks.
 func (x *exchange) fail(c *flight, why byte, err error) {
-	x.stop(why, x.w.cfg.Rank, err, c.kind, c.step)
+	x.stop(why, x.t.rank, err, c.name(), c.step)
 }
 
 // ended returns the error of a call that begins after all have been stopped: that of the first call
 // that was ended.
-func (x *exchange) ended(kind collective.Kind, step uint64) error {
+func (x *exchange) ended(call string, step uint64) error {
 	if x.err == nil {
-		x.err = callError(kind, step, x.stopped)
+		x.err = x.callError(call, step, x.stopped)
 	}
 	return x.err
 }
 
-// callError adds a call to an error.
-func callError(kind collective.Kind, step uint64, err error) error {
-	return &errwrap.Error{Err: fmt.Errorf("tagged: %v %d: %w", kind, step, within{err})}
+// callError adds a call to an error, and its team unless that is the world.
+func (x *exchange) callError(call string, step uint64, err error) error {
+	call = fmt.Sprintf("%s %d", call, step-x.base)
+	if x.t.number != 0 {
+		call += " of " + x.t.String()
+	}
+	return &errwrap.Error{Err: fmt.Errorf("tagged: %s: %w", call, within{err})}
 }
 
 // stop ends all calls because a call has failed at this rank, and tells the others.
-func (x *exchange) stop(why byte, origin int, err error, kind collective.Kind, step uint64) {
+func (x *exchange) stop(why byte, origin int, err error, call string, step uint64) {
 	x.stopped = briefly(err)
-	text := within{x.ended(kind, step)}.Error()
+	text := within{x.ended(call, step)}.Error()
 	x.endAll(why, origin, strings.Replace(text, ErrMismatch.Error()+": ", "", 1)) // the others add it
 }
 
@@ -94,18 +98,22 @@ func (x *exchange) endAll(why byte, origin int, text string) {
 			b.req.Free()
 		}
 		c.waiting = nil
-		x.end(c, callError(c.kind, c.step, x.stopped))
+		x.end(c, x.callError(c.name(), c.step, x.stopped))
 	}
 	x.calls = nil
-	note := append(newNote(why, uint64(origin), 0), text[:min(len(text), maxNote-noteHead)]...)
+	note := append(newNote(why, uint64(origin), x.base+1), text[:min(len(text), maxNote-noteHead)]...)
 	x.w.mu.Lock()
-	x.sweep()
-	peers := slices.Clone(x.w.ranks.peers)
-	x.w.mu.Unlock()
-	for _, e := range peers {
-		if e != nil && e.rank != x.w.cfg.Rank {
-			sendNote(e, note)
+	x.over = true // what arrives later is not kept
+	var peers []*Endpoint
+	for rank := range x.t.Size() {
+		if e := x.w.ranks.peers[x.t.world(rank)]; e != nil && rank != x.t.rank {
+			peers = append(peers, e)
 		}
+	}
+	x.w.mu.Unlock()
+	x.w.sweep(func(tag uint64) bool { return tag >= noteClass<<56 && numberOf(tag) == x.t.number })
+	for _, e := range peers {
+		x.sendNote(e, note)
 	}
 	x.unsent.Store(true)
 }
@@ -121,23 +129,6 @@ func (x *exchange) flush() {
 	_ = x.w.tw.Flush(ctx, transport.FlushLocal)
 }
 
-// sweep drops what is left of collective calls, which nothing receives any more, so that it takes
-// no place from messages. What arrives later is not kept.
-func (x *exchange) sweep() {
-	x.over = true
-	for l := x.w.matching.unexpected.all.Front(); l != nil; {
-		in := l.Owner().in
-		l = l.Next()
-		if e := in.ep; in.match.tag > MaxTag {
-			e.ledger.Free(in.fragments)
-			x.w.drop(in)
-			if e.canPush() {
-				e.kick()
-			}
-		}
-	}
-}
-
 // newNote returns a note without its last part.
 func newNote(kind byte, a, b uint64) []byte {
 	note := make([]byte, noteHead, maxNote)
@@ -147,23 +138,26 @@ func newNote(kind byte, a, b uint64) []byte {
 	return note
 }
 
+// noteTag is the tag of the team's notes.
+func (x *exchange) noteTag() uint64 { return noteClass<<56 | x.t.prefix() }
+
 // sendNote sends a note. A rank that has failed need not have it.
-func sendNote(e *Endpoint, note []byte) {
-	r, _ := e.send(opCollective, noteTag, [][]byte{note}, false)
+func (x *exchange) sendNote(e *Endpoint, note []byte) {
+	r, _ := e.send(opCollective, x.noteTag(), [][]byte{note}, false)
 	r.Free()
 }
 
 // ask sends a rank the question whether it makes the same call.
 func (x *exchange) ask(p *party, c *flight) {
 	p.asked = c.step
-	sendNote(p.ep, newNote(noteQuestion, c.step, uint64(c.ticket)))
+	x.sendNote(p.ep, newNote(noteQuestion, c.step, uint64(c.ticket)))
 }
 
 // readNotes handles the notes that have arrived, and posts the receive of the next one.
 func (x *exchange) readNotes() {
 	for x.stopped == nil {
 		if x.notes == nil {
-			r, err := x.receive(nil, noteTag, x.note[:])
+			r, err := x.receive(nil, x.noteTag(), x.note[:])
 			if err != nil {
 				x.notesFailed(err)
 				return
@@ -193,25 +187,32 @@ func (x *exchange) readNotes() {
 
 // read handles the note that has arrived. It returns an error if no rank would send it.
 func (x *exchange) read(info Info) error {
-	from, size := info.Source.rank, uint64(x.w.cfg.Size)
+	from, size := x.t.RankOf(info.Source), uint64(x.t.Size())
 	if info.Length < noteHead || info.Length > maxNote || from < 0 {
 		return fmt.Errorf("a note of %d bytes: those of ranks have %d to %d", info.Length, noteHead, maxNote)
 	}
 	note := x.note[:info.Length]
 	kind, rest := note[0], note[noteHead:]
 	a, b := binary.LittleEndian.Uint64(note[8:]), binary.LittleEndian.Uint64(note[16:])
+	step := b
+	if kind == noteQuestion || kind == noteRoll {
+		step = a
+	}
+	if x.base != 0 && step != x.base+1 && kind <= noteEntered {
+		return nil // of another call of Shrink
+	}
 	switch kind {
 	case noteQuestion:
 		x.questions = slices.DeleteFunc(x.questions, func(q question) bool { return q.rank == from })
 		x.questions = append(x.questions, question{from, a, ticket(b)})
 	case noteRoll:
-		sendNote(info.Source, x.entered(a))
+		x.sendNote(info.Source, x.entered(a))
 	case noteEntered:
 		var waits []int
 		for ; len(rest) >= 4; rest = rest[4:] {
 			rank := binary.LittleEndian.Uint32(rest)
 			if uint64(rank) >= size {
-				return fmt.Errorf("a note that rank %d is awaited: there are %d ranks", rank, size)
+				return fmt.Errorf("a note that rank %d of %d is awaited", rank, size)
 			}
 			waits = append(waits, int(rank))
 		}
@@ -222,7 +223,7 @@ func (x *exchange) read(info Info) error {
 		}
 	case stopMismatch, stopFailed, stopGaveUp:
 		if a >= size {
-			return fmt.Errorf("a note that rank %d has ended a call: there are %d ranks", a, size)
+			return fmt.Errorf("a note that rank %d of %d has ended a call", a, size)
 		}
 		x.stoppedBy(kind, int(a), peertext.Line(string(rest), maxNote))
 	default:
@@ -238,7 +239,7 @@ func (x *exchange) notesFailed(err error) {
 		return
 	}
 	x.stopped = err
-	x.endAll(stopFailed, x.w.cfg.Rank, err.Error())
+	x.endAll(stopFailed, x.t.rank, err.Error())
 }
 
 // stoppedBy ends the calls because another rank has ended its own.
@@ -253,9 +254,9 @@ func (x *exchange) stoppedBy(why byte, origin int, text string) {
 			also = fmt.Sprintf("; rank %d waits, too: %s", x.w.cfg.Rank, x.awaited(x.calls[0]))
 		}
 	}
-	x.stopped = fmt.Errorf("%w: rank %d has ended it: %s%s", cause, origin, text, also)
+	x.stopped = fmt.Errorf("%w: rank %d has ended it: %s%s", cause, x.t.world(origin), text, also)
 	if len(x.calls) != 0 {
-		_ = x.ended(x.calls[0].kind, x.calls[0].step)
+		_ = x.ended(x.calls[0].name(), x.calls[0].step)
 	}
 	x.endAll(why, origin, text)
 }
@@ -293,47 +294,52 @@ func (x *exchange) compare() {
 	for _, b := range c.waiting {
 		s := c.run.Step(b.step)
 		p := &x.parties[s.Peer]
-		if s.Action == collective.Receive {
-			if theirs, ok := x.overtaken(p.ep, b.req, c); ok {
-				x.mismatch(s.Peer, c.step, theirs, c.ticket)
-				return
-			}
-		}
 		if p.asked != c.step {
 			x.ask(p, c)
+		}
+		if s.Action != collective.Receive || x.base != 0 || !x.overtaken(p.ep, b.req, c) {
+			continue
+		}
+		if c.odd.IsZero() {
+			c.odd = now.Add(answerTime) // the rank answers what it calls, if it makes progress
+		} else if now.After(c.odd) {
+			x.fail(c, stopMismatch, fmt.Errorf("%w: rank %d has made another call, and does not say which; "+
+				"this one, rank %d, calls %v", ErrMismatch, x.t.world(s.Peer), x.w.cfg.Rank, c.ticket))
+			return
 		}
 	}
 }
 
-// overtaken returns the call of the first collective message that waits although a receive of the
-// first call under way was posted before it, unless it is of a later call. The peer sends a message
-// of this call before those of calls that are so far ahead that they seem to be behind.
-func (x *exchange) overtaken(e *Endpoint, r *Request, c *flight) (theirs ticket, ok bool) {
+// overtaken reports whether a message of another call waits although a receive of the first call
+// under way was posted before it, unless that is a later call. The peer sends a message of this
+// call before those of calls that are so far ahead that they seem to be behind.
+func (x *exchange) overtaken(e *Endpoint, r *Request, c *flight) bool {
 	x.w.mu.Lock()
 	defer x.w.mu.Unlock()
 	if r.stage != requestQueued {
-		return 0, false
+		return false
 	}
 	for l := e.kept.all.Front(); l != nil; l = l.Next() {
-		if tag := l.Owner().tag; tag > noteTag {
-			ahead := ticket(tag).ahead(c.step)
-			return ticket(tag), ahead == 0 && ticket(tag) != c.ticket || ahead > mostUnderWay
+		if tag := l.Owner().tag; tag>>32 == c.tag>>32 {
+			ahead := (stepOf(tag) - c.step) % tagSteps
+			return ahead == 0 && tag != c.tag || ahead > mostUnderWay
 		}
 	}
-	return 0, false
+	return false
 }
 
 // mismatch ends the calls on all ranks, because another rank makes a different one.
 func (x *exchange) mismatch(rank int, step uint64, theirs, mine ticket) {
+	rank = x.t.world(rank)
 	err := fmt.Errorf("%w: rank %d calls %v, this one, rank %d, %v", ErrMismatch, rank, theirs, x.w.cfg.Rank,
 		mine)
 	if (theirs^mine)&ticketCall == 0 {
 		err = fmt.Errorf("%w: rank %d and this one, rank %d, call %v, but have not made the same calls "+
 			"before", ErrMismatch, rank, x.w.cfg.Rank, mine)
 	}
-	kind := collective.Kind(mine >> 52 & 15)
+	name := mine.call().name()
 	if len(x.calls) != 0 {
-		kind, step = x.calls[0].kind, x.calls[0].step
+		name, step = x.calls[0].name(), x.calls[0].step
 	}
-	x.stop(stopMismatch, x.w.cfg.Rank, err, kind, step)
+	x.stop(stopMismatch, x.t.rank, err, name, step)
 }

@@ -220,6 +220,11 @@ func (e *Endpoint) arrivedBatch(b []byte) error {
 		if err != nil {
 			return err
 		}
+		if tag > MaxTag {
+			if err := e.w.teams.admits(e, tag); err != nil {
+				return err
+			}
+		}
 		if !e.ledger.Arrive() {
 			return beyondWindow(amBatch)
 		}

@@ -60,28 +60,28 @@ func (w *Worker) recvWait(ctx context.Context, from *Endpoint, tag, mask uint64,
 
 // recv is Recv for one peer, or for any if from is nil.
 func (w *Worker) recv(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]byte) (*Request, error) {
-	if err := refuseTag("recv", tag, mask); err != nil {
-		return nil, err
-	}
 	n, ok := size(bufs)
 	if !ok {
 		return nil, refuse("recv", verbs.ErrInvalid, "the pieces are longer than an int holds")
 	}
 	w.mu.Lock()
-	if w.closed {
+	if err := w.mayReceive("recv", from, tag, mask); err != nil {
 		w.mu.Unlock()
-		return nil, refuse("recv", ErrClosed, "")
+		return nil, err
 	}
 	r, err := w.post(w.newRequest(tag, bufs, n), from, awaited, mask)
 	w.mu.Unlock()
-	w.exchange.drive()
+	w.teams.drive()
 	return r, err
 }
 
-// refuseTag refuses to look for the messages of collective calls, which only Exact would find.
-func refuseTag(op string, tag, mask uint64) error {
-	if tag > MaxTag && mask == Exact {
-		return refuse(op, verbs.ErrInvalid, tagTooLarge)
+// mayReceive refuses to look for messages of a closed worker or team, or of collective calls.
+func (w *Worker) mayReceive(op string, from *Endpoint, tag, mask uint64) error {
+	switch {
+	case w.closed:
+		return refuse(op, ErrClosed, "")
+	case tag > MaxTag:
+		return w.teams.refuses(op, from, tag, mask)
 	}
 	return nil
 }
@@ -144,7 +144,7 @@ func (e *Endpoint) ProbeWait(ctx context.Context, tag, mask uint64) (Info, error
 // nil, takes; nil if there is none.
 func (w *Worker) find(from *Endpoint, tag, mask uint64) *inbound {
 	switch {
-	case tag > MaxTag && mask == Exact:
+	case tag > MaxTag && w.teams.refuses("probe", from, tag, mask) != nil:
 		return nil
 	case from != nil:
 		return from.kept.find(tag, mask)
@@ -162,10 +162,7 @@ func (w *Worker) probe(from *Endpoint, tag, mask uint64) (Info, bool) {
 }
 
 func (w *Worker) probeWait(ctx context.Context, from *Endpoint, tag, mask uint64) (info Info, err error) {
-	if err := refuseTag("probe", tag, mask); err != nil {
-		return Info{}, err
-	}
-	err = w.awaitMessage(ctx, "probe", from, func() (found bool) {
+	err = w.awaitMessage(ctx, "probe", from, tag, mask, func() (found bool) {
 		info, found = w.probe(from, tag, mask)
 		return found
 	})
@@ -178,13 +175,15 @@ const lookInterval = 10 * time.Millisecond
 
 // awaitMessage makes progress until found reports true, no message can arrive any more, or ctx
 // ends.
-func (w *Worker) awaitMessage(ctx context.Context, op string, from *Endpoint, found func() bool) error {
+func (w *Worker) awaitMessage(ctx context.Context, op string, from *Endpoint, tag, mask uint64,
+	found func() bool) error {
 	if ctx == nil {
 		return refuse(op, verbs.ErrInvalid, "no context")
 	}
 	var ended error
 	err := w.tw.WaitFor(ctx, lookInterval, func() bool {
-		none := w.cannotArrive(op, from) // before the look: a message may arrive, and then its peer end
+		// Before the look: a message may arrive, and then its peer end.
+		none := w.cannotArrive(op, from, tag, mask)
 		if found() {
 			return true
 		}
@@ -201,12 +200,13 @@ func (w *Worker) awaitMessage(ctx context.Context, op string, from *Endpoint, fo
 }
 
 // cannotArrive returns why no message can arrive from a peer, or from any; nil if one can.
-func (w *Worker) cannotArrive(op string, from *Endpoint) error {
+func (w *Worker) cannotArrive(op string, from *Endpoint, tag, mask uint64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	refused := w.mayReceive(op, from, tag, mask)
 	switch {
-	case w.closed:
-		return refuse(op, ErrClosed, "")
+	case refused != nil:
+		return refused
 	case from != nil:
 		return from.err
 	case w.endpoints.allEnded():
@@ -288,10 +288,7 @@ func (w *Worker) claim(from *Endpoint, tag, mask uint64) *Message {
 
 func (w *Worker) claimWait(ctx context.Context, op string, from *Endpoint, tag, mask uint64) (m *Message,
 	err error) {
-	if err := refuseTag(op, tag, mask); err != nil {
-		return nil, err
-	}
-	err = w.awaitMessage(ctx, op, from, func() bool {
+	err = w.awaitMessage(ctx, op, from, tag, mask, func() bool {
 		m = w.claim(from, tag, mask)
 		return m != nil
 	})

@@ -327,14 +327,11 @@ func (e *Endpoint) SendRegion(tag uint64, r *Region, off, n int) (*Request, erro
 	if err := r.refuses(op, w, ForSends, off, n); err != nil {
 		return nil, err
 	}
-	if tag > MaxTag {
-		return nil, e.refuse(op, verbs.ErrInvalid, tagTooLarge)
-	}
 	if r.buf != nil || n == 0 {
 		return e.send(op, tag, r.pieces(off, n), false)
 	}
 	w.mu.Lock()
-	err := e.admit(op)
+	err := e.admit(op, tag)
 	if err == nil && r.closed {
 		err = refuse(op, ErrClosed, "the region")
 	}
@@ -368,15 +365,12 @@ func (w *Worker) recvRegion(from *Endpoint, tag, mask uint64, r *Region, off, n 
 	if r.buf != nil || n == 0 {
 		return w.recv(from, false, tag, mask, r.pieces(off, n))
 	}
-	if err := refuseTag(op, tag, mask); err != nil {
-		return nil, err
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch {
-	case w.closed:
-		return nil, refuse(op, ErrClosed, "")
-	case r.closed:
+	if err := w.mayReceive(op, from, tag, mask); err != nil {
+		return nil, err
+	}
+	if r.closed {
 		return nil, refuse(op, ErrClosed, "the region")
 	}
 	req := w.newRequest(tag, nil, n)

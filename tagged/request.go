@@ -53,6 +53,7 @@ type Request struct {
 	from    *Endpoint // the peer that a receive is for; nil for any, and for sends
 	awaited bool      // for Worker.RecvWait: the receive ends with the last endpoint
 
+	call  *exchange     // of a collective call; nil for others
 	poll  func() bool   // of collective calls, nil for others: reports whether the request is done
 	polls atomic.Uint32 // calls of poll, by several goroutines
 }
@@ -147,7 +148,7 @@ func (r *Request) complete(err error) {
 	collective := r.info.Tag > MaxTag
 	r.comp.Done(err)
 	if collective { // not before: whoever sees due must see that the request is done
-		r.w.exchange.due.Store(true)
+		r.w.teams.due.Store(true)
 	}
 	if r.freed {
 		r.put()
@@ -155,7 +156,7 @@ func (r *Request) complete(err error) {
 }
 
 // newCall returns the request of a collective call. It has no data; exchange completes it.
-func (w *Worker) newCall() *Request {
+func (w *Worker) newCall(x *exchange) *Request {
 	p := &w.spares
 	var r *Request
 	if k := len(p.calls); k != 0 {
@@ -166,7 +167,7 @@ func (w *Worker) newCall() *Request {
 	}
 	p.requests.busy++
 	r.comp.Init(1, nil)
-	r.stage = requestActive
+	r.stage, r.call = requestActive, x
 	r.polls.Store(0)
 	return r
 }
@@ -176,7 +177,7 @@ func (r *Request) pollCall() bool {
 	if r.comp.Fired() {
 		return true
 	}
-	x := &r.w.exchange
+	x := r.call
 	if r.polls.Add(1)&63 == 0 && x.mu.TryLock() {
 		x.compare()
 		x.mu.Unlock()
@@ -220,7 +221,7 @@ func (r *Request) Wait(ctx context.Context) error {
 		return refuse("wait", verbs.ErrInvalid, "no context")
 	}
 	if r.poll != nil {
-		return r.w.exchange.wait(ctx, r)
+		return r.call.wait(ctx, r)
 	}
 	err := r.w.tw.Wait(ctx, &r.comp)
 	if r.comp.Fired() {

@@ -62,16 +62,13 @@ func (e *Endpoint) mayWait(ctx context.Context, op string) error {
 }
 
 func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Request, error) {
-	if tag > MaxTag && op != opCollective {
-		return nil, e.refuse(op, verbs.ErrInvalid, tagTooLarge)
-	}
 	w := e.w
 	n, ok := size(bufs)
 	if !ok {
 		return nil, e.refuse(op, verbs.ErrInvalid, "the pieces are longer than an int holds")
 	}
 	w.mu.Lock()
-	if err := e.admit(op); err != nil {
+	if err := e.admit(op, tag); err != nil {
 		w.mu.Unlock()
 		return nil, err
 	}
@@ -120,7 +117,7 @@ func (e *Endpoint) enqueue(r *Request) (*Request, error) {
 		return nil, err
 	}
 	w.mu.Unlock()
-	w.exchange.drive() // a send of a collective call may have gone out before this one
+	w.teams.drive() // a send of a collective call may have gone out before this one
 	return r, nil
 }
 
@@ -138,7 +135,7 @@ func (e *Endpoint) pinSource(r *Request, op string) error {
 			return e.refuse(op, err, "the memory to send from cannot be registered")
 		}
 	}
-	if err := e.admit(op); err != nil { // it may have ended while the lock was released
+	if err := e.admit(op, r.info.Tag); err != nil { // it may have ended while the lock was released
 		r.pins.release(w)
 		return err
 	}

@@ -12,50 +12,50 @@ import (
 
 // GatherV is [Gather] of blocks of unequal lengths: counts has that of each rank, and dst their
 // sum. Only the root's counts and dst are used; the others pass nil.
-func GatherV[T Element](ctx context.Context, w *Worker, dst []T, counts []int, src []T, root int) error {
-	return collect(ctx, w, call{kind: collective.Gather, root: root, unequal: true, counts: counts}, dst, src,
+func GatherV[T Element](ctx context.Context, g Group, dst []T, counts []int, src []T, root int) error {
+	return collect(ctx, g, call{kind: collective.Gather, root: root, unequal: true, counts: counts}, dst, src,
 		0)
 }
 
 // AllGatherV is [AllGather] of blocks of unequal lengths: counts has that of each rank, and dst
 // their sum. All pass the same counts.
-func AllGatherV[T Element](ctx context.Context, w *Worker, dst []T, counts []int, src []T) error {
-	return collect(ctx, w, call{kind: collective.AllGather, unequal: true, counts: counts}, dst, src, 0)
+func AllGatherV[T Element](ctx context.Context, g Group, dst []T, counts []int, src []T) error {
+	return collect(ctx, g, call{kind: collective.AllGather, unequal: true, counts: counts}, dst, src, 0)
 }
 
 // ScatterV is [Scatter] of blocks of unequal lengths: counts has that of each rank, and src their
 // sum. Only the root's counts and src are used; the others pass nil.
-func ScatterV[T Element](ctx context.Context, w *Worker, dst, src []T, counts []int, root int) error {
-	return collect(ctx, w, call{kind: collective.Scatter, root: root, unequal: true, counts: counts}, dst,
+func ScatterV[T Element](ctx context.Context, g Group, dst, src []T, counts []int, root int) error {
+	return collect(ctx, g, call{kind: collective.Scatter, root: root, unequal: true, counts: counts}, dst,
 		src, 0)
 }
 
 // AllToAllV is [AllToAll] of blocks of unequal lengths: block i of src has sends[i] elements, and
 // block i of dst receives[i], which is what rank i sends to this one.
-func AllToAllV[T Element](ctx context.Context, w *Worker, dst []T, receives []int, src []T,
+func AllToAllV[T Element](ctx context.Context, g Group, dst []T, receives []int, src []T,
 	sends []int) error {
-	return collect(ctx, w, call{kind: collective.AllToAll, unequal: true, counts: sends, receives: receives},
+	return collect(ctx, g, call{kind: collective.AllToAll, unequal: true, counts: sends, receives: receives},
 		dst, src, 0)
 }
 
 // StartGatherV starts [GatherV].
-func StartGatherV[T Element](w *Worker, dst []T, counts []int, src []T, root int) (*Request, error) {
-	return start(w, call{kind: collective.Gather, root: root, unequal: true, counts: counts}, dst, src, 0)
+func StartGatherV[T Element](g Group, dst []T, counts []int, src []T, root int) (*Request, error) {
+	return start(g, call{kind: collective.Gather, root: root, unequal: true, counts: counts}, dst, src, 0)
 }
 
 // StartAllGatherV starts [AllGatherV].
-func StartAllGatherV[T Element](w *Worker, dst []T, counts []int, src []T) (*Request, error) {
-	return start(w, call{kind: collective.AllGather, unequal: true, counts: counts}, dst, src, 0)
+func StartAllGatherV[T Element](g Group, dst []T, counts []int, src []T) (*Request, error) {
+	return start(g, call{kind: collective.AllGather, unequal: true, counts: counts}, dst, src, 0)
 }
 
 // StartScatterV starts [ScatterV].
-func StartScatterV[T Element](w *Worker, dst, src []T, counts []int, root int) (*Request, error) {
-	return start(w, call{kind: collective.Scatter, root: root, unequal: true, counts: counts}, dst, src, 0)
+func StartScatterV[T Element](g Group, dst, src []T, counts []int, root int) (*Request, error) {
+	return start(g, call{kind: collective.Scatter, root: root, unequal: true, counts: counts}, dst, src, 0)
 }
 
 // StartAllToAllV starts [AllToAllV].
-func StartAllToAllV[T Element](w *Worker, dst []T, receives []int, src []T, sends []int) (*Request, error) {
-	return start(w, call{kind: collective.AllToAll, unequal: true, counts: sends, receives: receives}, dst,
+func StartAllToAllV[T Element](g Group, dst []T, receives []int, src []T, sends []int) (*Request, error) {
+	return start(g, call{kind: collective.AllToAll, unequal: true, counts: sends, receives: receives}, dst,
 		src, 0)
 }
 
@@ -64,6 +64,9 @@ const (
 	// in those of reductions by a function.
 	opUnequal = ReduceOp(1)
 	opFunc    = ReduceOp(7)
+	// The gathering by which a team is made is a call of its own.
+	opSplit  = ReduceOp(2)
+	opShrink = ReduceOp(3)
 )
 
 // knows reports whether this rank has the lengths of all blocks.

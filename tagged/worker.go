@@ -34,7 +34,7 @@ type Worker struct {
 	spares    spares
 	outgoing  outgoing
 	ranks     ranks
-	exchange  exchange
+	teams     teams
 }
 
 // NewWorker makes a worker, with a transport worker of its own, over the NICs of a domain. The
@@ -60,7 +60,7 @@ func newWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	cfg.Transport = tw.Config()
 	cfg.Chunk = min(cfg.Chunk, tw.MaxMessage()) // a single queue pair does not fragment
 	w := &Worker{cfg: cfg, dom: dom, tw: tw, leftovers: leftovers{most: cfg.MaxLeftover}}
-	w.exchange.w = w
+	w.teams.init(w)
 	w.matching.init(rand.Uint64())
 	w.spares.init(&cfg)
 	w.outgoing.init(cfg.Transport.BufferSize)
@@ -78,6 +78,17 @@ func newWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 // endpoint is aborted.
 func (w *Worker) Transport() *transport.Worker { return w.tw }
 
+// World returns the team of all ranks that have joined. Its collective calls are those of the
+// worker.
+func (w *Worker) World() *Team { return &w.teams.world }
+
+func (w *Worker) team() *Team {
+	if w == nil {
+		return nil
+	}
+	return &w.teams.world
+}
+
 // Config returns the configuration in force, with its defaults filled in.
 func (w *Worker) Config() Config { return w.cfg }
 
@@ -86,7 +97,7 @@ func (w *Worker) Config() Config { return w.cfg }
 // making progress.
 func (w *Worker) Progress() int {
 	n := w.tw.Progress()
-	w.exchange.drive()
+	w.teams.drive()
 	return n
 }
 
@@ -109,7 +120,7 @@ func (w *Worker) unlockAndReport() {
 		w.mu.Lock()
 	}
 	w.mu.Unlock()
-	w.exchange.drive()
+	w.teams.drive()
 }
 
 // Close closes the worker and its regions. It aborts open endpoints, and completes every request
@@ -134,7 +145,7 @@ func (w *Worker) Close() error {
 	w.endpoints.list = nil
 	w.matching.posted.endAll(err)
 	w.mu.Unlock()
-	w.exchange.close(err)
+	w.teams.close(err)
 	return errors.Join(append(errs, w.tw.Close(), w.free())...)
 }
 

@@ -17,7 +17,8 @@
 //	                atomics, barriers, collective calls, blocks; contexts that end early; what
 //	                follows the loss of a PE, calls that differ, and Close
 //	TestRanks       ranks that have joined: random collective calls, several under way at each
-//	                rank, compared with a loop; endpoints on demand, around ranks that are gone
+//	                rank, compared with a loop, in teams that they make, too; endpoints on demand,
+//	                around ranks that are gone
 //
 // # The models
 //

@@ -21,52 +21,53 @@ func rankVector(rank, n int) []int64 {
 	return v
 }
 
-// rankSum is element i of the sum of the first ranks.
-func rankSum(ranks, i int) (sum int64) {
-	for rank := range ranks {
+// rankSum is element i of the sum of some ranks.
+func rankSum(ranks []int, i int) (sum int64) {
+	for _, rank := range ranks {
 		sum += rankValue(rank, i)
 	}
 	return sum
 }
 
-// call starts the next collective call of a rank.
-func (s *rankSite) call(c rankCall) {
-	n, w, all := c.n, s.tw, len(s.w.ranks)
+// call starts the next collective call of a rank in a team.
+func (s *rankSite) call(in *rankTeam) {
+	c, g, all := s.w.calls[in.kind][in.made], in.team, len(in.members)
+	n, me, root := c.n, in.team.Rank(), c.root%all
 	var dst []int64
 	var want func(i int) int64
 	var req *tagged.Request
 	var err error
 	src := func() []int64 { return rankVector(s.id, n) }
-	sum := func(i int) int64 { return rankSum(all, i) }
+	sum := func(i int) int64 { return rankSum(in.members, i) }
 	what := [rankCallKinds]string{"barrier", "broadcast", "reduce", "all-reduce", "reduce-scatter", "scan",
 		"gather", "all-gather v", "all-to-all", "all-reduce by a function"}[c.kind]
-	atRoot := s.id == c.root
+	atRoot := me == root
 	switch c.kind {
 	case 0:
-		req, err = w.StartBarrier()
+		req, err = g.StartBarrier()
 	case 1:
-		dst, want = src(), func(i int) int64 { return rankValue(c.root, i) }
-		req, err = tagged.StartBroadcast(w, dst, c.root)
+		dst, want = src(), func(i int) int64 { return rankValue(in.members[root], i) }
+		req, err = tagged.StartBroadcast(g, dst, root)
 	case 2:
 		dst, want = make([]int64, n), func(int) int64 { return 0 }
 		if atRoot {
 			want = sum
 		}
-		req, err = tagged.StartReduce(w, dst, src(), tagged.OpSum, c.root)
+		req, err = tagged.StartReduce(g, dst, src(), tagged.OpSum, root)
 	case 3:
 		dst, want = src(), sum
-		req, err = tagged.StartAllReduce(w, dst, dst, tagged.OpSum)
+		req, err = tagged.StartAllReduce(g, dst, dst, tagged.OpSum)
 	case 4:
-		dst, want = make([]int64, n), func(i int) int64 { return rankSum(all, s.id*n+i) }
-		req, err = tagged.StartReduceScatter(w, dst, rankVector(s.id, n*all), tagged.OpSum)
+		dst, want = make([]int64, n), func(i int) int64 { return rankSum(in.members, me*n+i) }
+		req, err = tagged.StartReduceScatter(g, dst, rankVector(s.id, n*all), tagged.OpSum)
 	case 5:
-		dst, want = make([]int64, n), func(i int) int64 { return rankSum(s.id+1, i) }
-		req, err = tagged.StartScan(w, dst, src(), tagged.OpSum)
+		dst, want = make([]int64, n), func(i int) int64 { return rankSum(in.members[:me+1], i) }
+		req, err = tagged.StartScan(g, dst, src(), tagged.OpSum)
 	case 6:
 		if atRoot {
-			dst, want = make([]int64, n*all), func(i int) int64 { return rankValue(i/n, i%n) }
+			dst, want = make([]int64, n*all), func(i int) int64 { return rankValue(in.members[i/n], i%n) }
 		}
-		req, err = tagged.StartGather(w, dst, src(), c.root)
+		req, err = tagged.StartGather(g, dst, src(), root)
 	case 7:
 		counts := make([]int, all)
 		total := 0
@@ -79,23 +80,24 @@ func (s *rankSite) call(c rankCall) {
 			for ; i >= counts[rank]; rank++ {
 				i -= counts[rank]
 			}
-			return rankValue(rank, i)
+			return rankValue(in.members[rank], i)
 		}
-		req, err = tagged.StartAllGatherV(w, dst, counts, rankVector(s.id, counts[s.id]))
+		req, err = tagged.StartAllGatherV(g, dst, counts, rankVector(s.id, counts[me]))
 	case 8:
-		dst, want = make([]int64, n*all), func(i int) int64 { return rankValue(i/n, s.id*n+i%n) }
-		req, err = tagged.StartAllToAll(w, dst, rankVector(s.id, n*all))
+		dst, want = make([]int64, n*all), func(i int) int64 { return rankValue(in.members[i/n], me*n+i%n) }
+		req, err = tagged.StartAllToAll(g, dst, rankVector(s.id, n*all))
 	default:
-		dst, want = src(), func(i int) int64 { return rankValue(0, i) }
-		req, err = tagged.StartAllReduceFunc(w, dst, dst, func(a, _ int64) int64 { return a })
+		dst, want = src(), func(i int) int64 { return rankValue(in.members[0], i) }
+		req, err = tagged.StartAllReduceFunc(g, dst, dst, func(a, _ int64) int64 { return a })
 	}
 	if errors.Is(err, tagged.ErrBusy) {
 		return // as many as can be are under way
 	}
 	s.w.must(what, err)
-	s.made++
-	what = fmt.Sprintf("%s of %d, call %d", what, n, s.made)
-	s.open = append(s.open, &rankRequest{what, req, func() string {
+	in.made++
+	in.open++
+	what = fmt.Sprintf("%s of %d, call %d of the %v", what, n, in.made, in.team)
+	s.open = append(s.open, &rankRequest{what, req, in, func() string {
 		for i, v := range dst {
 			if v != want(i) {
 				return fmt.Sprintf("element %d is %d, want %d", i, v, want(i))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -29,13 +30,23 @@ type ranksPlan struct {
 	seed     uint64
 	size     int // ranks
 	onDemand bool
-	gone     []int // ranks that fail before all else; then there are no collective calls
-	calls    []rankCall
+	gone     []int // ranks that fail before all else; then there are no collective calls, and no teams
+	colors   []int // of the ranks, if they make teams
+	calls    [rankTeams][]rankCall
 	events   []rankEvent
 }
 
-// rankCall is a call that all ranks make.
+// rankCall is a call that all ranks of a team make.
 type rankCall struct{ kind, n, root int }
+
+// The teams of a rank.
+const (
+	rankWorld = iota
+	rankSplit // of the world, by colors
+	rankDup   // of that
+	rankLess  // of all ranks but the last
+	rankTeams
+)
 
 // rankEvent is an event of one rank.
 type rankEvent struct{ kind, rank, arg int }
@@ -60,9 +71,21 @@ func newRanksPlan(seed uint64) *ranksPlan {
 			}
 		}
 	}
-	for range 2 + rng.IntN(10) {
-		p.calls = append(p.calls, rankCall{rng.IntN(rankCallKinds), []int{0, 1, 5, 40, 700}[rng.IntN(5)],
-			rng.IntN(p.size)})
+	if rng.IntN(2) == 0 && p.gone == nil {
+		for range p.size {
+			p.colors = append(p.colors, []int{0, 0, 0, 0, 1, -1}[rng.IntN(6)])
+		}
+	}
+	alike := rng.IntN(2) == 0
+	for kind := range p.calls {
+		if kind != 0 && alike { // all teams make the same calls
+			p.calls[kind] = p.calls[0]
+			continue
+		}
+		for range 2 + rng.IntN(10) {
+			p.calls[kind] = append(p.calls[kind], rankCall{rng.IntN(rankCallKinds),
+				[]int{0, 1, 5, 40, 700}[rng.IntN(5)], rng.IntN(p.size)})
+		}
 	}
 	for range 60 + rng.IntN(200) {
 		kind := []int{rankSteps, rankSteps, rankProgress, rankProgress, rankCalls, rankSends}[rng.IntN(6)]
@@ -78,6 +101,7 @@ type ranksWorld struct {
 	fabric *soft.Fabric
 	at     int // how many events have begun
 	ranks  []*rankSite
+	inCall *rankSite // the rank whose program runs as a coroutine now
 }
 
 // rankSite is one rank.
@@ -85,20 +109,32 @@ type rankSite struct {
 	w     *ranksWorld
 	id    int
 	gone  bool
-	made  int // calls
 	dom   *ibverbx.Domain
 	tw    *tagged.Worker
 	open  []*rankRequest
-	peers []*rankPeer
+	sent  []int // to each rank
+	teams [rankTeams]*rankTeam
+	any   *tagged.Request // receives no message of a team
+
+	resume func() (struct{}, bool) // lets the program that makes the teams run; nil once it has ended
+	stop   func()
+	yield  func(struct{}) bool
 }
 
-// rankPeer is what a rank and one other have sent each other.
-type rankPeer struct{ sent, received int }
+// rankTeam is a team of a rank.
+type rankTeam struct {
+	kind    int
+	team    *tagged.Team
+	members []int
+	made    int // calls
+	open    int // requests that are not done
+}
 
 // rankRequest is a request that is not done, and what must hold when it is.
 type rankRequest struct {
 	what  string
 	req   *tagged.Request
+	in    *rankTeam
 	check func() string
 }
 
@@ -119,6 +155,11 @@ func (p *ranksPlan) play(keep []int, log func(string)) (v *hunt.Violation) {
 				b = brokenRank{"no panic", fmt.Sprint(r)}
 			}
 			v = &hunt.Violation{Seed: p.seed, Event: w.at, Rule: b.rule, Detail: b.detail}
+		}
+		for _, s := range w.ranks {
+			if s.resume != nil {
+				s.stop()
+			}
 		}
 	}()
 	w.join()
@@ -164,14 +205,25 @@ func (w *ranksWorld) join() {
 		cfg.Transport.BufferSize = 512
 		cfg.Transport.QP.Conn.Patience = ibverbx.PatienceShort
 		cfg.Transport.QP.Linger = ibverbx.None
-		cfg.Transport.Idle = func() { w.step() }
-		for range w.size {
-			s.peers = append(s.peers, &rankPeer{})
+		cfg.Transport.Idle = func() {
+			if p := w.inCall; p == nil {
+				w.step()
+			} else if !p.yield(struct{}{}) {
+				panic(abandoned{})
+			}
 		}
+		s.sent = make([]int, w.size)
 		all.Go(func() { s.tw, errs[i] = tagged.Join(context.Background(), s.dom, cfg) })
 	}
 	all.Wait()
 	w.must("join", errors.Join(errs...))
+	for _, s := range w.ranks {
+		if w.colors != nil {
+			s.makeTeams()
+		} else {
+			s.teams[rankWorld] = newRankTeam(rankWorld, s.tw.World(), s.tw.World())
+		}
+	}
 	for _, dead := range w.gone {
 		w.ranks[dead].gone = true
 		for _, s := range w.ranks {
@@ -205,15 +257,92 @@ func (w *ranksWorld) event(e rankEvent) {
 		}
 	case s.gone:
 	case e.kind == rankProgress:
-		s.tw.Progress()
-		s.look()
-	case e.kind == rankCalls && len(w.gone) == 0 && s.made < len(w.calls):
-		s.call(w.calls[s.made])
+		s.progress()
+	case e.kind == rankCalls && len(w.gone) == 0:
+		if in := s.teams[e.arg%rankTeams]; in != nil && in.made < len(w.calls[in.kind]) {
+			s.call(in)
+		}
 	case e.kind == rankSends:
 		if to := w.ranks[e.arg%len(w.ranks)]; to != s && !to.gone && w.connected(s.id, to.id) {
-			s.send(to)
+			s.send(to, e.arg>>8%rankTeams, e.arg>>16%8 == 0)
 		}
 	}
+}
+
+// newRankTeam describes a team that a rank is in.
+func newRankTeam(kind int, team, world *tagged.Team) *rankTeam {
+	if team == nil {
+		return nil
+	}
+	in := &rankTeam{kind: kind, team: team}
+	for rank := range team.Size() {
+		in.members = append(in.members, team.Translate(rank, world))
+	}
+	return in
+}
+
+// makeTeams begins the program that makes the teams of a rank. What makes a team is a call of the
+// one that it is of, which other calls begin in only later: they have one order.
+func (s *rankSite) makeTeams() {
+	var err error
+	s.any, err = s.tw.Recv(0, tagged.Any, nil)
+	s.w.must("recv", err)
+	s.resume, s.stop = iter.Pull(func(yield func(struct{}) bool) {
+		s.yield = yield
+		defer func() {
+			if r := recover(); r != nil && r != (abandoned{}) {
+				panic(r)
+			}
+		}()
+		ctx, world := context.Background(), s.tw.World()
+		split, err := world.Split(ctx, s.w.colors[s.id], -(s.id % 2))
+		s.w.must("split", err)
+		if split != nil {
+			dup, err := split.Dup(ctx)
+			s.w.must("dup", err)
+			s.teams[rankSplit] = newRankTeam(rankSplit, split, world)
+			want := s.w.colored(s.w.colors[s.id])
+			if got := s.teams[rankSplit].members; !slices.Equal(got, want) {
+				s.w.fail("teams have their members", "rank %d: %v, want %v", s.id, got, want)
+			}
+			s.teams[rankDup] = newRankTeam(rankDup, dup, world)
+		}
+		all, err := world.Dup(ctx)
+		s.w.must("dup", err)
+		s.teams[rankWorld] = newRankTeam(rankWorld, world, world)
+		if last := s.w.size - 1; s.id != last {
+			less, err := all.Shrink(ctx, last)
+			s.w.must("shrink", err)
+			s.teams[rankLess] = newRankTeam(rankLess, less, world)
+		}
+		s.w.must("close", all.Close())
+	})
+}
+
+// colored returns the ranks of a color, the odd ones first, as their keys say.
+func (p *ranksPlan) colored(color int) (ranks []int) {
+	for _, odd := range []int{1, 0} {
+		for rank, c := range p.colors {
+			if c == color && rank%2 == odd {
+				ranks = append(ranks, rank)
+			}
+		}
+	}
+	return ranks
+}
+
+// progress makes progress at a rank, in the call that its program waits in if there is one.
+func (s *rankSite) progress() (busy bool) {
+	if s.resume != nil {
+		s.w.inCall = s
+		_, more := s.resume()
+		if s.w.inCall = nil; !more {
+			s.resume = nil
+		}
+	}
+	busy = s.tw.Progress() != 0
+	s.look()
+	return busy
 }
 
 // step has one thing happen on the fabric.
@@ -243,26 +372,44 @@ func (w *ranksWorld) connected(from, to int) bool {
 	return known[to]
 }
 
-// send sends a message, which its receiver has posted a receive for already.
-func (s *rankSite) send(to *rankSite) {
-	there := to.peers[s.id]
-	s.peers[to.id].sent++
-	number := byte(s.peers[to.id].sent)
-	buf := make([]byte, 1)
-	req, err := to.tw.Recv(uint64(s.id), tagged.Exact, buf)
-	s.w.must("recv", err)
-	there.received++
-	to.open = append(to.open, &rankRequest{fmt.Sprintf("message of rank %d", s.id), req, func() string {
-		if buf[0] != number {
-			return fmt.Sprintf("got %d, want %d", buf[0], number)
-		}
-		return ""
-	}})
-	e, err := s.tw.Peer(to.id)
+// send sends a message in a team, for which its receiver has posted a receive already if it has the
+// team; or one that nobody receives, which is dropped when the team is closed.
+func (s *rankSite) send(to *rankSite, kind int, inVain bool) {
+	in := s.teams[kind]
+	if in == nil || !slices.Contains(in.members, to.id) {
+		return
+	}
+	s.sent[to.id]++
+	number := byte(s.sent[to.id])
+	tag := in.team.Tag(uint32(s.id))
+	if s.w.colors == nil {
+		tag = uint64(s.id)
+	}
+	there := to.teams[kind]
+	switch {
+	case inVain && kind != rankWorld:
+		tag += 1000
+	case there == nil:
+		return // it is about to have the team
+	default:
+		buf := make([]byte, 1)
+		req, err := to.tw.Recv(tag, tagged.Exact, buf)
+		s.w.must("recv", err)
+		there.open++
+		what := fmt.Sprintf("message of rank %d", s.id)
+		to.open = append(to.open, &rankRequest{what, req, there, func() string {
+			if buf[0] != number {
+				return fmt.Sprintf("got %d, want %d", buf[0], number)
+			}
+			return ""
+		}})
+	}
+	e, err := in.team.Peer(slices.Index(in.members, to.id))
 	s.w.must("peer", err)
-	req, err = e.Send(uint64(s.id), []byte{number})
+	req, err := e.Send(tag, []byte{number})
 	s.w.must("send", err)
-	s.open = append(s.open, &rankRequest{"send", req, nil})
+	in.open++
+	s.open = append(s.open, &rankRequest{"send", req, in, nil})
 }
 
 // look handles the requests that are done.
@@ -277,6 +424,7 @@ func (s *rankSite) look() {
 			s.w.fail("requests succeed", "rank %d: %s: %v", s.id, r.what, err)
 		}
 		r.req.Free()
+		r.in.open--
 		if r.check != nil {
 			if wrong := r.check(); wrong != "" {
 				s.w.fail("results are right", "rank %d: %s: %s", s.id, r.what, wrong)
@@ -284,6 +432,29 @@ func (s *rankSite) look() {
 		}
 	}
 	s.open = rest
+	if s.any != nil && s.any.Done() {
+		s.w.fail("teams are apart", "rank %d: a receive of no team has %v: %v", s.id, s.any.Info(),
+			s.any.Err())
+	}
+}
+
+// finish makes the next call of each team, and closes those that have made all. It reports whether
+// any is left.
+func (s *rankSite) finish() (left bool) {
+	for kind, in := range s.teams {
+		switch {
+		case in == nil:
+		case in.made < len(s.w.calls[kind]):
+			s.call(in)
+			left = true
+		case in.open != 0:
+			left = true
+		case kind != rankWorld:
+			s.w.must("close", in.team.Close())
+			s.teams[kind] = nil
+		}
+	}
+	return left
 }
 
 // finish has all ranks make the calls that are left, and everything end.
@@ -295,14 +466,11 @@ func (w *ranksWorld) finish() {
 			if s.gone {
 				continue
 			}
-			if len(w.gone) == 0 && s.made < len(w.calls) {
-				s.call(w.calls[s.made])
-			}
-			if s.tw.Progress() != 0 {
+			if s.progress() {
 				idle = 0
 			}
-			s.look()
-			busy = busy || len(s.open) != 0 || len(w.gone) == 0 && s.made < len(w.calls)
+			left := len(w.gone) == 0 && s.finish()
+			busy = busy || left || len(s.open) != 0 || s.resume != nil
 		}
 		for range 8 {
 			if w.step() {
@@ -324,7 +492,20 @@ func (w *ranksWorld) finish() {
 
 // close closes the ranks: nothing may be left in them.
 func (w *ranksWorld) close() {
+	for idle := 0; idle < 30 && w.colors != nil; idle++ { // what was sent in vain arrives, and is dropped
+		for _, s := range w.ranks {
+			if s.tw.Progress() != 0 {
+				idle = 0
+			}
+		}
+		if w.step() {
+			idle = 0
+		}
+	}
 	for _, s := range w.ranks {
+		if n := s.tw.Stats().Unexpected; w.colors != nil && n != 0 {
+			w.fail("nothing is left", "rank %d: %d messages of closed teams", s.id, n)
+		}
 		w.must("close", errors.Join(s.tw.Close(), s.dom.Close()))
 		if st := s.tw.Stats(); st.Requests != 0 || st.Unexpected != 0 || st.UnexpectedBytes != 0 {
 			w.fail("nothing is left", "rank %d: %d requests, %d messages of %d bytes", s.id, st.Requests,
