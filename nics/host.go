@@ -436,6 +436,13 @@ func addressOf(d verbs.Device) netip.Addr {
 	return netip.Addr{}
 }
 
+// Closed reports whether Close has succeeded.
+func (h *Host) Closed() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.end
+}
+
 // Close closes the NICs. It returns verbs.ErrBusy while objects made from them are open; call it
 // again later. Once it has succeeded, further calls return nil.
 func (h *Host) Close() error {

@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -70,6 +71,14 @@ func (d *detached) Read(p []byte) (int, error) {
 		return d.early.Read(p)
 	}
 	return d.Conn.Read(p)
+}
+
+// SetLinger says what Close of a TCP connection does with bytes that were not sent.
+func (d *detached) SetLinger(sec int) error {
+	if t, ok := d.Conn.(interface{ SetLinger(int) error }); ok {
+		return t.SetLinger(sec)
+	}
+	return fmt.Errorf("rendezvous: set linger: %w: %T", errors.ErrUnsupported, d.Conn)
 }
 
 // CloseWrite shuts down the writing side of a connection that can do so.

@@ -44,6 +44,13 @@ type Config struct {
 	Backlog int
 	// Fallback allows TCP to carry streams: see the package comment. Both ends must allow it.
 	Fallback bool
+	// Patience is how long a peer may be silent before its link is given up, with all streams: a
+	// process that is stopped, or a host that is gone. 0 means 2 minutes over a software NIC, which
+	// answers only while its process runs, and otherwise some 30 seconds
+	// ([ibverbx.PatienceFabric]), in which a lost one of several NICs is replaced. The end of the
+	// process, or of its TCP connection, is noticed at once. The first Listen or Dial with a Host
+	// decides. At most an hour.
+	Patience time.Duration
 	// Proof bounds the time in which a new link must carry a word in both directions; 0 means 2
 	// seconds.
 	Proof time.Duration
@@ -59,6 +66,8 @@ const (
 	defaultBacklog = 1024
 	defaultProof   = 2 * time.Second
 	defaultTimeout = 30 * time.Second
+	softPatience   = 2 * time.Minute
+	maxPatience    = time.Hour
 	// maxBacklog bounds Config.Backlog.
 	maxBacklog = 1 << 20
 )
@@ -73,6 +82,9 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Backlog < 0 || c.Backlog > maxBacklog:
 		return c, fmt.Errorf("stream: config: %w: Backlog %d: must be 1 to %d, or 0 for %d",
 			verbs.ErrInvalid, c.Backlog, maxBacklog, defaultBacklog)
+	case c.Patience < 0 || c.Patience > maxPatience:
+		return c, fmt.Errorf("stream: config: %w: Patience %v: must be %v at most, or 0 for the default",
+			verbs.ErrInvalid, c.Patience, maxPatience)
 	case c.Timeout < 0 || c.IdleLinks < 0 || c.Proof < 0 || c.Spin < 0 && c.Spin != ibverbx.None:
 		return c, fmt.Errorf("stream: config: %w: Timeout %v, IdleLinks %v, Proof %v, Spin %v: must not be "+
 			"negative", verbs.ErrInvalid, c.Timeout, c.IdleLinks, c.Proof, c.Spin)

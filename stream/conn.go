@@ -1,9 +1,11 @@
 package stream
 
 import (
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -33,8 +35,9 @@ type Conn struct {
 	due     due
 	closed  bool // by Close
 	linger  time.Duration
-	final   bool // the peer has sent kindFin or kindReset: it puts nothing any more
-	done    bool // it uses nothing of the link any more
+	lingers *time.Timer // resets the stream after linger; nil if it does not run
+	final   bool        // the peer has sent kindFin or kindReset: it puts nothing any more
+	done    bool        // it uses nothing of the link any more
 	refusal string
 	scratch [64]byte // payload of the message that is being sent
 }
@@ -100,7 +103,7 @@ func (c *Conn) Close() error {
 	default:
 		c.beginFin()
 		if c.linger > 0 && !c.ended() {
-			time.AfterFunc(c.linger, c.reset)
+			c.lingers = time.AfterFunc(c.linger, c.reset)
 		}
 	}
 	c.dropUnread()
@@ -140,7 +143,11 @@ func (c *Conn) CloseWrite() error {
 // more, the stream is reset if the peer has not closed it too after so many seconds.
 func (c *Conn) SetLinger(sec int) error {
 	if c.tcp != nil {
-		if t, ok := c.tcp.(interface{ SetLinger(int) error }); ok {
+		nc := c.tcp
+		if over, ok := nc.(*tls.Conn); ok {
+			nc = over.NetConn()
+		}
+		if t, ok := nc.(interface{ SetLinger(int) error }); ok {
 			return t.SetLinger(sec)
 		}
 		return c.opError("set", errors.ErrUnsupported)
@@ -150,9 +157,12 @@ func (c *Conn) SetLinger(sec int) error {
 	if c.closed {
 		return c.opError("set", net.ErrClosed)
 	}
-	c.linger = time.Duration(max(sec, -1)) * time.Second
+	c.linger = time.Duration(min(max(sec, -1), maxLinger)) * time.Second
 	return nil
 }
+
+// maxLinger is the longest time that SetLinger takes, in seconds: 68 years.
+const maxLinger = math.MaxInt32
 
 // reset ends the stream at once.
 func (c *Conn) reset() {
@@ -217,6 +227,9 @@ func (c *Conn) retire() {
 	}
 	if !c.done && (c.closed || c.in.err != nil) {
 		c.done = true
+		if c.lingers != nil {
+			c.lingers.Stop()
+		}
 		c.link.remove(c)
 		c.link.carrier.hub.memory.give(int64(c.in.window))
 	}

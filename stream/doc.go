@@ -32,8 +32,10 @@
 // # What you can rely on
 //
 //   - [Conn] has the semantics of a TCP connection in package net. Errors are a [*net.OpError] with
-//     net.ErrClosed, io.EOF, os.ErrDeadlineExceeded, syscall.ECONNRESET, syscall.EPIPE or
-//     syscall.ECONNREFUSED for errors.Is; the reason of this library is within reach of errors.As.
+//     net.ErrClosed, io.EOF, os.ErrDeadlineExceeded, syscall.ECONNRESET, syscall.EPIPE,
+//     syscall.ECONNREFUSED or, if Config.Memory is used up, syscall.ENOBUFS for errors.Is; the
+//     reason of this library is within reach of errors.As. A Dial that has taken too long has
+//     Timeout.
 //   - A deadline interrupts the wait and nothing else: Write returns how much it has handed over,
 //     and the connection goes on.
 //   - Close delivers in the background what was written; CloseWrite ends one direction. Closing a
@@ -46,8 +48,8 @@
 //     link.
 //   - Strangers at the listener's port cost a bounded number of connections, as package rendezvous
 //     says, and 256 that speak its protocol and go no further.
-//   - A peer that does not run, in a debugger or a stopped container, is given up after the
-//     patience of its NICs, 3.8 seconds where they are software, although TCP would wait.
+//   - A peer that does not run, in a debugger or a stopped container, or cannot be reached, is
+//     given up after Config.Patience, by default two minutes over a software NIC.
 //   - The TCP connection on which the two met stays open as long as the link, so the death of the
 //     peer is noticed at once.
 //

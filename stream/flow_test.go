@@ -3,12 +3,22 @@ package stream
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"math"
+	"net"
+	"os"
+	"slices"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
+	"ibverbx"
 	"ibverbx/nics"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // Many streams that begin large writes at once share what a link has easily: each waits in line for
@@ -120,6 +130,98 @@ func until(tb testing.TB, what string, is func() bool) {
 		if time.Now().After(end) {
 			tb.Fatal("in vain: ", what)
 		}
+	}
+}
+
+// A peer that is stopped for a while loses no stream: TCP would wait, too.
+func TestStoppedPeer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for longer than a queue pair of software NICs does by default")
+	}
+	t.Parallel()
+	for _, provider := range []string{nics.Shm, nics.RoCE} {
+		t.Run(provider, func(t *testing.T) {
+			t.Parallel()
+			addr, process := echoing(t, provider)
+			c, err := Dial(t.Context(), addr, over(t, provider))
+			noError(t, err)
+			defer func() { _ = c.Close() }()
+			mustWrite(t, c, []byte("before"))
+			mustRead(t, c, 6)
+			noError(t, process.Signal(syscall.SIGSTOP))
+			until(t, "the process is stopped", func() bool {
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", process.Pid))
+				return err != nil || bytes.Contains(stat, []byte(") T "))
+			})
+			mustWrite(t, c, []byte("meanwhile"))
+			noError(t, c.SetReadDeadline(time.Now().Add(5*time.Second)))
+			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%v", err)
+			}
+			noError(t, c.SetReadDeadline(time.Time{}))
+			noError(t, process.Signal(syscall.SIGCONT))
+			if got := mustRead(t, c, 9); string(got) != "meanwhile" {
+				t.Errorf("%q", got)
+			}
+		})
+	}
+}
+
+// How long a silent peer keeps its link: as long as the program says; otherwise long over software
+// NICs, and as NICs usually do where they answer by themselves, or replace each other.
+func TestPatience(t *testing.T) {
+	dev := newHost(t, nics.Config{Provider: nics.Soft}).Provider().(*soft.Fabric).Device(0)
+	for _, c := range []struct {
+		patience, least, most time.Duration
+		nics                  int
+	}{
+		{0, softPatience, 2 * softPatience, 1},
+		{time.Millisecond, time.Millisecond, 2 * time.Millisecond, 1},
+		{time.Hour, time.Hour, 2 * time.Hour, 2},
+	} {
+		conn := patient(c.patience, slices.Repeat([]verbs.Device{dev}, c.nics))
+		got := time.Duration(conn.RetryCount+1) * verbs.AckTimeout(uint8(conn.Timeout))
+		if got < c.least || got >= c.most {
+			t.Errorf("%v over %d NICs: %v", c.patience, c.nics, got)
+		}
+	}
+	two := patient(0, []verbs.Device{dev, dev})
+	if two.Patience != ibverbx.PatienceFabric || two.Timeout != 0 {
+		t.Errorf("over two NICs: %+v", two)
+	}
+}
+
+// An error of ReadFrom is the reader's own, or else one of package net.
+func TestErrorsOfReadFrom(t *testing.T) {
+	a, _ := pair(t, over(t, nics.Soft))
+	f, err := os.Open(os.Args[0])
+	noError(t, err)
+	defer func() { _ = f.Close() }()
+	noError(t, a.SetWriteDeadline(time.Now().Add(10*time.Millisecond)))
+	_, err = a.ReadFrom(f) // nobody reads it
+	var op *net.OpError
+	if !errors.As(err, &op) || !op.Timeout() {
+		t.Errorf("a deadline: %v", err)
+	}
+	noError(t, a.SetWriteDeadline(time.Time{}))
+	own := errors.New("of the reader")
+	if _, err = a.ReadFrom(iotest.ErrReader(own)); !errors.Is(err, own) || errors.As(err, &op) {
+		t.Errorf("the reader's: %v", err)
+	}
+}
+
+// The timer of SetLinger ends with the stream, and any number of seconds is a time.
+func TestLinger(t *testing.T) {
+	a, b := pair(t, over(t, nics.Soft))
+	noError(t, errors.Join(b.SetLinger(math.MaxInt), a.SetLinger(math.MaxInt)))
+	noError(t, errors.Join(a.Close(), b.Close()))
+	until(t, "the stream ends", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.done
+	})
+	if a.lingers == nil || a.lingers.Stop() {
+		t.Error("the timer runs on")
 	}
 }
 

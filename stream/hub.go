@@ -2,12 +2,14 @@ package stream
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+	"weak"
 
 	"ibverbx"
 	"ibverbx/nics"
@@ -17,9 +19,11 @@ import (
 
 // hub is what all users of a Host share. It lives while one of them does.
 type hub struct {
-	host   *nics.Host
-	memory budget
-	gone   chan struct{} // closed when the last user has left
+	host     *nics.Host
+	memory   budget
+	patience time.Duration
+	most     int           // ends of links that a carrier serves
+	gone     chan struct{} // closed when the last user has left
 
 	mu       sync.Mutex
 	users    int
@@ -32,14 +36,20 @@ type hub struct {
 //nolint:gochecknoglobals // unique in the process
 var hubs struct {
 	mu       sync.Mutex
+	own      *nics.Host // the NICs for the zero Config, once they are open
 	all      map[*nics.Host]*hub
 	refusals map[refusalKey]refusal
 }
 
-// refusalKey is a peer for the users of a Host.
+// refusalKey is a peer for the users of a Host. It keeps neither of the two pointers alive.
 type refusalKey struct {
-	host *nics.Host
-	dialKey
+	host weak.Pointer[nics.Host]
+	addr string
+	tls  weak.Pointer[tls.Config]
+}
+
+func (h *hub) refusalKey(key dialKey) refusalKey {
+	return refusalKey{weak.Make(h.host), key.addr, weak.Make(key.tls)}
 }
 
 // refusal is why TCP carries the streams to an address, until RDMA is tried again.
@@ -59,7 +69,7 @@ const (
 func (h *hub) refused(key dialKey) string {
 	hubs.mu.Lock()
 	defer hubs.mu.Unlock()
-	if r := hubs.refusals[refusalKey{h.host, key}]; time.Now().Before(r.until) {
+	if r := hubs.refusals[h.refusalKey(key)]; time.Now().Before(r.until) {
 		return r.why
 	}
 	return ""
@@ -72,32 +82,33 @@ func (h *hub) refuse(key dialKey, why string) bool {
 	if len(hubs.refusals) == maxRefusals || hubs.refusals == nil {
 		hubs.refusals = map[refusalKey]refusal{}
 	}
-	k := refusalKey{h.host, key}
+	k := h.refusalKey(key)
 	_, known := hubs.refusals[k]
 	hubs.refusals[k] = refusal{why, time.Now().Add(refusalTime)}
 	return !known
 }
 
-// ownHost opens the NICs for the zero Config.
-//
-//nolint:gochecknoglobals // unique in the process
-var ownHost = sync.OnceValues(func() (*nics.Host, error) { return nics.Open(nics.Config{}) })
-
 // join returns the hub of a configuration's Host, which the caller leaves later.
 func join(cfg *Config) (*hub, error) {
-	host := cfg.Host
-	if host == nil {
-		var err error
-		if host, err = ownHost(); err != nil {
-			return nil, err
-		}
-	}
 	hubs.mu.Lock()
 	defer hubs.mu.Unlock()
+	host := cfg.Host
+	switch {
+	case host == nil && hubs.own == nil:
+		var err error
+		if hubs.own, err = nics.Open(nics.Config{}); err != nil {
+			return nil, err // the next call tries again
+		}
+		fallthrough
+	case host == nil:
+		host = hubs.own
+	case host.Closed():
+		return nil, fmt.Errorf("%w: Config.Host", verbs.ErrClosed)
+	}
 	h := hubs.all[host]
 	if h == nil {
 		h = &hub{host: host, gone: make(chan struct{}), dials: map[dialKey]*dialing{}}
-		h.memory.limit = cfg.Memory
+		h.memory.limit, h.patience, h.most = cfg.Memory, cfg.Patience, linksPerCarrier
 		if hubs.all == nil {
 			hubs.all = map[*nics.Host]*hub{}
 		}
@@ -126,16 +137,13 @@ func (h *hub) leave() {
 
 // CloseIdle closes the links of a Host without waiting for Config.IdleLinks, and returns when no
 // link and no listener uses the Host any more, so that it can be closed; nil means the Host of the
-// zero [Config]. Close listeners and connections first. If ctx ends before, CloseIdle returns its
-// error.
+// zero [Config]. Close listeners and connections first. If ctx ends before, the error is its cause,
+// and says how many still use the Host.
 func CloseIdle(ctx context.Context, host *nics.Host) error {
-	if host == nil {
-		var err error
-		if host, err = ownHost(); err != nil {
-			return nil // there is none
-		}
-	}
 	hubs.mu.Lock()
+	if host == nil {
+		host = hubs.own
+	}
 	h := hubs.all[host]
 	hubs.mu.Unlock()
 	if h == nil {
@@ -156,8 +164,84 @@ func CloseIdle(ctx context.Context, host *nics.Host) error {
 	case <-h.gone:
 		return nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		hubs.mu.Lock()
+		defer hubs.mu.Unlock()
+		return fmt.Errorf("stream: close idle: %w: %d listeners, links and calls of Dial use the NICs",
+			context.Cause(ctx), h.users)
 	}
+}
+
+// dialKey is what the streams of a link have in common.
+type dialKey struct {
+	addr string
+	tls  *tls.Config
+}
+
+// dialing is a link that is being made, or is there.
+type dialing struct {
+	made chan struct{} // closed when the fields below are set
+	link *link
+	err  error
+	gone bool // the context of the call that was to make it has ended
+}
+
+// dial opens a stream on a link, which it makes if there is none.
+func (h *hub) dial(ctx context.Context, key dialKey, cfg *Config) (*Conn, error) {
+	for {
+		h.mu.Lock()
+		d := h.dials[key]
+		if d == nil {
+			if why := h.refused(key); why != "" && cfg.Fallback {
+				h.mu.Unlock()
+				c, _, err := h.meet(ctx, key, cfg, why)
+				return c, err
+			}
+			d = &dialing{made: make(chan struct{})}
+			h.dials[key] = d
+			h.mu.Unlock()
+			var c *Conn
+			if c, d.link, d.err = h.meetOrFallBack(ctx, key, cfg); d.link == nil {
+				d.gone = ctx.Err() != nil
+				h.forget(key, d)
+			}
+			close(d.made)
+			if c != nil || d.err != nil {
+				return c, d.err
+			}
+			h.enter()
+			go func() {
+				defer h.forget(key, d)
+				d.link.serve()
+			}()
+		} else {
+			h.mu.Unlock()
+		}
+		select {
+		case <-d.made:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		if d.link == nil {
+			if d.err != nil && !d.gone {
+				return nil, d.err
+			}
+			continue // TCP carries that one, or its context has ended: this call meets the peer itself
+		}
+		c, err := d.link.dial(ctx)
+		if !errors.Is(err, errLinkClosing) {
+			return c, err
+		}
+		h.forget(key, d)
+	}
+}
+
+// forget makes the next Dial make a new link.
+func (h *hub) forget(key dialKey, d *dialing) {
+	h.mu.Lock()
+	if h.dials[key] == d {
+		delete(h.dials, key)
+	}
+	h.mu.Unlock()
 }
 
 // carrier is a set of NICs with the worker of all links over them.
@@ -168,7 +252,7 @@ type carrier struct {
 	dom     *ibverbx.Domain
 	w       *transport.Worker
 	stage   staging
-	users   int // links; hub.mu guards it
+	users   int // ends of links; hub.mu guards it
 	ended   chan struct{}
 	stop    context.CancelFunc
 
@@ -181,13 +265,16 @@ type carrier struct {
 	kicked   chan struct{} // ends that
 }
 
-// carrier returns the worker over a set of NICs, and makes it if there is none. The caller gives it
-// back.
+// linksPerCarrier is how many ends of links a worker serves; for further ones there is another.
+const linksPerCarrier = 128
+
+// carrier returns a worker over a set of NICs, and makes one if there is none with room for another
+// link. The caller gives it back.
 func (h *hub) carrier(devices []verbs.Device) (*carrier, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, c := range h.carriers {
-		if slices.Equal(c.devices, devices) {
+		if c.users < h.most && slices.Equal(c.devices, devices) {
 			c.users++
 			return c, nil
 		}
@@ -205,13 +292,15 @@ func newCarrier(h *hub, devices []verbs.Device) (*carrier, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := transport.Config{Spin: ibverbx.None, AMBuffers: 64, MaxOutstanding: 128}
+	cfg := transport.Config{Spin: ibverbx.None, AMBuffers: 64, MaxOutstanding: 128,
+		MaxEndpoints: linksPerCarrier}
 	if len(devices) == 1 {
 		// One queue pair delivers in order what was posted in order: see link.ordered.
 		cfg.QP.QPsPerDevice, cfg.QP.NoNotifyQP = 1, true
 	} else {
 		cfg.QP.Failover = true
 	}
+	cfg.QP.Conn = patient(h.patience, devices)
 	w, err := transport.NewWorker(dom, cfg)
 	if err != nil {
 		return nil, errors.Join(err, dom.Close())
@@ -230,6 +319,30 @@ func newCarrier(h *hub, devices []verbs.Device) (*carrier, error) {
 	c.stop = stop
 	go c.run(ctx)
 	return c, nil
+}
+
+// patient returns how long a silent peer keeps a link over these NICs.
+func patient(patience time.Duration, devices []verbs.Device) ibverbx.ConnConfig {
+	switch {
+	case patience != 0:
+	case len(devices) > 1:
+		return ibverbx.ConnConfig{Patience: ibverbx.PatienceFabric} // a rail that is lost is replaced then
+	case !software(devices[0]):
+		return ibverbx.ConnConfig{} // the NIC answers even if the process is stopped
+	default:
+		patience = softPatience
+	}
+	const retries = 6 // 7 never end on rdma_rxe
+	code := uint8(1)
+	for code < 31 && (retries+1)*verbs.AckTimeout(code) < patience {
+		code++
+	}
+	return ibverbx.ConnConfig{Timeout: int(code), RetryCount: retries}
+}
+
+func software(d verbs.Device) bool {
+	attr, err := d.Query()
+	return err == nil && attr.Software
 }
 
 // give gives a carrier back. The last user closes it.

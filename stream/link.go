@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
@@ -287,8 +288,8 @@ func (l *link) dial(ctx context.Context) (*Conn, error) {
 }
 
 var (
-	errNoMemory = errors.New("no memory for another stream: raise Config.Memory, or close " +
-		"some, and links that are idle (CloseIdle)")
+	errNoMemory = fmt.Errorf("%w: no memory for another stream: raise Config.Memory, or close "+
+		"some, and links that are idle (CloseIdle)", syscall.ENOBUFS)
 	errLinkClosing = errors.New("the link is closing")
 )
 

@@ -3,11 +3,11 @@ package stream
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"sync"
+	"syscall"
 
 	"ibverbx/internal/peertext"
 	"ibverbx/rendezvous"
@@ -119,19 +119,6 @@ func (c *Config) rendezvousConfig() rendezvous.Config {
 	return rendezvous.Config{Protocol: protocol, TLS: c.TLS, Timeout: c.Timeout}
 }
 
-// dialKey is what the streams of a link have in common.
-type dialKey struct {
-	addr string
-	tls  *tls.Config
-}
-
-// dialing is a link that is being made, or is there.
-type dialing struct {
-	made chan struct{} // closed when the fields below are set
-	link *link
-	err  error
-}
-
 // Dial opens a stream to a [Listener] at addr, HOST:PORT. ctx limits Dial itself, not the stream.
 // The first Dial makes the link, with cfg, and later ones with the same Host and TLS share it. The
 // error is a [*net.OpError], except for an invalid Config: that is verbs.ErrInvalid.
@@ -151,7 +138,24 @@ func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 			return c, nil
 		}
 	}
+	if isTimeout(ctx, err) {
+		err = timeoutError{err}
+	}
 	return nil, &net.OpError{Op: "dial", Net: "rdma", Addr: address(addr), Err: err}
+}
+
+// timeoutError is an error of Dial that a limit of time has caused.
+type timeoutError struct{ error }
+
+func (e timeoutError) Unwrap() error { return e.error }
+func (timeoutError) Timeout() bool   { return true }
+func (timeoutError) Temporary() bool { return true }
+
+// isTimeout reports whether the deadline of Dial's context, or Config.Timeout, has caused an error.
+func isTimeout(ctx context.Context, err error) bool {
+	var slow net.Error
+	return errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, rendezvous.ErrTimeout) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.As(err, &slow) && slow.Timeout()
 }
 
 // address is an address as the program has written it.
@@ -160,75 +164,16 @@ type address string
 func (a address) Network() string { return "rdma" }
 func (a address) String() string  { return string(a) }
 
-// dial opens a stream on a link, which it makes if there is none.
-func (h *hub) dial(ctx context.Context, key dialKey, cfg *Config) (*Conn, error) {
-	for {
-		if why := h.refused(key); why != "" && cfg.Fallback {
-			c, _, err := h.meet(ctx, key, cfg, why)
-			return c, err
-		}
-		h.mu.Lock()
-		d := h.dials[key]
-		if d == nil {
-			d = &dialing{made: make(chan struct{})}
-			h.dials[key] = d
-			h.mu.Unlock()
-			var c *Conn
-			if c, d.link, d.err = h.meetOrFallBack(ctx, key, cfg); d.link == nil {
-				h.forget(key, d)
-			}
-			close(d.made)
-			if c != nil || d.err != nil {
-				return c, d.err
-			}
-			h.enter()
-			go func() {
-				defer h.forget(key, d)
-				d.link.serve()
-			}()
-		} else {
-			h.mu.Unlock()
-		}
-		select {
-		case <-d.made:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-		if d.link == nil {
-			if d.err != nil && ctx.Err() == nil && !isContext(d.err) {
-				return nil, d.err
-			}
-			continue // TCP carries that one, or its context has ended: this call meets the peer itself
-		}
-		c, err := d.link.dial(ctx)
-		if !errors.Is(err, errLinkClosing) {
-			return c, err
-		}
-		h.forget(key, d)
-	}
-}
-
-// isContext reports whether an error is about the context of another call.
-func isContext(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-}
-
-// forget makes the next Dial make a new link.
-func (h *hub) forget(key dialKey, d *dialing) {
-	h.mu.Lock()
-	if h.dials[key] == d {
-		delete(h.dials, key)
-	}
-	h.mu.Unlock()
-}
-
 // meetOrFallBack meets the peer, a second time if the first ends without RDMA and TCP is allowed.
 func (h *hub) meetOrFallBack(ctx context.Context, key dialKey, cfg *Config) (*Conn, *link, error) {
 	c, l, err := h.meet(ctx, key, cfg, "")
-	var failed *linkError
+	var failed linkError
 	if errors.As(err, &failed) && cfg.Fallback && ctx.Err() == nil {
 		why := failed.err.Error()
-		if c, _, err = h.meet(ctx, key, cfg, why); err != nil {
+		switch c, _, err = h.meet(ctx, key, cfg, why); {
+		case errors.Is(err, ErrNoRDMA):
+			err = linkError{err, failed.err} // its text has the reason
+		case err != nil:
 			err = fmt.Errorf("%w; before that: %w", err, failed)
 		}
 	}
@@ -239,18 +184,31 @@ func (h *hub) meetOrFallBack(ctx context.Context, key dialKey, cfg *Config) (*Co
 }
 
 // linkError reports that two processes have met, but no link came up.
-type linkError struct{ err error }
+type linkError struct {
+	err   error
+	first error // why, if err says it in words of the peer's; or nil
+}
 
-func (e *linkError) Error() string { return e.err.Error() }
-func (e *linkError) Unwrap() error { return e.err }
+func (e linkError) Error() string { return e.err.Error() }
+
+func (e linkError) Unwrap() []error {
+	if e.first == nil {
+		return []error{e.err}
+	}
+	return []error{e.err, e.first}
+}
 
 // Is makes it an ErrNoRDMA.
-func (e *linkError) Is(target error) bool { return target == ErrNoRDMA }
+func (e linkError) Is(target error) bool { return target == ErrNoRDMA }
 
 // meet meets the peer and makes a link, or, if tcp or one of the ends says why, a stream over TCP.
 func (h *hub) meet(ctx context.Context, key dialKey, cfg *Config, tcp string) (*Conn, *link, error) {
 	talk, err := rendezvous.Dial(ctx, key.addr, cfg.rendezvousConfig())
-	if err != nil {
+	var refused *net.OpError
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED) && errors.As(err, &refused):
+		return nil, nil, fmt.Errorf("%w: nobody listens there", refused.Err)
+	case err != nil:
 		return nil, nil, err
 	}
 	why, err := h.greet(ctx, talk, cfg, tcp)
@@ -263,7 +221,7 @@ func (h *hub) meet(ctx context.Context, key dialKey, cfg *Config, tcp string) (*
 	}
 	l, err := h.connect(ctx, talk, cfg, nil)
 	if err != nil {
-		return nil, nil, &linkError{err}
+		return nil, nil, linkError{err: err}
 	}
 	return nil, l, nil
 }
@@ -432,9 +390,30 @@ func (l *Listener) serve(ctx context.Context, talk *rendezvous.Conn) {
 	<-l.meeting
 	if err != nil {
 		l.hub.leave()
+		if host := hostOf(talk.RemoteAddr()); l.isNew(host) {
+			l.cfg.Logger.Warn("ibverbx: no stream link", "peer", host, "because", err)
+		}
 		return
 	}
 	made.serve()
+}
+
+// hostOf returns the host of an address.
+func hostOf(addr net.Addr) string {
+	host, _, _ := net.SplitHostPort(addr.String())
+	return host
+}
+
+// isNew reports whether the log has not named a peer yet.
+func (l *Listener) isNew(host string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	said := l.said[host]
+	if len(l.said) == maxSaid {
+		clear(l.said)
+	}
+	l.said[host] = true
+	return !said
 }
 
 // maxMeeting bounds the conversations of a listener that are not a link or a stream yet.
@@ -449,15 +428,7 @@ func (l *Listener) acceptTCP(ctx context.Context, talk *rendezvous.Conn, why str
 	if err != nil {
 		return
 	}
-	host, _, _ := net.SplitHostPort(c.remote.String())
-	l.mu.Lock()
-	said := l.said[host]
-	if len(l.said) == maxSaid {
-		clear(l.said)
-	}
-	l.said[host] = true
-	l.mu.Unlock()
-	if !said {
+	if host := hostOf(c.remote); l.isNew(host) {
 		l.cfg.Logger.Info("ibverbx: TCP carries the streams", "peer", host, "because", why)
 	}
 	if l.offer(c) != "" {

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -19,6 +20,7 @@ import (
 
 	"ibverbx/nics"
 	"ibverbx/rendezvous"
+	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
@@ -53,7 +55,7 @@ func TestTCPInstead(t *testing.T) {
 			}
 		}
 		mustWrite(t, a, []byte("hello"))
-		if err := errors.Join(a.SetLinger(5), a.CloseWrite()); err != nil {
+		if err := errors.Join(a.SetLinger(5), a.CloseWrite(), b.(*Conn).SetLinger(5)); err != nil {
 			t.Error(err)
 		}
 		if got, err := io.ReadAll(b); err != nil || string(got) != "hello" {
@@ -103,9 +105,20 @@ func TestProof(t *testing.T) {
 	cfg := over(t, nics.Soft)
 	cfg.Host.Provider().(*soft.Fabric).Device(0).SetLink(false)
 	cfg.Proof = 50 * time.Millisecond
-	if _, err := Dial(t.Context(), listen(t, cfg).Addr().String(), cfg); err == nil {
-		t.Fatal("a link over a NIC whose cable is pulled")
+	var text lines
+	listening := cfg
+	listening.Logger = slog.New(slog.NewTextHandler(&text, nil))
+	alone := listen(t, listening)
+	for range 2 {
+		cfg.Fallback = !cfg.Fallback // that it is allowed here alone changes nothing
+		_, err := Dial(t.Context(), alone.Addr().String(), cfg)
+		if !errors.Is(err, ErrNoRDMA) || strings.Count(err.Error(), "carried no word") != 1 {
+			t.Fatalf("over a NIC whose cable is pulled: %v", err)
+		}
 	}
+	until(t, "the listener says so, once", func() bool {
+		return strings.Count(text.String(), "no stream link") == 1
+	})
 	cfg.Fallback = true
 	a, b := dial(t, listen(t, cfg), cfg)
 	mustWrite(t, a, []byte("hello"))
@@ -195,6 +208,88 @@ func TestStrangersAreBounded(t *testing.T) {
 	_ = c.Close()
 }
 
+// A Dial that takes too long has Timeout, whichever limit has ended it, and those that wait for it
+// share its end: they do not try one after the other.
+func TestDialTimesOut(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	noError(t, err)
+	defer func() { _ = silent.Close() }()
+	cfg := over(t, nics.Soft)
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	quick := cfg
+	quick.Timeout = 20 * time.Millisecond
+	for name, dial := range map[string]func() (*Conn, error){
+		"context": func() (*Conn, error) { return Dial(short, silent.Addr().String(), cfg) },
+		"Config":  func() (*Conn, error) { return Dial(t.Context(), silent.Addr().String(), quick) },
+		"another call's": func() (*Conn, error) {
+			h, err := join(&cfg)
+			noError(t, err)
+			defer h.leave()
+			made := make(chan struct{})
+			close(made)
+			h.mu.Lock()
+			h.dials[dialKey{"192.0.2.1:9", nil}] = &dialing{made: made, err: rendezvous.ErrTimeout}
+			h.mu.Unlock()
+			return Dial(t.Context(), "192.0.2.1:9", cfg)
+		},
+	} {
+		_, err := dial()
+		var slow net.Error
+		if !errors.As(err, &slow) || !slow.Timeout() {
+			t.Errorf("%s: %v", name, err)
+		}
+		if name == "context" && !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Nothing works over a Host that is closed, and the error says so.
+func TestClosedHost(t *testing.T) {
+	host, err := nics.Open(nics.Config{Provider: nics.Soft})
+	noError(t, err)
+	noError(t, host.Close())
+	if _, err := Listen(t.Context(), "127.0.0.1:0", Config{Host: host}); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("listen: %v", err)
+	}
+	if _, err := Dial(t.Context(), "127.0.0.1:9", Config{Host: host}); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("dial: %v", err)
+	}
+}
+
+// A worker serves so many links; for further peers there is another one.
+func TestManyPeers(t *testing.T) {
+	cfg, err := over(t, nics.Soft).withDefaults()
+	noError(t, err)
+	h, err := join(&cfg)
+	noError(t, err)
+	defer h.leave()
+	h.most = 2
+	for range 3 {
+		a, b := dial(t, listen(t, cfg), cfg)
+		mustWrite(t, a, []byte("hello"))
+		mustRead(t, b, 5)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := len(h.carriers); n != 3 {
+		t.Errorf("%d workers serve three links of two ends each", n)
+	}
+}
+
+// That TCP has once carried the streams to a peer does not keep a Dial off a link that is there.
+func TestLinkOutlivesRefusal(t *testing.T) {
+	cfg := over(t, nics.Soft)
+	cfg.Fallback = true
+	l := listen(t, cfg)
+	a, _ := dial(t, l, cfg)
+	a.link.carrier.hub.refuse(dialKey{l.Addr().String(), nil}, "it had no NIC then")
+	if b, _ := dial(t, l, cfg); b.Carrier().Kind != "rdma" {
+		t.Errorf("%+v", b.Carrier())
+	}
+}
+
 // A link that is not used closes after Config.IdleLinks, and the next Dial makes another one.
 func TestIdleLinkCloses(t *testing.T) {
 	cfg := over(t, nics.Soft)
@@ -250,6 +345,7 @@ func TestTLS(t *testing.T) {
 	if _, ok := a.tcp.(*tls.Conn); !ok {
 		t.Errorf("%T", a.tcp)
 	}
+	noError(t, errors.Join(a.SetLinger(5), b.SetLinger(-1)))
 	here.TLS = nil
 	if _, err := Dial(t.Context(), b.LocalAddr().String(), here); err == nil {
 		t.Error("a stranger without TLS gets a stream")

@@ -64,7 +64,7 @@ func echo(provider string) error {
 }
 
 // echoing starts such a process, which is killed when the test ends, and returns its address.
-func echoing(tb testing.TB, provider string) (addr string, kill func()) {
+func echoing(tb testing.TB, provider string) (addr string, process *os.Process) {
 	tb.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), echoProvider+"="+provider)
@@ -79,20 +79,16 @@ func echoing(tb testing.TB, provider string) (addr string, kill func()) {
 	if err := cmd.Start(); err != nil {
 		tb.Fatal(err)
 	}
-	var once sync.Once
-	kill = func() {
-		once.Do(func() {
-			_ = cmd.Process.Kill()
-			_ = in.Close()
-			_ = cmd.Wait()
-		})
-	}
-	tb.Cleanup(kill)
+	tb.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = in.Close()
+		_ = cmd.Wait()
+	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if _, _, bad := net.SplitHostPort(strings.TrimSpace(line)); err != nil || bad != nil {
 		tb.Skipf("the process says %q, %v", line, err)
 	}
-	return strings.TrimSpace(line), kill
+	return strings.TrimSpace(line), cmd.Process
 }
 
 // patience is how long a test waits for what must happen.

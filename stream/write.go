@@ -210,7 +210,9 @@ func (c *Conn) fill(p []byte, r io.Reader) (int, error) {
 			return n, failed
 		}
 		if err != nil {
-			failed = err
+			if failed = err; r != nil {
+				failed = c.opError("write", err) // to tell it from an error of r
+			}
 			break
 		}
 		c.mu.Unlock()
