@@ -359,6 +359,22 @@ func (c *Conn) Err() error {
 	}
 }
 
+// Context returns a context that ends with the conversation, and then has Err as its cause
+// ([context.Cause]): for calls that wait for the peer and do not know the conversation, such as
+// those of a completion queue. Call cancel when they have returned. Do not pass the context to the
+// steps of the conversation itself, because the peer may close it after its last step.
+func (c *Conn) Context(ctx context.Context) (_ context.Context, cancel context.CancelFunc) {
+	ctx, end := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-c.done:
+			end(c.err)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { end(nil) }
+}
+
 // Fail tells the peer why this end gives up, unless that is the peer's own reason or the peer has
 // gone, and closes the conversation. Before it closes, it waits until the peer has acknowledged the
 // reason or gone, at most 2 seconds and no longer than Config.Timeout. Err then returns the peer's

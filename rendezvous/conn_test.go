@@ -467,3 +467,29 @@ func TestDetachReturnsWhatWasReadAhead(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A context of the conversation ends with it, and says why, or with the caller's own.
+func TestContext(t *testing.T) {
+	a, b := pair(t, Config{})
+	ctx, cancel := a.Context(t.Context())
+	defer cancel()
+	ended, end := a.Context(ctx)
+	if ctx.Err() != nil || ended.Err() != nil {
+		t.Fatal("it has ended before the conversation")
+	}
+	end()
+	if <-ended.Done(); !errors.Is(context.Cause(ended), context.Canceled) || ctx.Err() != nil {
+		t.Errorf("canceled: %v, and the other: %v", context.Cause(ended), ctx.Err())
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if <-ctx.Done(); !errors.Is(context.Cause(ctx), ErrLeft) {
+		t.Errorf("the peer has closed: %v", context.Cause(ctx))
+	}
+	late, cancel := a.Context(t.Context())
+	defer cancel()
+	if <-late.Done(); !errors.Is(context.Cause(late), ErrLeft) {
+		t.Errorf("of a conversation that has ended: %v", context.Cause(late))
+	}
+}

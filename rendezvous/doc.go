@@ -20,8 +20,9 @@
 // Both ends take the same steps in the same order, as often as they like: you can connect any
 // number of queue pairs over one conversation. You may close it when everything is connected, or
 // keep it to exchange messages: [Conn.Send], [Conn.Receive], [Conn.Next]. RDMA does not need it,
-// but RDMA notices late that a peer has died; [Conn.Done] reports it at once, and [Conn.Err] tells
-// a peer that has closed, [ErrLeft], from one that has died, [ErrGone].
+// but RDMA notices late that a peer has died; [Conn.Done] reports it at once, [Conn.Context] ends
+// calls that wait for the peer's data, and [Conn.Err] tells a peer that has closed, [ErrLeft], from
+// one that has died, [ErrGone].
 //
 // The package imports no NICs. Package ibverbx/nics chooses those that reach the peer.
 //

@@ -144,25 +144,11 @@ func receive(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.VirtualQP,
 	return conn.Barrier(ctx)
 }
 
-// whileTalking returns a context that ends with the conversation, for calls that wait for the other
-// process but do not know the conversation. Without it, a process would wait forever for the
-// completions of a process that has died.
-func whileTalking(ctx context.Context, conn *rendezvous.Conn) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		select {
-		case <-conn.Done():
-			cancel(conn.Err()) // the reason
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() { cancel(nil) }
-}
-
-// completions waits for one completion of each block and hands it to check.
+// completions waits for one completion of each block and hands it to check. The context of the
+// conversation ends the wait if the other process dies.
 func completions(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.VirtualQP,
 	check func(ibverbx.WC) error) error {
-	ctx, done := whileTalking(ctx, conn)
+	ctx, done := conn.Context(ctx)
 	defer done()
 	for n := 0; n < blocks; {
 		if err := vqp.CQ().Wait(ctx); err != nil {
