@@ -183,7 +183,9 @@ var (
 // TestWorlds runs streams of one link whose programs do anything at any moment, and compares what
 // each of them sees with a model: the bytes of a direction are a function of their position; the
 // end comes behind the last byte if the writer has ended in order, and is a reset only if one of
-// the stream's own ends has reset it. No stream notices the others.
+// the stream's own ends has reset it. No stream notices the others. In some worlds the link is cut
+// behind any byte of one of them: then all of them end, in order if everything had arrived, and
+// otherwise by a reset behind bytes that are all right.
 func TestWorlds(t *testing.T) {
 	n := 2
 	switch {
@@ -209,10 +211,11 @@ func world(t *testing.T, provider string, seed uint64) {
 	cfg := Config{Host: newHost(t, host), Memory: leastMemory << rng.IntN(6),
 		Spin: []time.Duration{-1, time.Microsecond, 0}[rng.IntN(3)]}
 	l := listen(t, cfg)
-	var all sync.WaitGroup
+	var programs []*program
+	cuts := rng.IntN(3) == 0
 	for id := range uint64(2 + rng.IntN(6)) {
 		a, err := Dial(t.Context(), l.Addr().String(), cfg)
-		if errors.Is(err, errNoMemory) || errors.Is(err, syscall.ECONNREFUSED) {
+		if errors.Is(err, errNoMemory) {
 			break
 		}
 		if err != nil {
@@ -222,10 +225,21 @@ func world(t *testing.T, provider string, seed uint64) {
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		p := program{t: t, seed: seed, id: id, ends: [2]*Conn{a, c.(*Conn)}, resets: rng.IntN(3) == 0}
+		p := &program{t: t, seed: seed, id: id, ends: [2]*Conn{a, c.(*Conn)}, resets: rng.IntN(3) == 0,
+			cuts: cuts, cutAt: -1}
 		for i := range 2 {
 			p.total[i] = rng.IntN(1 << (4 + rng.IntN(18)))
 		}
+		if cuts && id == 0 {
+			p.cutAt = rng.IntN(p.total[1] + 1)
+		}
+		programs = append(programs, p)
+	}
+	if len(programs) == 0 {
+		t.Errorf("seed %d: no stream", seed)
+	}
+	var all sync.WaitGroup
+	for _, p := range programs {
 		all.Go(p.run)
 	}
 	all.Wait()
@@ -239,6 +253,13 @@ type program struct {
 	ends   [2]*Conn
 	total  [2]int // bytes that each end writes
 	resets bool   // one of the ends resets the stream, at some moment
+	cuts   bool   // the link is cut at some moment
+	cutAt  int    // by this stream's first end, when it has read so many bytes; never if negative
+}
+
+// mayFail reports whether an error is one that a stream of this world may end with.
+func (p *program) mayFail(err error) bool {
+	return p.resets && !errors.Is(err, io.EOF) || p.cuts && errors.Is(err, syscall.ECONNRESET)
 }
 
 // at is the byte at a position of what an end writes.
@@ -288,14 +309,14 @@ func (p *program) write(end int) {
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			_ = c.SetWriteDeadline(time.Time{})
-		case err != nil && p.resets:
+		case err != nil && p.mayFail(err):
 			return
 		case err != nil || k != n:
 			p.t.Errorf("seed %d, stream %d: write %d of %d at %d: %v", p.seed, p.id, k, n, at, err)
 			return
 		}
 	}
-	if err := c.CloseWrite(); err != nil && !p.resets {
+	if err := c.CloseWrite(); err != nil && !p.mayFail(err) {
 		p.t.Errorf("seed %d, stream %d: close write: %v", p.seed, p.id, err)
 	}
 }
@@ -305,6 +326,10 @@ func (p *program) read(end int) {
 	rng, c := p.rng(uint64(10+end)), p.ends[end]
 	got, buf := 0, make([]byte, 1<<18)
 	for {
+		if end == 0 && p.cutAt >= 0 && got >= p.cutAt {
+			_ = c.link.talk.Close()
+			p.cutAt = -1
+		}
 		if rng.IntN(4) == 0 {
 			_ = c.SetReadDeadline(time.Now().Add(time.Duration(rng.IntN(2000)) * time.Microsecond))
 		}
@@ -322,7 +347,7 @@ func (p *program) read(end int) {
 			_ = c.SetReadDeadline(time.Time{})
 		case errors.Is(err, io.EOF) && got == p.total[1-end]:
 			return
-		case p.resets && err != nil && !errors.Is(err, io.EOF):
+		case err != nil && p.mayFail(err):
 			return
 		default:
 			p.t.Errorf("seed %d, stream %d: read at %d of %d: %v", p.seed, p.id, got, p.total[1-end], err)
