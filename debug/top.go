@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -19,26 +20,34 @@ import (
 type TopConfig struct {
 	// Interval is the time between two looks, 10 ms at least; 0 means 1 s.
 	Interval time.Duration
-	// Looks is how many looks there are; 0 means until the context ends.
+	// Looks is how many looks there are; 0 means until the context ends, and with JSON 1.
 	Looks int
 	// JSON writes each [Look] as a line for programs in place of a page.
 	JSON bool
-	// Color marks what is sick in red, and clears the terminal before each page.
-	Color bool
 	// Rows is how many lines of peers and rails a page has; 0 means 40.
 	Rows int
+
+	color bool // marks what is sick, and clears the terminal before each page
 }
 
 // Top shows what processes do, again and again: their peers and rails, what is sick first. Targets
 // are numbers of processes of this user, which have called [Server.Listen], and addresses HOST:PORT
 // at which a [Server] handles /debug/ibverbx. Without targets it shows all processes of this user.
-// A process that does not answer is named; if none answers, the error says why.
+// A process that does not answer is named; if none answers, the error says why. On a terminal, what
+// is sick is red, unless NO_COLOR is set in the environment.
 func Top(ctx context.Context, w io.Writer, targets []string, cfg TopConfig) error {
 	if cfg.Interval == 0 {
 		cfg.Interval = time.Second
 	}
+	if cfg.JSON {
+		cfg.Looks = max(cfg.Looks, 1)
+	}
 	if cfg.Rows == 0 {
 		cfg.Rows = 40
+	}
+	if out, ok := w.(*os.File); ok && os.Getenv("NO_COLOR") == "" {
+		info, err := out.Stat()
+		cfg.color = err == nil && info.Mode()&os.ModeCharDevice != 0
 	}
 	cfg.Interval = max(cfg.Interval, 10*time.Millisecond)
 	before, err := collect(ctx, targets)
@@ -77,7 +86,7 @@ func (l *Look) write(w io.Writer, cfg TopConfig) error {
 		return json.NewEncoder(w).Encode(l)
 	}
 	var page strings.Builder
-	if cfg.Color {
+	if cfg.color {
 		page.WriteString("\x1b[H\x1b[2J")
 	}
 	if l.Missing != "" {
@@ -137,7 +146,7 @@ func (l *Look) write(w io.Writer, cfg TopConfig) error {
 
 // color marks lines, which count from the heading on.
 func (l *Look) color(page string, marked map[int]bool, cfg TopConfig) string {
-	if !cfg.Color {
+	if !cfg.color {
 		return page
 	}
 	lines := strings.Split(page, "\n")

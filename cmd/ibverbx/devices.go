@@ -15,16 +15,22 @@ import (
 	"ibverbx/internal/units"
 	"ibverbx/nics"
 	"ibverbx/nics/doctor"
+	"ibverbx/nics/selftest"
 	"ibverbx/verbs"
 )
 
-type doctorCmd struct {
+// examFlags say whose NICs are examined.
+type examFlags struct {
 	Host   connectFlag `arg:"" optional:""`
 	Listen listenFlag  `placeholder:"[ADDR]"`
 	nicFlags
+	JSON bool `name:"json"`
+}
+
+type doctorCmd struct {
+	examFlags
 	Memory   units.Size
 	NeedRDMA bool   `name:"need-rdma"`
-	JSON     bool   `name:"json"`
 	Root     string `default:"/" hidden:""`
 }
 
@@ -40,11 +46,34 @@ func (f *doctorCmd) Run(c *console) error {
 	if f.Host != "" {
 		r.Visit(c.ctx, string(f.Host), f.config(f.Provider))
 	}
-	write := map[bool]func(io.Writer) error{false: r.WriteText, true: r.WriteJSON}[f.JSON]
-	if err := write(c.out); err != nil || !r.Failed() {
+	return c.report(r.WriteText, r.WriteJSON, f.JSON, r.Failed())
+}
+
+// report writes a report, which says why its exit code is what it is.
+func (c *console) report(text, json func(io.Writer) error, asJSON, failed bool) error {
+	if err := map[bool]func(io.Writer) error{false: text, true: json}[asJSON](c.out); err != nil || !failed {
 		return err
 	}
-	return &exitError{code: exitFailed} // the report says why
+	return &exitError{code: exitFailed}
+}
+
+type selftestCmd struct {
+	examFlags
+	Probe       time.Duration `default:"2s" range:"1ms..10s"`
+	Conformance bool          `default:"true" negatable:""`
+}
+
+// Run tries NICs.
+func (f *selftestCmd) Run(c *console) error {
+	cfg := selftest.Config{NICs: f.config(f.Provider), Probe: f.Probe, Conformance: f.Conformance}
+	if f.Listen.given {
+		return selftest.Serve(c.ctx, f.Listen.address, cfg, c.complain)
+	}
+	r, err := selftest.Run(c.ctx, string(f.Host), cfg)
+	if r == nil {
+		return err
+	}
+	return errors.Join(err, c.report(r.WriteText, r.WriteJSON, f.JSON, r.Failed()))
 }
 
 type topCmd struct {
@@ -57,13 +86,6 @@ type topCmd struct {
 // Run shows what programs do.
 func (f *topCmd) Run(c *console) error {
 	cfg := debug.TopConfig{Interval: f.Interval, Looks: f.Looks, JSON: f.JSON}
-	if f.JSON {
-		cfg.Looks = max(cfg.Looks, 1)
-	}
-	if out, ok := c.out.(*os.File); ok && os.Getenv("NO_COLOR") == "" {
-		info, err := out.Stat()
-		cfg.Color = err == nil && info.Mode()&os.ModeCharDevice != 0
-	}
 	return debug.Top(c.ctx, c.out, f.Targets, cfg)
 }
 

@@ -244,3 +244,15 @@ func TestTop(t *testing.T) {
 		t.Errorf("exit %d", code)
 	}
 }
+
+// TestSelftest tries software NICs, and NICs that there are none of.
+func TestSelftest(t *testing.T) {
+	code, out, errs := command(t, "selftest --provider soft --probe 1ms --no-conformance")
+	if code != exitOK || errs != "" || !strings.Contains(out, "A4: a message pushes the data ahead of it") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+	code, out, errs = command(t, "selftest --provider none --json")
+	if code != exitFailed || out != "" || !strings.Contains(errs, "no NIC today") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+}

@@ -5,6 +5,7 @@
 //	ibverbx perftest  a measurement whose other end is a tool of perftest, such as ib_write_bw
 //	ibverbx devices   the devices, their ports and GIDs
 //	ibverbx doctor    whether this host can use RDMA, and if not what is missing
+//	ibverbx selftest  whether the NICs do what this module needs: a report
 //	ibverbx top       what programs do now: peers and rails, what is sick first
 //	ibverbx run       N processes of a job on this host
 //
@@ -56,6 +57,7 @@ type cli struct {
 	Perftest   perftestCmd               `cmd:"" help:"Measure against a tool of perftest: ib_write_bw ..."`
 	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
 	Doctor     doctorCmd                 `cmd:"" help:"Check whether this host can use RDMA, and what is missing."`
+	Selftest   selftestCmd               `cmd:"" help:"Try the NICs of this host, or of two, and report."`
 	Top        topCmd                    `cmd:"" help:"Show what programs do now, what is sick first."`
 	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
