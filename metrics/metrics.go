@@ -34,6 +34,7 @@
 //
 // The file alerts.yml beside this package has rules for Prometheus that find a slow rail, a lost
 // one, congestion, and a program that posts no receives, by name; alerts_test.yml has their cases.
+// prometheus.yml scrapes programs on this host, and dashboard.json shows them in Grafana.
 //
 // # Cost
 //

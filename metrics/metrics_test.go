@@ -1,6 +1,7 @@
 package metrics_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http/httptest"
@@ -309,6 +310,11 @@ func TestDevicesAndFallbacks(t *testing.T) {
 func TestAlerts(t *testing.T) {
 	rules, err := os.ReadFile("alerts.yml")
 	must(t, err)
+	dashboard, err := os.ReadFile("dashboard.json")
+	must(t, err)
+	if !json.Valid(dashboard) {
+		t.Error("dashboard.json is no JSON")
+	}
 	descs := make(chan *prometheus.Desc, 100)
 	metrics.New(metrics.Config{}).Describe(descs)
 	close(descs)
@@ -316,20 +322,22 @@ func TestAlerts(t *testing.T) {
 	for d := range descs {
 		exported += d.String()
 	}
-	names := regexp.MustCompile(`ibverbx_[a-z0-9_]+`).FindAllString(string(rules), -1)
+	names := regexp.MustCompile(`ibverbx_[a-z0-9_]+`).FindAllString(string(rules)+string(dashboard), -1)
 	for _, name := range names {
+		name = strings.TrimSuffix(name, "_bucket")
 		if !strings.Contains(exported, `"`+name+`"`) {
 			t.Errorf("%s is not exported", name)
 		}
 	}
-	if len(names) < 8 {
+	if len(names) < 25 {
 		t.Errorf("only %d names found", len(names))
 	}
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
 		t.Skip("promtool, of the package prometheus, is not here")
 	}
-	for _, args := range [][]string{{"check", "rules", "alerts.yml"}, {"test", "rules", "alerts_test.yml"}} {
+	for _, args := range [][]string{{"check", "config", "prometheus.yml"}, {"check", "rules", "alerts.yml"},
+		{"test", "rules", "alerts_test.yml"}} {
 		if out, err := exec.Command(promtool, args...).CombinedOutput(); err != nil {
 			t.Errorf("promtool %v: %v\n%s", args, err, out)
 		}
