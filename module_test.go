@@ -337,3 +337,32 @@ func wider(lines []string, limits []int) map[int]int {
 	}
 	return wide
 }
+
+// The forge's workflow calls .ci/run with the tiers that it has, each from one job, and .ci/run
+// refuses others.
+func TestTiers(t *testing.T) {
+	const file = ".github/workflows/ci.yml"
+	workflow, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var called []string
+	for l := range strings.Lines(string(workflow)) {
+		if _, tier, ok := strings.Cut(l, " .ci/run "); ok && !strings.HasPrefix(l, "#") {
+			called = append(called, strings.Fields(tier)[0])
+		}
+	}
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("no bash")
+	}
+	out, err := exec.Command(bash, ".ci/run", "no such tier").CombinedOutput()
+	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 2 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	_, text, _ := strings.Cut(string(out), "[")
+	text, _, _ = strings.Cut(text, "]")
+	if tiers := strings.Split(text, "|"); len(tiers) < 2 || !slices.Equal(called, tiers) {
+		t.Errorf("%s calls the tiers %q, .ci/run has %q", file, called, tiers)
+	}
+}
