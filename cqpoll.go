@@ -213,9 +213,6 @@ func (c *VirtualCQ) touch(q *VirtualQP) {
 // for the next time.
 func (c *VirtualCQ) progress(out *sink) {
 	n := len(c.touched)
-	if c.recorder != nil {
-		c.recorder.lapse()
-	}
 	for i := range n {
 		q := c.touched[i]
 		q.touched = false

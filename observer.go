@@ -97,6 +97,7 @@ type observer struct {
 	next                    uint64
 	random                  uint64
 	queued, outstanding     ring.FIFO[timedRequest]
+	posting                 []postedBatch // of the post under way
 	sent, ordered, received uint64
 	// messagesOut and messagesIn count the messages on this connection that take a receive, other
 	// than those with DQPLB's numbers: notifications, and SENDs.
@@ -176,9 +177,8 @@ func (o *observer) work(kind TraceKind, rl *rail, request, tag, bytes uint64, pa
 
 func clamp(bytes uint64) uint32 { return uint32(min(bytes, math.MaxUint32)) }
 
-// accepted sees the newest n requests of the window. It returns the region of runtime/trace in
-// which they are posted; nil while that is off.
-func (o *observer) accepted(s *sender, n int) *trace.Region {
+// accepted sees the newest n requests of the window.
+func (o *observer) accepted(s *sender, n int) {
 	o.recorder.lapse()
 	for o.next < s.win.Tail {
 		o.begin(o.next, s.win.At(o.next).length)
@@ -190,7 +190,6 @@ func (o *observer) accepted(s *sender, n int) *trace.Region {
 			o.event(TraceAccepted, i, r.id, r.length, uint32(r.opcode))
 		}
 	}
-	return region("ibverbx post")
 }
 
 // staged sees what was given to the rails since the last call, before it is posted.
@@ -204,19 +203,34 @@ func (o *observer) staged(s *sender) {
 		return
 	}
 	o.inOrder(s)
+	o.posting = o.posting[:0]
 	for _, rl := range s.staged {
-		for b := rl.batch; b.seen < b.tail; b.seen++ {
+		b := rl.batch
+		for ; b.seen < b.tail; b.seen++ {
 			o.workRequest(TraceStaged, s, rl, &b.wrs[b.seen])
 		}
+		o.posting = append(o.posting, postedBatch{rl, b, b.head, b.tail})
 	}
 	o.recorder.lapse() // posting takes time
 }
 
-// posted sees the work requests that a NIC has taken.
-func (o *observer) posted(s *sender, rl *rail, wrs []verbs.SendWR) {
-	if o.events {
-		for i := range wrs {
-			o.workRequest(TracePosted, s, rl, &wrs[i])
+// postedBatch is a batch that is being posted, and what waited in it before.
+type postedBatch struct {
+	rail       *rail
+	batch      *sendBatch
+	head, tail int
+}
+
+// posted sees the work requests that the NICs have taken since staged. Those of a batch that is
+// empty are still in its memory, which nobody has borrowed again.
+func (o *observer) posted(s *sender) {
+	for i := 0; o.events && i < len(o.posting); i++ {
+		p := &o.posting[i]
+		if p.rail.batch != nil && p.batch.tail != 0 {
+			p.tail = p.batch.head
+		}
+		for n := p.head; n < p.tail; n++ {
+			o.workRequest(TracePosted, s, p.rail, &p.batch.wrs[n])
 		}
 	}
 }
@@ -299,6 +313,7 @@ func (o *observer) reported(s *sender, v *receiver) {
 		o.end(s.win.At(o.outstanding.Front().request).status == verbs.StatusSuccess)
 	}
 	if !o.events {
+		o.recorder.lapse()
 		return
 	}
 	o.inOrder(s)
@@ -310,6 +325,7 @@ func (o *observer) reported(s *sender, v *receiver) {
 		r := v.win.At(o.received)
 		o.event(TraceReceived, o.received, r.id, r.bytes, uint32(r.status))
 	}
+	o.recorder.lapse()
 }
 
 // arrived sees the next message on a rail's own receives, a numbered one of DQPLB.
@@ -348,25 +364,33 @@ func (o *observer) took(rl *rail, n uint64, wc *verbs.WC) {
 // forwarded sees requests that a single queue pair has accepted, the last of which is request last.
 func (o *observer) forwarded(rl *rail, wrs []SendWR, last uint64) {
 	o.recorder.lapse()
+	signaled := o.signaled
 	for i := range wrs {
+		if wrs[i].Flags&verbs.SendSignaled != 0 {
+			o.signaled++
+		}
+	}
+	for i := 0; o.signaled >= o.next; i++ {
+		if wrs[i].Flags&verbs.SendSignaled != 0 {
+			if signaled++; signaled == o.next {
+				o.begin(signaled, wrs[i].length())
+			}
+		}
+	}
+	for i := range wrs {
+		if !o.events {
+			return
+		}
 		wr, n := &wrs[i], last-uint64(len(wrs)-1-i)
-		if o.events {
-			bytes, part, tag := wr.length(), PartMessage, uint64(0)
-			if wr.Opcode == verbs.OpRDMAWriteWithImm {
-				part = PartNotification
-			}
-			if wr.Opcode.IsSend() || part == PartNotification {
-				tag = count(&o.messagesOut, wr.Opcode.IsSend())
-			}
-			o.event(TraceAccepted, n, wr.ID, bytes, uint32(wr.Opcode))
-			o.work(TracePosted, rl, n, tag, bytes, part, 0)
+		part, tag := PartMessage, uint64(0)
+		if wr.Opcode == verbs.OpRDMAWriteWithImm {
+			part = PartNotification
 		}
-		if wr.Flags&verbs.SendSignaled == 0 {
-			continue
+		if wr.Opcode.IsSend() || part == PartNotification {
+			tag = count(&o.messagesOut, wr.Opcode.IsSend())
 		}
-		if o.signaled++; o.signaled >= o.next {
-			o.begin(o.signaled, wr.length())
-		}
+		o.event(TraceAccepted, n, wr.ID, wr.length(), uint32(wr.Opcode))
+		o.work(TracePosted, rl, n, tag, wr.length(), part, 0)
 	}
 }
 
@@ -375,8 +399,6 @@ func (o *observer) returned(rl *rail, wcs []verbs.WC) {
 	for i := range wcs {
 		wc := &wcs[i]
 		switch {
-		case !o.events:
-			return
 		case wc.Status == verbs.StatusSuccess && wc.Opcode.IsRecv():
 			o.took(rl, 0, wc)
 			o.event(TraceReceived, 0, wc.ID, uint64(wc.ByteLen), 0)

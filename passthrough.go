@@ -91,6 +91,13 @@ func (p *passThrough) postSend(wrs []SendWR) (n int, err error) {
 	return 1, nil
 }
 
+// postObserved is postSends with an observer.
+func (p *passThrough) postObserved(wrs []SendWR) (n int, err error) {
+	n, err = p.postSends(wrs)
+	p.observer.forwarded(p.rail, wrs[:n], p.sends)
+	return n, err
+}
+
 // fill fills the batch with requests from wrs[n] on, up to the first that is refused, and returns
 // their bytes.
 func (p *passThrough) fill(b *sendBatch, wrs []SendWR, n int) (bytes uint64, err error) {
@@ -364,8 +371,8 @@ func (p *passThrough) completed(wcs []verbs.WC, i int, out *sink) int {
 
 // completedObserved is completed with an observer.
 func (p *passThrough) completedObserved(wcs []verbs.WC, i int, out *sink) int {
-	end := i + 1
-	for end < len(wcs) && wcs[end].QPNum == wcs[i].QPNum {
+	end := i
+	for p.observer.events && end < len(wcs) && wcs[end].QPNum == wcs[i].QPNum {
 		end++
 	}
 	if p.probes.posted == 0 {

@@ -103,7 +103,13 @@ func (q *VirtualQP) dispatch() {
 // rails' work is then posted.
 func (q *VirtualQP) postStaged() {
 	for {
-		rl, err := q.send.post()
+		var rl *rail
+		var err error
+		if q.observer == nil {
+			rl, err = q.send.post()
+		} else {
+			rl, err = q.send.postObserved()
+		}
 		if rl == nil {
 			break
 		}

@@ -201,7 +201,11 @@ func (s *receiver) deliverBanked() (any bool) {
 		if r == nil {
 			break
 		}
-		s.deliver(r, s.bank.Pop())
+		n := s.bank.Pop()
+		r.deliver(n)
+		if s.observer != nil {
+			s.observer.released(s.nextBare-1, n)
+		}
 		any = true
 	}
 	return any
@@ -219,13 +223,9 @@ func (s *receiver) takeBare() *recvReq {
 	return nil
 }
 
-// deliver gives a notification to the receive that takeBare has just returned.
-func (s *receiver) deliver(r *recvReq, n dqplb.Notification) {
+func (r *recvReq) deliver(n dqplb.Notification) {
 	r.done = true
 	r.bytes, r.imm, r.hasImm = n.Bytes, n.Imm, true
-	if s.observer != nil {
-		s.observer.released(s.nextBare-1, n)
-	}
 }
 
 // notified gives a notification to the oldest receive that waits for one, or banks it for the next.
@@ -233,7 +233,10 @@ func (s *receiver) notified(n dqplb.Notification) {
 	s.notifiedYet = true
 	if s.bank.Len() == 0 {
 		if r := s.takeBare(); r != nil {
-			s.deliver(r, n)
+			r.deliver(n)
+			if s.observer != nil {
+				s.observer.released(s.nextBare-1, n)
+			}
 			return
 		}
 	}

@@ -2,7 +2,6 @@ package ibverbx
 
 import (
 	"fmt"
-	"runtime/trace"
 	"slices"
 	"time"
 
@@ -318,13 +317,12 @@ func (q *VirtualQP) PostSend(wrs ...SendWR) (n int, err error) {
 		err = q.stateError("post send", wrs[0].ID, refusal)
 	case q.pass == nil:
 		n, err = q.postSends(wrs)
+	case q.observer != nil:
+		n, err = q.pass.postObserved(wrs)
 	case len(wrs) == 1:
 		n, err = q.pass.postSend(wrs)
 	default:
 		n, err = q.pass.postSends(wrs)
-	}
-	if q.observer != nil && q.pass != nil {
-		q.observer.forwarded(q.pass.rail, wrs[:n], q.pass.sends)
 	}
 	q.exit()
 	return n, err
@@ -354,15 +352,23 @@ func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 		n++
 	}
 	held.settle()
-	var region *trace.Region
 	if q.observer != nil {
-		region = q.observer.accepted(&q.send, n)
+		dispatchObserved(q, n)
+		return n, err
 	}
 	q.dispatch()
-	if region != nil {
-		region.End()
-	}
 	return n, err
+}
+
+// dispatchObserved is dispatch after n requests were accepted, with an observer.
+func dispatchObserved(q *VirtualQP, n int) {
+	posting := region("ibverbx post")
+	q.observer.accepted(&q.send, n)
+	q.dispatch()
+	q.observer.recorder.lapse()
+	if posting != nil {
+		posting.End()
+	}
 }
 
 // PostRecv posts receives to the virtual queue pair, in order, and returns how many it accepted. If
