@@ -313,6 +313,21 @@ func TestLostRailShows(t *testing.T) {
 	}
 }
 
+// A completion that fits nothing, because its work request has completed before, leaves no step.
+func TestStaleCompletionLeavesNoStep(t *testing.T) {
+	n := newNullPairOf(t, ibverbx.Config{QPsPerDevice: 4, Trace: true}, verbs.OpRDMAWrite, 8)
+	if _, err := n.qp.PostSend(n.wrs[:2]...); err != nil {
+		t.Fatal(err)
+	}
+	// The second request is outstanding, so the first is not reported, and its number is live.
+	second := verbs.WC{ID: 1<<60 | 1<<52 | 2, QPNum: n.qp.QPs()[1].Num(), Opcode: verbs.WCRDMAWrite}
+	n.qp.CQ().ProcessCompletions(nil, 0, second, second)
+	got := line(traceOf(t, n.qp).Events, ibverbx.TraceCompleted)
+	if stale := n.qp.Stats().StaleEvents; strings.Count(got, "completed 2/") != 1 || stale == 0 {
+		t.Errorf("%s; %d stale", got, stale)
+	}
+}
+
 // While runtime/trace is on, posts are regions and timed requests are tasks.
 func TestRuntimeTrace(t *testing.T) {
 	var out bytes.Buffer

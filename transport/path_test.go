@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/internal/guard"
@@ -244,6 +245,32 @@ func TestStatsCount(t *testing.T) {
 			t.Errorf("%d rails carried %d bytes: %+v", len(below.Rails), carried, below)
 		}
 	})
+}
+
+// A worker whose queue pairs record their steps hands them out while somebody makes progress.
+func TestTraceOfAWorker(t *testing.T) {
+	s := shapes()[0]
+	s.cfg.QP.Trace = true
+	l := newLink(t, s)
+	l.send(l.a, []byte("x"))
+	l.flushed(l.a)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var got *ibverbx.Trace
+	asked := make(chan error, 1)
+	go func() {
+		var err error
+		got, err = l.a.w.Trace(ctx)
+		asked <- err
+	}()
+	l.until("the trace is there", func() bool { return len(asked) != 0 })
+	if err := <-asked; err != nil {
+		t.Fatal(err)
+	}
+	reported := func(e ibverbx.TraceEvent) bool { return e.Kind == ibverbx.TraceReported }
+	if !slices.ContainsFunc(got.Events, reported) || len(got.Rails) == 0 {
+		t.Errorf("%+v", got)
+	}
 }
 
 // The longest shorts need no bounce buffer, also where it is the peer's buffers that end them.

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"context"
 	"math/bits"
 	"slices"
 
@@ -198,6 +199,11 @@ func (w *Worker) sumReleased() (total ibverbx.Stats) {
 	total.Add(&w.stats.released)
 	return total
 }
+
+// Trace returns the last steps of the requests below the endpoints, with Config.QP.Trace: see
+// [ibverbx.VirtualCQ.Trace]. It may be called from any goroutine, takes no lock, and waits for the
+// next Progress, whoever makes it.
+func (w *Worker) Trace(ctx context.Context) (*ibverbx.Trace, error) { return w.cq.Trace(ctx) }
 
 // Endpoints lists the endpoints that are open, in no particular order: those that make and lose
 // endpoints meanwhile may be missing or gone. Stats, QPStats and Carrier of each may be called from
