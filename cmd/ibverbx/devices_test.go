@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -161,6 +164,60 @@ func TestDoctorBetweenTwo(t *testing.T) {
 	code, out, _ = command(t, here+"127.0.0.1:1")
 	if code != exitFailed || !strings.Contains(out, "refused") || !strings.Contains(out, "doctor --listen") {
 		t.Errorf("nobody listens: exit %d, stdout\n%s", code, out)
+	}
+}
+
+// TestServeAndCopy copies a directory to a host and back, with the document of --json.
+func TestServeAndCopy(t *testing.T) {
+	here, there, token := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "token")
+	text := []byte("0123456789abcdef, which both ends know")
+	err := errors.Join(os.WriteFile(token, text, 0o600), os.WriteFile(here+"/a", text, 0o640))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	errs, writer := io.Pipe()
+	over := make(chan int, 1)
+	go func() {
+		over <- run(&console{ctx: ctx, out: io.Discard, err: writer},
+			[]string{"serve", there, "--listen=127.0.0.1:0", "--token-file", token})
+	}()
+	var dir, port string
+	if _, err := fmt.Fscanf(errs, "ibverbx: serving %s on 127.0.0.1:%s", &dir, &port); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error)
+	go func() {
+		_, err := io.Copy(io.Discard, errs)
+		read <- err
+	}()
+	cp := "cp --json --token-file " + token + " -p " + port + " "
+	for _, names := range []string{here + "/. 127.0.0.1:b", "127.0.0.1:b/a " + here + "/c"} {
+		code, out, said := command(t, cp+names)
+		var doc struct {
+			OK      bool
+			Files   int
+			Carrier struct{ Kind string }
+		}
+		err := json.Unmarshal([]byte(out), &doc)
+		if code != exitOK || err != nil || !doc.OK || doc.Files != 1 || doc.Carrier.Kind != "rdma" {
+			t.Errorf("cp %s: exit %d, stderr %q, %v, stdout\n%s", names, code, said, err, out)
+		}
+	}
+	if got, err := os.ReadFile(here + "/c"); err != nil || !bytes.Equal(got, text) {
+		t.Errorf("it came back as %q, %v", got, err)
+	}
+	for names, want := range map[string]int{"a b": exitUsage, "127.0.0.1:../x " + here: exitFailed} {
+		if code, out, said := command(t, cp+names); code != want || said == "" {
+			t.Errorf("cp %s: exit %d, stderr %q, stdout\n%s", names, code, said, out)
+		}
+	}
+	stop()
+	if code := <-over; code != exitOK {
+		t.Errorf("serve: exit %d", code)
+	}
+	if err := errors.Join(writer.Close(), <-read); err != nil {
+		t.Error(err)
 	}
 }
 

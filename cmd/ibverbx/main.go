@@ -8,6 +8,8 @@
 //	ibverbx selftest  whether the NICs do what this module needs: a report
 //	ibverbx top       what programs do now: peers and rails, what is sick first
 //	ibverbx run       N processes of a job on this host
+//	ibverbx serve     a directory that ibverbx cp copies to and from
+//	ibverbx cp        files to and from such a directory
 //
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
 // anywhere. With --listen and --connect it measures between two processes: over shared memory, real
@@ -60,6 +62,8 @@ type cli struct {
 	Selftest   selftestCmd               `cmd:"" help:"Try the NICs of this host, or of two, and report."`
 	Top        topCmd                    `cmd:"" help:"Show what programs do now, what is sick first."`
 	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
+	Serve      serveCmd                  `cmd:"" help:"Serve a directory to ibverbx cp."`
+	Cp         cpCmd                     `cmd:"" help:"Copy files to or from a directory that is served."`
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
 	Completion kongcompletion.Completion `cmd:"" help:"Print what makes a shell complete flags and values."`
 
