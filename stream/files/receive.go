@@ -110,6 +110,8 @@ func (r *receiver) work(w *wire) {
 		w.fail(err)
 	}
 	batch, failures, fatal := 0, []byte(nil), error(nil)
+	var at place
+	defer at.close()
 	for w.err == nil {
 		switch f := w.read(); f.Kind {
 		case kindNote:
@@ -119,7 +121,7 @@ func (r *receiver) work(w *wire) {
 			if batch++; batch > batchFiles {
 				w.fail(violation("a batch of more than %d files", batchFiles))
 			} else if fatal == nil {
-				if err := r.small(&f); isFatal(err) {
+				if err := r.small(&f, &at); isFatal(err) {
 					fatal = err
 				} else if err != nil {
 					why := clip(bare(err).Error(), maxReason)
@@ -141,7 +143,7 @@ func (r *receiver) work(w *wire) {
 }
 
 // small handles a file in one frame, a link or a directory.
-func (r *receiver) small(msg *frame) error {
+func (r *receiver) small(msg *frame, at *place) error {
 	name, m := r.at(msg.name), msg.meta()
 	if msg.Kind == kindDir {
 		err := r.root.MkdirAll(name, 0o700)
@@ -153,13 +155,17 @@ func (r *receiver) small(msg *frame) error {
 		}
 		return err
 	}
-	f, err := create(r.root, name)
+	dir, base, err := at.open(r.root, name)
+	if err != nil {
+		return err
+	}
+	f, err := create(dir, base)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
 	if msg.Kind == kindLink {
-		err = r.link(name, msg.text)
+		err = r.link(f, name, msg.text)
 	} else {
 		err = f.Truncate(0)
 		if err == nil && msg.Flag {
@@ -173,7 +179,7 @@ func (r *receiver) small(msg *frame) error {
 		}
 	}
 	if err != nil {
-		_ = r.root.Remove(name + partial) // which this end has locked
+		_ = dir.Remove(base + partial) // which this end has locked
 		return err
 	}
 	r.tally.add(Report{Files: 1, Bytes: int64(len(msg.data))})
@@ -181,7 +187,7 @@ func (r *receiver) small(msg *frame) error {
 }
 
 // link makes a symbolic link in place of an unfinished file, if it stays within root.
-func (r *receiver) link(name, to string) error {
+func (r *receiver) link(f *unfinished, name, to string) error {
 	parent := path.Dir(name)
 	local := filepath.IsLocal(filepath.FromSlash(path.Join(parent, to)))
 	if to == "" || path.IsAbs(to) || strings.ContainsRune(to, 0) || !local {
@@ -193,14 +199,48 @@ func (r *receiver) link(name, to string) error {
 			return errLink
 		}
 	}
-	err := r.root.Remove(name + partial)
+	err := f.root.Remove(f.name + partial)
 	if err == nil {
-		err = r.root.Symlink(filepath.FromSlash(to), name+partial)
+		err = f.root.Symlink(filepath.FromSlash(to), f.name+partial)
 	}
 	if err == nil {
-		err = r.root.Rename(name+partial, name)
+		err = f.root.Rename(f.name+partial, f.name)
 	}
 	return err
+}
+
+// place is a directory that stays open from one file to the next: to walk there is most of the cost
+// of a small file.
+type place struct {
+	name string
+	dir  *os.Root // nil if none is open
+}
+
+// open returns the directory of a name, which it makes, and the last element of the name.
+func (p *place) open(root *os.Root, name string) (dir *os.Root, base string, err error) {
+	parent := path.Dir(name)
+	if parent == "." {
+		return root, name, nil
+	}
+	if p.dir == nil || p.name != parent {
+		p.close()
+		err := root.MkdirAll(parent, 0o700) // until its own mode comes
+		if err != nil {
+			return nil, "", err
+		}
+		if p.dir, err = root.OpenRoot(parent); err != nil {
+			return nil, "", err
+		}
+		p.name = parent
+	}
+	return p.dir, path.Base(name), nil
+}
+
+func (p *place) close() {
+	if p.dir != nil {
+		_ = p.dir.Close()
+		p.dir = nil
+	}
 }
 
 // part receives a part. It reads all of it, also if it cannot be written. The last part of a file
