@@ -90,12 +90,12 @@ func (p *PE) alloc(ctx context.Context, op string, r request) (uint64, error) {
 	}
 	p.updateUsage()
 	clear(p.heap[off : off+r.bytes()])
-	return off, p.ended(op, kindAlloc, p.barrier(ctx, op))
+	return off, p.barrier(ctx, op)
 }
 
 // freeBlock is Free with collective held.
 func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
-	if err := p.inStep(ctx, op); err != nil {
+	if err := p.checkInStep(ctx, op); err != nil {
 		return err
 	}
 	if err := p.quiet(ctx, op); err != nil {
@@ -115,13 +115,10 @@ func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
 
 // agree exchanges what the PEs ask for, and fails unless it is the same.
 func (p *PE) agree(ctx context.Context, op string, kind kind, r request) error {
-	g, err := p.world.call(ctx, op, kind, shape{})
-	if err != nil {
-		return err
-	}
 	mine := r.append(make([]byte, 0, requestBytes))
 	all := make([]byte, requestBytes*len(p.peers))
-	if err := p.gather(ctx, op, kind, g, all, mine); err != nil {
+	a := gatherOf(op, kind, all, mine)
+	if err := p.world.carryOut(ctx, &a); err != nil {
 		return err
 	}
 	same := true

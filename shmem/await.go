@@ -3,10 +3,10 @@ package shmem
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
-	"ibverbx/internal/collective"
 	"ibverbx/transport"
 )
 
@@ -38,28 +38,19 @@ func (p *PE) await(ctx context.Context, op string, done func() bool) error {
 	return v.watch(done)
 }
 
-// awaitCollective is await for collective calls, in which the writer is known: from, or, if that is
-// nil, all PEs for which a step that has begun waits. In a long wait the PE checks that all are in
-// the same call, asks to be woken, and sleeps.
-func (p *PE) awaitCollective(ctx context.Context, op string, from *peer, done func() bool) error {
-	v := watcher{p: p, ctx: ctx, op: op, from: from, collective: true, step: p.cfg.Step}
-	return v.watch(done)
-}
-
 // watcher is the state of one wait of a PE for others.
 type watcher struct {
-	p          *PE
-	ctx        context.Context // of the call that waits
-	op         string
-	from       *peer // the PE whose write p waits for, or nil for any
-	collective bool
-	step       time.Duration // how long p sleeps between looks at its heap
-	checks     int           // looks around so far
-	looks      int           // calls of over so far
-	next       time.Time     // when to look around, and to begin longer sleeps
-	err        error         // why the wait must end
-	met        bool          // what p waits for has happened
-	found      bool          // err is a mismatch that p has found: no other PE says what differs
+	p      *PE
+	ctx    context.Context // of the call that waits
+	op     string
+	r      *Request      // the collective call that p waits for; nil if for a word of its heap
+	step   time.Duration // how long p sleeps between looks at its heap
+	checks int           // looks around so far
+	looks  int           // calls of over so far
+	next   time.Time     // when to look around, and to begin longer sleeps
+	err    error         // why the wait must end
+	met    bool          // what p waits for has happened
+	found  bool          // err is a mismatch that p has found: no other PE says what differs
 }
 
 const (
@@ -77,10 +68,13 @@ const (
 	lookRounds = 1000
 )
 
+// A collective call knows which PEs it waits for. In a long wait the PE checks that all are in the
+// same call, asks to be woken, and sleeps.
+
 // watch makes progress until done returns true, and does not call it again after that: the word may
 // have changed once more.
 func (v *watcher) watch(done func() bool) error {
-	if v.collective {
+	if v.r != nil {
 		defer v.stopWaking()
 	}
 	if done() {
@@ -94,7 +88,7 @@ func (v *watcher) watch(done func() bool) error {
 		switch {
 		case v.met || !v.found && done(): // even if the writer has failed or closed right afterwards
 			return nil
-		case err != nil && v.collective:
+		case err != nil && v.r != nil:
 			return opError(v.op, v.late(err))
 		case err != nil:
 			return opError(v.op, err)
@@ -113,10 +107,10 @@ func (v *watcher) over() bool {
 	}
 	gone := p.gone.Load()
 	switch {
-	case gone == nil && v.from != nil:
-		gone = v.from.gone.Load()
-	case gone != nil && v.collective:
-		gone = p.in.gone()
+	case gone == nil && v.r != nil && v.r.rounds.words != 0:
+		gone = v.r.from().gone.Load()
+	case gone != nil && v.r != nil:
+		gone = v.r.team.gone()
 	}
 	if gone != nil {
 		v.err = opError(v.op, gone)
@@ -126,7 +120,7 @@ func (v *watcher) over() bool {
 		return false
 	}
 	v.checks++
-	if v.collective {
+	if v.r != nil {
 		if v.err = v.lookAround(); v.err != nil {
 			v.found = errors.Is(v.err, ErrMismatch)
 			return true
@@ -134,7 +128,7 @@ func (v *watcher) over() bool {
 	}
 	step := v.step
 	switch {
-	case !v.collective:
+	case v.r == nil:
 		v.step = min(2*step, maxStep)
 	case v.checks < asleepAfter:
 		v.step = 2 * step
@@ -149,7 +143,7 @@ func (v *watcher) due() bool {
 	if v.p.cfg.Transport.Idle != nil {
 		return v.looks%lookRounds == 0 // a program with its own scheduler has its own clock
 	}
-	asleep := v.collective && v.checks >= asleepAfter
+	asleep := v.r != nil && v.checks >= asleepAfter
 	if !asleep && v.looks%16 != 1 {
 		return false
 	}
@@ -167,24 +161,34 @@ func (v *watcher) due() bool {
 // stopWaking withdraws the requests of askToWake, also those that an earlier call could not
 // withdraw. Close does not need it: the peers may be gone.
 func (v *watcher) stopWaking() {
-	if v.p.wakers == 0 || v.p.closing.Load() {
+	x := &v.p.exchange
+	if v.p.wakers.Load() == 0 || v.p.closing.Load() || !x.mu.TryLock() {
 		return
 	}
+	defer x.mu.Unlock()
 	for i := range v.p.peers {
 		v.p.peers[i].stopWaking(v.ctx)
 	}
 }
 
-// lookAround compares the PEs' calls, and asks the PEs that this one waits for to wake it.
+// lookAround compares the PEs' calls, and asks the PEs that calls wait for to wake this one.
 func (v *watcher) lookAround() error {
-	p := v.p
+	p, x := v.p, &v.p.exchange
+	if !x.mu.TryLock() {
+		return nil
+	}
+	defer x.mu.Unlock()
+	if v.r.done.Load() {
+		return nil
+	}
 	if !p.closing.Load() || p.compared {
-		if err := p.compare(v.ctx, v.op, v.from); err != nil {
+		if err := p.compare(v.ctx, v.r); err != nil {
 			return err
 		}
 	}
 	for i := range p.peers {
-		if t := &p.peers[i]; t == v.from || v.from == nil && t.waits() {
+		t := &p.peers[i]
+		if slices.ContainsFunc(x.requests, func(r *Request) bool { return r.waitsFor(t) }) {
 			t.askToWake(v.ctx)
 		}
 	}
@@ -209,7 +213,7 @@ const wakeID transport.AMID = 0
 func (t *peer) askToWake(ctx context.Context) {
 	if !t.wakes && t.order(ctx) == nil { // the last word that was put must not land after this one
 		t.wakes = true
-		t.pe.wakers++
+		t.pe.wakers.Add(1)
 		_ = t.putSleepWord(ctx, 1)
 	}
 }
@@ -222,27 +226,29 @@ func (t *peer) stopWaking(ctx context.Context) {
 	}
 	if t.putSleepWord(ctx, 0) == nil {
 		t.wakes = false
-		t.pe.wakers--
+		t.pe.wakers.Add(-1)
 	}
 }
 
 func (t *peer) putSleepWord(ctx context.Context, v uint64) error {
-	c := t.pe.getCall()
-	c.word[0] = v
-	err := t.putShort(ctx, collective.Bytes(c.word[:]), t.pe.layout.sleeps(t.pe.id))
-	t.pe.putCall(c)
-	return err
+	return t.putOwnWord(ctx, t.pe.layout.sleeps(t.pe.id), v)
 }
 
-// wake wakes the peer, if it has asked for that, so that it sees the last word that was put.
-func (t *peer) wake(ctx context.Context) {
-	if atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.sleeps(t.id))) == 0 || t.order(ctx) != nil {
-		return
+// wake wakes the peer, if it has asked for that, so that it sees the last word that was put. It
+// reports whether it has done what it can, which is not so if there is no room.
+func (t *peer) wake(ctx context.Context) bool {
+	if atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.sleeps(t.id))) == 0 {
+		return true
 	}
-	if err := t.ep.AMShort(wakeID, nil, nil); isNoResource(err) {
+	if ok, err := tried(t.order(ctx)); !ok {
+		return err != nil
+	}
+	err := t.ep.AMShort(wakeID, nil, nil)
+	if isNoResource(err) {
 		t.pe.worker.Progress()
-		_ = t.ep.AMShort(wakeID, nil, nil)
+		err = t.ep.AMShort(wakeID, nil, nil)
 	}
+	return !isNoResource(err)
 }
 
 // woken handles the active message that wakes this PE. Its arrival suffices.

@@ -28,6 +28,12 @@ func look(t *testing.T, v *watcher, n int, pause time.Duration) (looks int) {
 	return looks
 }
 
+// loneCall is a collective call that waits for nobody.
+func loneCall(p *PE) *Request {
+	p.world = newWorldTeam(p)
+	return &Request{pe: p, team: p.world, lines: make([]line, 1)}
+}
+
 // A PE that waits for a word sleeps for Step between looks, after twenty of them twice as long, and
 // so on, up to a millisecond. In a collective call it does so once, asks to be woken, and sleeps
 // long.
@@ -46,10 +52,10 @@ func TestHowLongAWaitSleeps(t *testing.T) {
 		{15000 * us, true, []change{{300000 * us, 30000 * us}}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			v := watcher{p: lonePE(Config{Step: c.step}), ctx: t.Context(), collective: c.collective}
+			v := watcher{p: lonePE(Config{Step: c.step}), ctx: t.Context()}
 			v.step = v.p.cfg.Step
-			if !c.collective {
-				v.p.peers[0].out.add(0) // an exchange of another goroutine, about which it must not ask
+			if c.collective {
+				v.r = loneCall(v.p)
 			}
 			pause := v.step / 50
 			for _, want := range c.want {
@@ -73,7 +79,8 @@ func TestHowLongAWaitSleeps(t *testing.T) {
 // by itself, and not more often.
 func TestASleeperLooksAround(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := watcher{p: lonePE(Config{}), ctx: t.Context(), collective: true}
+		v := watcher{p: lonePE(Config{}), ctx: t.Context()}
+		v.r = loneCall(v.p)
 		v.step = v.p.cfg.Step
 		for v.step != v.p.sleepStep {
 			look(t, &v, 10000, time.Microsecond)

@@ -14,23 +14,36 @@ import (
 // others have it. An invalid root is verbs.ErrInvalid, and ends the call of all other PEs with
 // [ErrMismatch].
 func Broadcast[T Element](ctx context.Context, on Group, buf []T, root int) error {
-	const op = "broadcast"
 	t := teamOf(on)
-	if err := t.enter(op); err != nil {
-		return err
+	return collect(ctx, t, broadcast(t, buf, root))
+}
+
+// StartBroadcast starts a [Broadcast], as do the other functions named Start their calls: the
+// package comment says what that means.
+func StartBroadcast[T Element](on Group, buf []T, root int) (*Request, error) {
+	t := teamOf(on)
+	return start(t, broadcast(t, buf, root))
+}
+
+func broadcast[T Element](t *Team, buf []T, root int) arguments {
+	b := collective.Bytes(buf)
+	a := arguments{op: "broadcast", kind: kindBroadcast, src: b, dst: b,
+		shape: shape{n: len(buf), of: collective.TypeOf[T]()},
+		part:  part{kind: collective.Broadcast, root: root, bytes: len(b)}}
+	return a.from(t, root)
+}
+
+// from completes the arguments of a call with a root.
+func (a arguments) from(t *Team, root int) arguments {
+	if t == nil {
+		return a // which is refused
 	}
-	defer t.pe.collective.Unlock()
 	if uint(root) >= uint(t.Size()) {
-		return t.pe.refuse(ctx, kindBroadcast, invalid(op, "root %d: the ranks are 0 to %d", root,
-			t.Size()-1))
+		a.err = invalid(a.op, "root %d: the ranks are 0 to %d", root, t.Size()-1)
+	} else {
+		a.shape.param = t.members[root].id
 	}
-	g, err := t.call(ctx, op, kindBroadcast,
-		shape{n: len(buf), of: collective.TypeOf[T](), param: t.members[root].id})
-	if err != nil {
-		return err
-	}
-	w := work{op: op, kind: kindBroadcast, tag: g, src: collective.Bytes(buf), dst: collective.Bytes(buf)}
-	return carryOut[byte](ctx, t.pe, &w, part{kind: collective.Broadcast, root: root, bytes: len(w.dst)}, nil)
+	return a
 }
 
 // AllGather copies every PE's src to dst on every PE, in the order of the PEs: len(dst) is len(src)
@@ -39,27 +52,38 @@ func Broadcast[T Element](ctx context.Context, on Group, buf []T, root int) erro
 // the lengths do not fit together, or dst and src overlap otherwise, the error is verbs.ErrInvalid,
 // and the call of all other PEs ends with [ErrMismatch].
 func AllGather[T Element](ctx context.Context, on Group, dst, src []T) error {
-	const op = "all-gather"
 	t := teamOf(on)
-	if err := t.enter(op); err != nil {
-		return err
+	return collect(ctx, t, allGather(t, dst, src))
+}
+
+// StartAllGather starts an [AllGather].
+func StartAllGather[T Element](on Group, dst, src []T) (*Request, error) {
+	t := teamOf(on)
+	return start(t, allGather(t, dst, src))
+}
+
+func allGather[T Element](t *Team, dst, src []T) arguments {
+	a := gatherOf("all-gather", kindAllGather, collective.Bytes(dst), collective.Bytes(src))
+	a.shape = shape{n: len(src), of: collective.TypeOf[T]()}
+	if n := t.Size(); len(dst) != len(src)*n {
+		a.err = invalid(a.op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), n,
+			len(src)*n)
+	} else if !fits(a.dst, a.src, t.Rank()*len(a.src)) {
+		a.err = invalid(a.op, "dst and src overlap, and src is not part %d of dst: it would be overwritten "+
+			"before it is sent", t.Rank())
 	}
-	defer t.pe.collective.Unlock()
-	if len(dst) != len(src)*t.Size() {
-		return t.pe.refuse(ctx, kindAllGather,
-			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), t.Size(),
-				len(src)*t.Size()))
-	}
-	to, from := collective.Bytes(dst), collective.Bytes(src)
-	if own := to[t.rank*len(from):][:len(from)]; collective.Overlap(to, from) && &own[0] != &from[0] {
-		return t.pe.refuse(ctx, kindAllGather, invalid(op, "dst and src overlap, and src is not part %d of "+
-			"dst: it would be overwritten before it is sent", t.rank))
-	}
-	g, err := t.call(ctx, op, kindAllGather, shape{n: len(src), of: collective.TypeOf[T]()})
-	if err != nil {
-		return err
-	}
-	return t.pe.gather(ctx, op, kindAllGather, g, to, from)
+	return a
+}
+
+// gatherOf is an AllGather of bytes, in a call of any kind.
+func gatherOf(op string, k kind, dst, src []byte) arguments {
+	return arguments{op: op, kind: k, dst: dst, src: src,
+		part: part{kind: collective.AllGather, bytes: len(src)}}
+}
+
+// fits reports whether short does not overlap long, or is its part at off.
+func fits(long, short []byte, off int) bool {
+	return !collective.Overlap(long, short) || off+len(short) <= len(long) && &long[off] == &short[0]
 }
 
 // Gather copies every PE's src to dst of rank root, in the order of the PEs: there len(dst) is
@@ -67,43 +91,45 @@ func AllGather[T Element](ctx context.Context, on Group, dst, src []T) error {
 // returns when this PE's part is done: only the root waits for all. An invalid root is
 // verbs.ErrInvalid, and ends the call of all other PEs with [ErrMismatch].
 func Gather[T Element](ctx context.Context, on Group, dst, src []T, root int) error {
-	return rooted(ctx, teamOf(on), kindGather, dst, src, root)
+	t := teamOf(on)
+	return collect(ctx, t, rooted(t, kindGather, dst, src, root))
+}
+
+// StartGather starts a [Gather].
+func StartGather[T Element](on Group, dst, src []T, root int) (*Request, error) {
+	t := teamOf(on)
+	return start(t, rooted(t, kindGather, dst, src, root))
 }
 
 // Scatter copies part i of rank root's src to dst of rank i: there len(src) is len(dst) times the
 // number of PEs; the others' src is not used. dst may be the root's own part of src, in place;
 // otherwise they must not overlap. The rest is as for [Gather].
 func Scatter[T Element](ctx context.Context, on Group, dst, src []T, root int) error {
-	return rooted(ctx, teamOf(on), kindScatter, src, dst, root)
+	t := teamOf(on)
+	return collect(ctx, t, rooted(t, kindScatter, src, dst, root))
 }
 
-// rooted is a Gather or a Scatter. all is what only the root has, and part what each PE has.
-func rooted[T Element](ctx context.Context, t *Team, k kind, all, each []T, root int) error {
-	op := k.String()
-	if err := t.enter(op); err != nil {
-		return err
-	}
-	defer t.pe.collective.Unlock()
-	if uint(root) >= uint(t.Size()) {
-		return t.pe.refuse(ctx, k, invalid(op, "root %d: the ranks are 0 to %d", root, t.Size()-1))
-	}
+// StartScatter starts a [Scatter].
+func StartScatter[T Element](on Group, dst, src []T, root int) (*Request, error) {
+	t := teamOf(on)
+	return start(t, rooted(t, kindScatter, src, dst, root))
+}
+
+// rooted is a Gather or a Scatter. all is what only the root has, and each what each PE has.
+func rooted[T Element](t *Team, k kind, all, each []T, root int) arguments {
 	long, short := collective.Bytes(all), collective.Bytes(each)
-	if t.rank != root {
-		long = nil
-	} else if err := checkRooted(op, long, short, t, collective.SizeOf[T]()); err != nil {
-		return t.pe.refuse(ctx, k, err)
+	a := arguments{op: k.String(), kind: k, src: short, dst: long,
+		shape: shape{n: len(each), of: collective.TypeOf[T]()},
+		part:  part{kind: collective.Gather, root: root, bytes: len(short)}}
+	if a = a.from(t, root); t.Rank() != root || t == nil {
+		long, a.dst = nil, nil
+	} else if a.err == nil {
+		a.err = checkRooted(a.op, long, short, t, collective.SizeOf[T]())
 	}
-	g, err := t.call(ctx, op, k,
-		shape{n: len(each), of: collective.TypeOf[T](), param: t.members[root].id})
-	if err != nil {
-		return err
-	}
-	w := work{op: op, kind: k, tag: g, src: short, dst: long}
-	c := part{kind: collective.Gather, root: root, bytes: len(short)}
 	if k == kindScatter {
-		c.kind, w.src, w.dst = collective.Scatter, long, short
+		a.part.kind, a.src, a.dst = collective.Scatter, long, short
 	}
-	return carryOut[byte](ctx, t.pe, &w, c, nil)
+	return a
 }
 
 // checkRooted returns what is wrong with the memory of the root: the long one has a part for each
@@ -113,16 +139,10 @@ func checkRooted(op string, long, short []byte, t *Team, size int) error {
 		return invalid(op, "%d elements for %d PEs, and %d for each of them", len(long)/size, t.Size(),
 			len(short)/size)
 	}
-	if own := long[t.rank*len(short):][:len(short)]; collective.Overlap(long, short) && &own[0] != &short[0] {
+	if !fits(long, short, t.rank*len(short)) {
 		return invalid(op, "dst and src overlap, and not as part %d of one and all of the other", t.rank)
 	}
 	return nil
-}
-
-// gather is an AllGather of bytes, in a call of any kind.
-func (p *PE) gather(ctx context.Context, op string, kind kind, g tag, dst, src []byte) error {
-	w := work{op: op, kind: kind, tag: g, src: src, dst: dst}
-	return carryOut[byte](ctx, p, &w, part{kind: collective.AllGather, bytes: len(src)}, nil)
 }
 
 // AllToAll sends part i of src to PE i and receives part i of dst from PE i. Both have as many
@@ -130,27 +150,28 @@ func (p *PE) gather(ctx context.Context, op string, kind kind, g tag, dst, src [
 // collective; all PEs pass the same length. If a length does not fit, or dst and src overlap, the
 // error is verbs.ErrInvalid, and the call of all other PEs ends with [ErrMismatch].
 func AllToAll[T Element](ctx context.Context, on Group, dst, src []T) error {
-	const op = "all-to-all"
 	t := teamOf(on)
-	if err := t.enter(op); err != nil {
-		return err
+	return collect(ctx, t, allToAll(t, dst, src))
+}
+
+// StartAllToAll starts an [AllToAll].
+func StartAllToAll[T Element](on Group, dst, src []T) (*Request, error) {
+	t := teamOf(on)
+	return start(t, allToAll(t, dst, src))
+}
+
+func allToAll[T Element](t *Team, dst, src []T) arguments {
+	n := max(t.Size(), 1)
+	a := arguments{op: "all-to-all", kind: kindAllToAll, src: collective.Bytes(src),
+		dst: collective.Bytes(dst), shape: shape{n: len(src), of: collective.TypeOf[T]()}}
+	a.part = part{kind: collective.AllToAll, bytes: len(a.src) / n}
+	if len(dst) != len(src) || len(src)%n != 0 {
+		a.err = invalid(a.op, "dst has %d elements, src %d: both must have the same multiple of %d, the "+
+			"number of PEs", len(dst), len(src), n)
+	} else if collective.Overlap(a.dst, a.src) {
+		a.err = invalid(a.op, "dst and src overlap: a part would be written before it is sent")
 	}
-	defer t.pe.collective.Unlock()
-	if len(dst) != len(src) || len(src)%t.Size() != 0 {
-		return t.pe.refuse(ctx, kindAllToAll,
-			invalid(op, "dst has %d elements, src %d: both must have the same multiple of %d, the number "+
-				"of PEs", len(dst), len(src), t.Size()))
-	}
-	if collective.Overlap(collective.Bytes(dst), collective.Bytes(src)) {
-		return t.pe.refuse(ctx, kindAllToAll, invalid(op, "dst and src overlap: a part would be written "+
-			"before it is sent"))
-	}
-	g, err := t.call(ctx, op, kindAllToAll, shape{n: len(src), of: collective.TypeOf[T]()})
-	if err != nil {
-		return err
-	}
-	w := work{op: op, kind: kindAllToAll, tag: g, src: collective.Bytes(src), dst: collective.Bytes(dst)}
-	return carryOut[byte](ctx, t.pe, &w, part{kind: collective.AllToAll, bytes: len(w.src) / t.Size()}, nil)
+	return a
 }
 
 // ReduceOp is the operation by which Reduce combines two values. Its method String names it.
@@ -174,62 +195,103 @@ const (
 // do not have op, the error is verbs.ErrInvalid, and the call of all other PEs ends with
 // [ErrMismatch].
 func Reduce[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) error {
-	return reduceBy(ctx, teamOf(on), kindReduce, dst, src, op)
+	t := teamOf(on)
+	return collect(ctx, t, reduction(t, kindReduce, dst, src, int(op)))
+}
+
+// StartReduce starts a [Reduce].
+func StartReduce[T Element](on Group, dst, src []T, op ReduceOp) (*Request, error) {
+	t := teamOf(on)
+	return start(t, reduction(t, kindReduce, dst, src, int(op)))
 }
 
 // ReduceScatter is Reduce of a src that has as many equal parts as there are PEs: part i of the
 // result goes to dst of rank i. dst and src must not overlap.
 func ReduceScatter[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) error {
-	return reduceBy(ctx, teamOf(on), kindReduceScatter, dst, src, op)
+	t := teamOf(on)
+	return collect(ctx, t, reduction(t, kindReduceScatter, dst, src, int(op)))
+}
+
+// StartReduceScatter starts a [ReduceScatter].
+func StartReduceScatter[T Element](on Group, dst, src []T, op ReduceOp) (*Request, error) {
+	t := teamOf(on)
+	return start(t, reduction(t, kindReduceScatter, dst, src, int(op)))
 }
 
 // Scan is Reduce of the PEs up to this one: dst has the result of ranks 0 to its own.
 func Scan[T Element](ctx context.Context, on Group, dst, src []T, op ReduceOp) error {
-	return reduceBy(ctx, teamOf(on), kindScan, dst, src, op)
+	t := teamOf(on)
+	return collect(ctx, t, reduction(t, kindScan, dst, src, int(op)))
 }
 
-// reduceBy is a reduction of some kind by an op.
-func reduceBy[T Element](ctx context.Context, t *Team, k kind, dst, src []T, op ReduceOp) error {
-	if bits := collective.Bitwise(op); bits != nil && !collective.TypeOf[T]().IsFloat() {
-		return reduce(ctx, t, k, dst, src, int(op), nil, bits)
-	}
-	if !collective.Apply[T](op, nil, nil, nil) {
-		return reduce(ctx, t, k, dst, src, int(op), nil, nil)
-	}
-	return reduce(ctx, t, k, dst, src, int(op), func(to, a, b []T) { collective.Apply(op, to, a, b) }, nil)
+// StartScan starts a [Scan].
+func StartScan[T Element](on Group, dst, src []T, op ReduceOp) (*Request, error) {
+	t := teamOf(on)
+	return start(t, reduction(t, kindScan, dst, src, int(op)))
 }
 
 // ReduceFunc is Reduce with the caller's function, which must be associative; its first argument
-// comes from PEs with lower numbers. It must not call anything of this package. All PEs must pass
-// the same function, which cannot be checked.
+// comes from PEs with lower numbers. All PEs must pass the same function, which cannot be checked.
+// It runs in whichever goroutine makes progress, and must not call anything of this package. A call
+// allocates a little.
 func ReduceFunc[T Element](ctx context.Context, on Group, dst, src []T, fn func(a, b T) T) error {
-	if fn == nil {
-		return reduce(ctx, teamOf(on), kindReduce, dst, src, paramFunc, nil, nil)
-	}
-	return reduce(ctx, teamOf(on), kindReduce, dst, src, paramFunc, func(to, a, b []T) {
-		for i, v := range a {
-			to[i] = fn(v, b[i])
-		}
-	}, nil)
+	t := teamOf(on)
+	return collect(ctx, t, reduction(t, kindReduce, dst, src, paramFunc).by(combineBy(fn)))
 }
 
-// paramFunc replaces the op in the tag of a ReduceFunc.
+// StartReduceFunc starts a [ReduceFunc].
+func StartReduceFunc[T Element](on Group, dst, src []T, fn func(a, b T) T) (*Request, error) {
+	t := teamOf(on)
+	return start(t, reduction(t, kindReduce, dst, src, paramFunc).by(combineBy(fn)))
+}
+
+// ReduceScatterFunc is [ReduceScatter] by a function, as in [ReduceFunc].
+func ReduceScatterFunc[T Element](ctx context.Context, on Group, dst, src []T, fn func(a, b T) T) error {
+	t := teamOf(on)
+	return collect(ctx, t, reduction(t, kindReduceScatter, dst, src, paramFunc).by(combineBy(fn)))
+}
+
+// StartReduceScatterFunc starts a [ReduceScatterFunc].
+func StartReduceScatterFunc[T Element](on Group, dst, src []T, fn func(a, b T) T) (*Request, error) {
+	t := teamOf(on)
+	return start(t, reduction(t, kindReduceScatter, dst, src, paramFunc).by(combineBy(fn)))
+}
+
+// ScanFunc is [Scan] by a function, as in [ReduceFunc].
+func ScanFunc[T Element](ctx context.Context, on Group, dst, src []T, fn func(a, b T) T) error {
+	t := teamOf(on)
+	return collect(ctx, t, reduction(t, kindScan, dst, src, paramFunc).by(combineBy(fn)))
+}
+
+// StartScanFunc starts a [ScanFunc].
+func StartScanFunc[T Element](on Group, dst, src []T, fn func(a, b T) T) (*Request, error) {
+	t := teamOf(on)
+	return start(t, reduction(t, kindScan, dst, src, paramFunc).by(combineBy(fn)))
+}
+
+// paramFunc replaces the op in the tag of a reduction by a function.
 const paramFunc = 1<<16 - 1
 
-// checkReduce returns an error if the arguments of a reduction are wrong: src has parts times as
-// many elements as dst.
-func checkReduce(op string, dst, src, parts int, of collective.Type, param int, known bool) error {
-	switch {
-	case dst*parts != src && parts == 1:
-		return invalid(op, "dst has %d elements, src %d", dst, src)
-	case dst*parts != src:
-		return invalid(op, "src has %d elements: %d for each of %d PEs are %d", src, dst, parts, dst*parts)
-	case known:
+// combineBy returns a function that combines the elements of two ranges; nil for nil.
+func combineBy[T Element](fn func(a, b T) T) func(to, a, b []byte) {
+	if fn == nil {
 		return nil
-	case param == paramFunc:
-		return invalid(op, "fn is nil")
 	}
-	return invalid(op, "op %v: elements of %v have %s", ReduceOp(param), of, of.Operations())
+	return func(to, a, b []byte) {
+		sum, x, y := collective.View[T](to), collective.View[T](a), collective.View[T](b)
+		for i := range sum {
+			sum[i] = fn(x[i], y[i])
+		}
+	}
+}
+
+// by makes a reduction one by a function.
+func (a arguments) by(combine func(to, a, b []byte)) arguments {
+	a.combine = combine
+	if combine == nil && a.err == nil {
+		a.err = invalid(a.op, "fn is nil")
+	}
+	return a
 }
 
 // reduction returns what a kind of reduction is to the schedules.
@@ -243,42 +305,28 @@ func (k kind) reduction() collective.Kind {
 	return collective.AllReduce
 }
 
-// reduce is a reduction of a kind by the first function, or, if that is nil, by the second, of
-// bytes. param identifies it to the other PEs.
-func reduce[T Element](ctx context.Context, t *Team, k kind, dst, src []T, param int,
-	combine func(to, a, b []T), bits func(to, a, b []byte)) error {
-	op, of, parts := k.String(), collective.TypeOf[T](), 1
+// reduction is a reduction of a kind. param identifies its operation to the other PEs.
+func reduction[T Element](t *Team, k kind, dst, src []T, param int) arguments {
+	a := arguments{op: k.String(), kind: k, src: collective.Bytes(src), dst: collective.Bytes(dst),
+		shape: shape{n: len(dst), of: collective.TypeOf[T](), param: param}}
 	if param == paramFunc {
-		op = "reduce func"
+		a.op += " func"
 	}
-	if err := t.enter(op); err != nil {
-		return err
+	a.part = part{kind: k.reduction(), bytes: len(a.dst), ordered: param == paramFunc,
+		inPlace: collective.Overlap(a.dst, a.src)}
+	switch parts := t.Size(); {
+	case k != kindReduceScatter && len(dst) != len(src):
+		a.err = invalid(a.op, "dst has %d elements, src %d", len(dst), len(src))
+	case k == kindReduceScatter && len(dst)*parts != len(src):
+		a.err = invalid(a.op, "src has %d elements: %d for each of %d PEs are %d", len(src), len(dst), parts,
+			len(dst)*parts)
+	case param != paramFunc && !a.shape.of.Has(ReduceOp(param)):
+		a.err = invalid(a.op, "op %v: elements of %v have %s", ReduceOp(param), a.shape.of,
+			a.shape.of.Operations())
+	case k == kindReduceScatter && a.part.inPlace:
+		a.err = invalid(a.op, "dst and src overlap: a part would be written before it is sent")
 	}
-	defer t.pe.collective.Unlock()
-	if k == kindReduceScatter {
-		parts = t.Size()
-	}
-	known := combine != nil || bits != nil
-	if err := checkReduce(op, len(dst), len(src), parts, of, param, known); err != nil {
-		return t.pe.refuse(ctx, k, err)
-	}
-	w := work{op: op, kind: k, src: collective.Bytes(src), dst: collective.Bytes(dst)}
-	c := part{kind: k.reduction(), bytes: len(w.dst), ordered: param == paramFunc}
-	if c.inPlace = collective.Overlap(w.dst, w.src); c.inPlace && k == kindReduceScatter {
-		return t.pe.refuse(ctx, k, invalid(op, "dst and src overlap: a part would be written before it is "+
-			"sent"))
-	}
-	g, err := t.call(ctx, op, k, shape{n: len(dst), of: of, param: param})
-	if err != nil {
-		return err
-	}
-	if w.tag = g; c.inPlace {
-		copy(dst, src)
-	}
-	if combine == nil {
-		return carryOut(ctx, t.pe, &w, c, bits)
-	}
-	return carryOut(ctx, t.pe, &w, c, combine)
+	return a
 }
 
 // Barrier calls Quiet and then waits until every PE has called it: what any PE did before it is
@@ -322,7 +370,7 @@ func (t *Team) enter(op string) error {
 
 // barrier is Barrier with collective held.
 func (p *PE) barrier(ctx context.Context, op string) error {
-	if err := p.inStep(ctx, op); err != nil {
+	if err := p.checkInStep(ctx, op); err != nil {
 		return err
 	}
 	if err := p.quiet(ctx, op); err != nil {
@@ -332,53 +380,75 @@ func (p *PE) barrier(ctx context.Context, op string) error {
 }
 
 // sync is Sync with collective held.
-func (p *PE) sync(ctx context.Context, op string) error {
-	if _, err := p.world.call(ctx, op, kindBarrier, shape{}); err != nil {
-		return err
-	}
-	number := p.syncs.Add(1)
-	err := p.disseminate(ctx, op, p.layout.rounds, number, p.world.record.mark(number))
-	return p.ended(op, kindBarrier, err)
+func (p *PE) sync(ctx context.Context, op string) error { return p.world.sync(ctx, op) }
+
+// rounds is how far a barrier of all PEs has come: each round sends a mark to one PE and waits for
+// that of another.
+type rounds struct {
+	words        uint64 // offset of the word of this round; 0 in a call that has messages instead
+	number, mark uint64
+	distance     int  // to the PE that the mark goes to
+	sent         bool // it is on its way
 }
 
-// disseminate sends a mark to all PEs and waits until all have reached its number: in round r each
-// PE writes to the PE that is 2^r further on, and so passes on all that it has received. The words
-// only grow, so the word of a PE that is ahead serves as well. A PE that receives a mark of calls
-// other than its own passes nothing on. Each PE receives from every other on some path, and on a
-// path between two PEs whose calls differ some PE detects it: if PEs are out of step, none
-// completes the barrier.
-func (p *PE) disseminate(ctx context.Context, op string, words, number, mark uint64) error {
+// from returns the PE whose mark a barrier waits for.
+func (r *Request) from() *peer {
+	p := r.pe
 	n := len(p.peers)
-	for d := 1; d < n; d *= 2 {
-		to, from := &p.peers[(p.id+d)%n], &p.peers[(p.id-d+n)%n]
-		if err := to.putWord(ctx, words, mark); err != nil {
-			return to.opError(op, err)
+	return &p.peers[(p.id-min(r.rounds.distance, n)+n)%n]
+}
+
+// disseminate sends a mark to all PEs, and reports whether all have reached its number: in round i
+// each PE writes to the PE that is 2^i further on, and so passes on all that it has received. The
+// words only grow, so the word of a PE that is ahead serves as well. A PE that receives a mark of
+// calls other than its own passes nothing on. Each PE receives from every other on some path, and
+// on a path between two PEs whose calls differ some PE detects it: if PEs are out of step, none
+// completes the barrier.
+func (p *PE) disseminate(ctx context.Context, r *Request) (done bool, err error) {
+	n, d := len(p.peers), &r.rounds
+	for _, e := range p.exchange.requests {
+		if e == r {
+			break
 		}
-		word := word64(p.heap, words)
-		err := p.awaitCollective(ctx, op, from,
-			func() bool { return atomic.LoadUint64(word)>>markBits >= number })
-		if err != nil {
-			return err
+		if e.rounds.words != 0 {
+			return false, nil // its words are those of this one
 		}
-		if got := atomic.LoadUint64(word); got != mark && got>>markBits == mark>>markBits {
-			return p.mismatch(ctx, op, from, p.differ(p.in.record.Last(), p.in))
-		}
-		words += 8
 	}
-	return p.flushLocal(ctx, op)
+	for ; d.distance < n; d.distance *= 2 {
+		to, from := &p.peers[(p.id+d.distance)%n], r.from()
+		if !d.sent {
+			if ok, err := to.tryWord(d.words, d.mark); !ok {
+				if err != nil {
+					err = to.opError(r.op, err)
+				}
+				return false, err
+			}
+			d.sent = true
+		}
+		got := atomic.LoadUint64(word64(p.heap, d.words))
+		if got>>markBits < d.number {
+			return false, nil
+		}
+		if got != d.mark && got>>markBits == d.mark>>markBits {
+			return false, p.mismatch(ctx, r.op, from, r.differ(r.tag, r.team))
+		}
+		d.words += 8
+		d.sent = false
+	}
+	return true, nil
 }
 
 // flushLocal waits until everything that this PE has put has been sent: PEs that wait for it must
 // not depend on this PE's next call.
-func (p *PE) flushLocal(ctx context.Context, op string) error {
+func (p *PE) flushLocal(ctx context.Context, op string, in *Team) error {
 	err := p.worker.Flush(ctx, transport.FlushLocal)
 	if err == nil || p.closing.Load() && errors.Is(err, transport.ErrPeerClosed) {
 		return nil // a PE that has closed has received everything
 	}
 	err = p.opError(op, err)
 	var gone *PEError
-	if errors.As(err, &gone) && p.in.rankOf(gone.PE) < 0 { // a team without that PE goes on
-		if gone = p.in.gone(); gone == nil {
+	if errors.As(err, &gone) && in.rankOf(gone.PE) < 0 { // a team without that PE goes on
+		if gone = in.gone(); gone == nil {
 			return nil
 		}
 		return opError(op, gone)

@@ -20,8 +20,8 @@ type Config struct {
 	// launcher. It may be nil for a single PE.
 	Exchange func(ctx context.Context, mine []byte) ([][]byte, error)
 	// HeapSize is the size of each PE's symmetric heap in bytes; 0 means 64 MiB. It is registered
-	// with the NICs. The package needs more memory for itself: 128 KiB for each PE, at most 4 MiB
-	// for up to 2048 PEs.
+	// with the NICs. The package needs more memory for itself: 1 MiB for each PE, at most 4 MiB
+	// for up to 1024 PEs.
 	HeapSize int
 	// Background starts a goroutine that makes progress, so that operations behind a fence are sent
 	// without a call of this PE. It costs switches to that goroutine; programs that call Quiet or

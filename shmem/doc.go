@@ -61,6 +61,22 @@
 // number there: all-gather 17 of team "world/2". Only the team of all PEs allocates, and has
 // Barrier; another one calls Quiet and [Team.Sync].
 //
+// # Calls that go on by themselves
+//
+// [StartReduce], [StartBroadcast] and so on begin a collective call and return a [Request]: it is
+// done when the call is, and owns the memory until then. Up to 31 are under way at once. Between
+// two PEs the messages of a call follow those of the calls before it; calls that need nothing of
+// each other's PEs are done in any order, so a PE that is late holds up only the calls that wait
+// for it:
+//
+//	sum, err := shmem.StartReduce(pe, sums, part, shmem.OpSum)
+//	...                                  // compute, start others
+//	err = sum.Wait(ctx)
+//
+// They go on in every collective call and [Request.Wait] of this PE, in [PE.Progress], and with
+// Config.Background also while the program computes. When the context of a Request.Wait ends, the
+// call goes on; that of a call that waits ends it. The PEs of a team may mix both forms of a call.
+//
 // # A program
 //
 // Several PEs of one process, each with its own NIC or sharing one, are a [World]:
@@ -76,7 +92,8 @@
 //
 //   - You may call puts, gets, atomics, waits, Fence and Quiet from any goroutine. Fence and Quiet
 //     order and complete what was called before them. All PEs of a team make its collective calls
-//     (Broadcast, Reduce, ReduceScatter, Scan, AllGather, AllToAll, Sync, Split) in the same order,
+//     (Broadcast, Reduce, ReduceScatter, Scan, Gather, AllGather, Scatter, AllToAll, those with
+//     a V, those named Start, Sync, Split) in the same order,
 //     and all PEs Alloc, Free, Barrier and Close; on one goroutine of a PE at a time, also for
 //     several teams: a second one gets [ErrBusy]. So PEs that are in several teams make the calls
 //     of all in one order.
@@ -139,5 +156,6 @@
 // Short puts are copied into the work request, longer ones into registered buffers, and data in the
 // symmetric heap is sent from where it is. No call allocates once warm, except Alloc, Free, Split
 // and SplitStrided, large transfers from memory outside the heap, which register it for the call,
-// and a collective call whose root or number of pieces is none of the last sixteen.
+// a collective call whose root or number of pieces is none of the last sixteen, calls with unequal
+// parts, by a function, or that are started and not freed.
 package shmem

@@ -3,6 +3,8 @@ package shmem
 import (
 	"context"
 	"math/bits"
+	"sync"
+	"sync/atomic"
 
 	"ibverbx/internal/collective"
 )
@@ -10,18 +12,31 @@ import (
 // Package collective says which messages a call takes, and in what order. An exchange carries them
 // out through the mailboxes.
 
-// exchange carries out the collective calls of a PE, of whichever team. It is guarded by
-// PE.collective.
+// exchange carries out the collective calls of a PE, of whichever team. Several may be under way.
+// Between two PEs the messages of one call follow those of another in the order of the calls: a
+// call sends to a peer, or receives from it, when the earlier ones have done so for the last time.
+// So calls that need nothing of each other's peers are done in any order, and the messages need no
+// other mark than their number.
 //
-// Invariant: busy has the peers for which a step of the run waits, once each.
+// mu guards all of it, the mailboxes and the requests. Who holds it does not wait for other PEs.
+//
+// Invariant: requests are in the order of the calls. owing has each peer that owes is set for.
 type exchange struct {
-	run    collective.Run
-	cache  collective.Cache
-	busy   []*peer
-	tmp    []uint64 // scratch memory
-	window int      // the most units that one schedule covers
-	shared bool     // the PEs share fewer processors: what costs time is the work of all of them
+	mu       sync.Mutex
+	under    atomic.Int32 // len(requests)
+	requests []*Request   // that are not done
+	spare    []*Request
+	owing    []*peer
+	cache    collective.Cache
+	window   int  // the most units that one schedule covers
+	shared   bool // the PEs share fewer processors: what costs time is the work of all of them
+	driven   bool // a goroutine drives the calls in the background
+	drivers  sync.WaitGroup
 }
+
+// mostUnderWay is the most collective calls under way. It is far less than the calls that a record
+// remembers.
+const mostUnderWay = 31
 
 // part is what one schedule covers of a collective call: all of it, unless the call is long.
 type part struct {
@@ -59,22 +74,25 @@ func (l *plan) end(unit int) int {
 	return unit/l.block*l.stride + min((unit%l.block+1)*l.unit, l.bytes)
 }
 
-// plan returns the plan for a part of a call of some kind. It is valid until the next one.
-func (p *PE) plan(kind kind, c part) (l *plan, err error) {
-	l = &p.in.plans[kind]
+// plan returns the plan for a part of a call of some kind.
+func (t *Team) plan(kind kind, c part) (plan, error) {
+	l := &t.plans[kind]
 	if l.part == c && l.schedule != nil {
-		return l, nil
+		return *l, nil
 	}
-	s := collective.Shape{Kind: c.kind, Algorithm: p.algorithm(c), Ranks: p.in.Size(), Rank: p.in.rank,
+	p := t.pe
+	s := collective.Shape{Kind: c.kind, Algorithm: t.algorithm(c), Ranks: t.Size(), Rank: t.rank,
 		Root: c.root, Depth: depth, Ordered: c.ordered, InPlace: c.inPlace}
 	*l = plan{part: c}
 	l.cut(&s, int(p.layout.slot))
+	var err error
 	l.schedule, err = p.exchange.cache.Schedule(&s)
-	return l, err
+	return *l, err
 }
 
 // algorithm chooses the algorithm, from what all PEs agree on.
-func (p *PE) algorithm(c part) collective.Algorithm {
+func (t *Team) algorithm(c part) collective.Algorithm {
+	p := t.pe
 	if c.stride != c.bytes { // those that never send several blocks in one message
 		switch c.kind {
 		case collective.AllGather:
@@ -84,7 +102,7 @@ func (p *PE) algorithm(c part) collective.Algorithm {
 		}
 		return collective.Pairwise
 	}
-	a := collective.Choose(&collective.Shape{Kind: c.kind, Ranks: p.in.Size(), Root: c.root, Count: c.bytes,
+	a := collective.Choose(&collective.Shape{Kind: c.kind, Ranks: t.Size(), Root: c.root, Count: c.bytes,
 		Piece: int(p.layout.slot), Ordered: c.ordered},
 		collective.Network{Latency: latency, Overhead: overhead})
 	if p.exchange.shared && c.kind != collective.Scan && (a == collective.Doubling || a == collective.Chain) {
@@ -114,230 +132,257 @@ func (l *plan) cut(s *collective.Shape, slot int) {
 	}
 }
 
-// work is a call that is being carried out, or the part of it that a plan covers.
-type work struct {
-	*plan
-	op       string
-	kind     kind
-	tag      tag
-	src, dst []byte // from the part on
-	tmp      []byte
-}
-
 // memory returns a range of the caller's memory, or of the scratch memory.
-func (w *work) memory(r collective.Range) []byte {
+func (r *Request) memory(at collective.Range) []byte {
 	var m []byte
-	switch r.Buffer {
+	switch at.Buffer {
 	case collective.Src:
-		m = w.src
+		m = r.src
 	case collective.Dst:
-		m = w.dst
+		m = r.dst
 	case collective.Tmp:
-		m = w.tmp
+		m = collective.Bytes(r.tmp)
 	}
-	return m[w.begin(r.Off):w.end(r.Off+r.Len-1)]
+	return m[r.plan.begin(at.Off):r.plan.end(at.Off+at.Len-1)]
 }
 
-// start begins the run of a part.
-func (p *PE) start(w *work, c part) (err error) {
-	if w.plan, err = p.plan(w.kind, c); err != nil {
-		return err
-	}
-	x := &p.exchange
-	x.run.Start(w.schedule)
-	if n := w.schedule.Tmp; n != 0 {
-		n = w.end(n - 1)
-		if 8*len(x.tmp) < n {
-			x.tmp = make([]uint64, (n+7)/8)
-		}
-		w.tmp = collective.Bytes(x.tmp)[:n]
-	}
-	return nil
-}
-
-// advance carries out steps until a combination is next, whose step it returns, or until all are
-// done, when it returns -1.
-func (p *PE) advance(ctx context.Context, w *work) (combine int, err error) {
-	x := &p.exchange
-	for {
-		for i, ok := x.run.Next(); ok; i, ok = x.run.Next() {
-			switch s := x.run.Step(i); s.Action {
-			case collective.Combine:
-				return i, nil
-			case collective.Copy:
-				copy(w.memory(s.To), w.memory(s.From))
-				x.run.Done(i)
-			default:
-				if err := p.beginOrWait(ctx, w, i, s); err != nil {
-					return -1, err
-				}
-			}
-		}
-		if x.run.Finished() {
-			return -1, nil
-		}
-		if err := p.awaitCollective(ctx, w.op, nil, func() bool { return p.canServe() }); err != nil {
-			return -1, err
-		}
-		if err := p.serve(ctx, w); err != nil {
-			return -1, err
-		}
-	}
-}
-
-// beginOrWait carries out a send or receive, if it can be done now.
-func (p *PE) beginOrWait(ctx context.Context, w *work, i int, s *collective.Step) error {
-	t := p.in.members[s.Peer]
-	if s.Action == collective.Send && t.out.n == 0 && t.hasRoom() {
-		return p.deliver(ctx, w, t, i)
-	}
-	if s.Action == collective.Receive && t.in.n == 0 && t.hasNext() {
-		return p.collect(ctx, w, t, i)
-	}
-	if !t.waits() {
-		p.exchange.busy = append(p.exchange.busy, t)
-	}
-	if s.Action == collective.Send {
-		t.out.add(i)
+// startPart begins the run of the next part of a call.
+func (p *PE) startPart(r *Request) (err error) {
+	c := r.part
+	if r.counts[0] != nil {
+		r.plan, err = r.team.unequalPlan(r)
+		r.left = 0
 	} else {
-		t.in.add(i)
-	}
-	return nil
-}
-
-// canServe reports whether a step that waits for a peer can be done.
-func (p *PE) canServe() bool {
-	for _, t := range p.exchange.busy {
-		if t.in.n != 0 && t.hasNext() || t.out.n != 0 && t.hasRoom() {
-			return true
+		most := p.exchange.window * int(p.layout.slot)
+		blocks := c.kind >= collective.ReduceScatter && c.kind <= collective.AllToAll
+		if blocks {
+			most = max(p.exchange.window/r.team.Size(), 1) * int(p.layout.slot)
 		}
-	}
-	return false
-}
-
-// serve does the steps that need not wait any more. The NICs carry what it sends while it copies.
-func (p *PE) serve(ctx context.Context, w *work) error {
-	x := &p.exchange
-	waiting := x.busy[:0]
-	for _, t := range x.busy {
-		for t.out.n != 0 && t.hasRoom() {
-			if err := p.deliver(ctx, w, t, t.out.take()); err != nil {
-				return err
-			}
+		c.bytes = min(r.left, most)
+		if c.stride = c.bytes; blocks {
+			c.stride = r.part.bytes
 		}
-		for t.in.n != 0 && t.hasNext() {
-			if err := p.collect(ctx, w, t, t.in.take()); err != nil {
-				return err
-			}
-		}
-		if t.waits() {
-			waiting = append(waiting, t)
-		}
+		r.plan, err = r.team.plan(r.kind, c)
+		r.left -= c.bytes
 	}
-	x.busy = waiting
-	return nil
-}
-
-// deliver does a send.
-func (p *PE) deliver(ctx context.Context, w *work, t *peer, i int) error {
-	run := &p.exchange.run
-	if err := t.post(ctx, w.op, w.tag, w.memory(run.Step(i).From)); err != nil {
-		return err
-	}
-	run.Done(i)
-	return nil
-}
-
-// collect does a receive. What is to be combined stays in its slot.
-func (p *PE) collect(ctx context.Context, w *work, t *peer, i int) error {
-	run := &p.exchange.run
-	s := run.Step(i)
-	t.base, t.more = t.opened-uint64(s.Number), run.More(i)
-	slot, err := t.open(ctx, w.op, w.tag)
 	if err != nil {
-		return err
+		return opError(r.op, err)
 	}
-	if s.To.Buffer != collective.Land {
-		copy(w.memory(s.To), t.message(slot))
-		if err := t.discard(ctx, w.op, slot); err != nil {
-			return err
+	s := r.plan.schedule
+	r.run.Start(s)
+	if n := s.Tmp; n != 0 {
+		n = r.plan.end(n - 1)
+		if 8*len(r.tmp) < n {
+			r.tmp = make([]uint64, (n+7)/8)
 		}
 	}
-	run.Done(i)
+	for i := range s.Steps {
+		switch step := &s.Steps[i]; step.Action {
+		case collective.Send:
+			r.lines[step.Peer].sends++
+		case collective.Receive:
+			r.lines[step.Peer].receives++
+		}
+	}
 	return nil
 }
 
-// abandon forgets the steps of a call that has failed.
-func (p *PE) abandon() {
-	for _, t := range p.exchange.busy {
-		t.out, t.in = begun{}, begun{}
-	}
-	p.exchange.busy = p.exchange.busy[:0]
-}
-
-// carryOut carries out a call, of which c has the whole length. Values of type T are combined.
-func carryOut[T Element](ctx context.Context, p *PE, w *work, c part, combine func(to, a, b []T)) error {
-	length, left, most := c.bytes, c.bytes, p.exchange.window*int(p.layout.slot)
-	blocks := c.kind >= collective.ReduceScatter && c.kind <= collective.AllToAll
-	if blocks {
-		most = max(p.exchange.window/p.in.Size(), 1) * int(p.layout.slot)
+// advance carries out the steps of a call that need not wait, and reports whether all are done.
+func (p *PE) advance(ctx context.Context, r *Request) (done bool, err error) {
+	if r.rounds.words != 0 {
+		return p.disseminate(ctx, r)
 	}
 	for {
-		c.bytes = min(left, most)
-		if c.stride = c.bytes; blocks {
-			c.stride = length
+		if err := r.reap(); err != nil {
+			return false, err
 		}
-		if err := p.start(w, c); err != nil {
-			return p.ended(w.op, w.kind, opError(w.op, err))
+		if err := p.serve(ctx, r); err != nil {
+			return false, err
 		}
-		if err := steps(ctx, p, w, combine); err != nil {
-			p.abandon()
-			return p.ended(w.op, w.kind, err)
+		for i, ok := r.run.Next(); ok; i, ok = r.run.Next() {
+			if err := p.step(ctx, r, i); err != nil {
+				return false, err
+			}
 		}
-		if left -= c.bytes; left == 0 {
-			return p.ended(w.op, w.kind, p.flushLocal(ctx, w.op))
+		if !r.run.Finished() {
+			return false, nil
 		}
-		w.src, w.dst = behind(w.src, c.bytes), behind(w.dst, c.bytes)
+		if r.left == 0 {
+			return len(p.exchange.owing) == 0, nil
+		}
+		r.src, r.dst = behind(r.src, r.plan.bytes), behind(r.dst, r.plan.bytes)
+		if err := p.startPart(r); err != nil {
+			return false, err
+		}
 	}
 }
 
 // behind returns what follows n bytes of memory, which may not be used.
 func behind(b []byte, n int) []byte { return b[min(n, len(b)):] }
 
-// steps makes the steps of a run.
-func steps[T Element](ctx context.Context, p *PE, w *work, combine func(to, a, b []T)) error {
-	for {
-		i, err := p.advance(ctx, w)
-		if err != nil || i < 0 {
+// step begins a step.
+func (p *PE) step(ctx context.Context, r *Request, i int) error {
+	switch s := r.run.Step(i); s.Action {
+	case collective.Combine:
+		to := r.memory(s.To)
+		a, b := p.operand(r, s, s.From, len(to)), p.operand(r, s, s.With, len(to))
+		if r.combine != nil {
+			r.combine(to, a, b)
+		} else {
+			r.shape.of.Combine(ReduceOp(r.shape.param), to, a, b)
+		}
+		return p.combined(r, i)
+	case collective.Copy:
+		copy(r.memory(s.To), r.memory(s.From))
+		r.run.Done(i)
+		return nil
+	default:
+		return p.beginOrWait(ctx, r, i, s)
+	}
+}
+
+// beginOrWait carries out a send or receive, if it can be done now.
+func (p *PE) beginOrWait(ctx context.Context, r *Request, i int, s *collective.Step) error {
+	t, l := r.team.members[s.Peer], &r.lines[s.Peer]
+	q := &l.in
+	if s.Action == collective.Send {
+		q = &l.out
+	}
+	if !l.waits() {
+		r.busy = append(r.busy, s.Peer)
+	}
+	if q.add(i); q.n > 1 {
+		return nil
+	}
+	if s.Action == collective.Send {
+		return p.sendAll(r, t, l)
+	}
+	return p.receiveAll(ctx, r, t, l)
+}
+
+// serve does the steps that need not wait any more. The NICs carry what it sends while it copies.
+func (p *PE) serve(ctx context.Context, r *Request) error {
+	waiting := r.busy[:0]
+	for _, rank := range r.busy {
+		t, l := r.team.members[rank], &r.lines[rank]
+		if err := p.sendAll(r, t, l); err != nil {
 			return err
 		}
-		s := p.exchange.run.Step(i)
-		to := w.memory(s.To)
-		a, b := p.operand(w, s, s.From, len(to)), p.operand(w, s, s.With, len(to))
-		combine(collective.View[T](to), collective.View[T](a), collective.View[T](b))
-		if err := p.combined(ctx, w, i); err != nil {
+		if err := p.receiveAll(ctx, r, t, l); err != nil {
 			return err
+		}
+		if l.waits() {
+			waiting = append(waiting, rank)
 		}
 	}
+	r.busy = waiting
+	return nil
+}
+
+// isNext reports whether no earlier call sends to a peer any more, or receives from it.
+func (x *exchange) isNext(r *Request, t *peer, sends bool) bool {
+	for _, e := range x.requests {
+		if e == r {
+			break
+		}
+		if e.rounds.words != 0 {
+			continue
+		}
+		rank := e.team.rankOf(t.id)
+		if rank < 0 {
+			continue
+		}
+		if l := &e.lines[rank]; e.left != 0 || sends && l.sends != 0 || !sends && l.receives != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// sendAll does the sends to a peer that have begun, as far as there is room.
+func (p *PE) sendAll(r *Request, t *peer, l *line) error {
+	for l.out.n != 0 && t.hasRoom() && p.exchange.isNext(r, t, true) {
+		i := l.out.first()
+		b := r.memory(r.run.Step(i).From)
+		g := r.tag
+		if r.counts[0] != nil {
+			g |= tagOfLength(len(b))
+		}
+		done, zcopy, err := t.post(r, g, b, r.segment(b))
+		if err != nil {
+			return t.opError(r.op, err)
+		}
+		if !done {
+			return nil
+		}
+		l.out.drop()
+		l.sends--
+		if zcopy != nil {
+			r.leaving = append(r.leaving, leaving{step: i, call: zcopy})
+		} else {
+			r.run.Done(i)
+		}
+	}
+	return nil
+}
+
+// receiveAll does the receives from a peer that have begun, as far as messages have arrived. What
+// is to be combined stays in its slot.
+func (p *PE) receiveAll(ctx context.Context, r *Request, t *peer, l *line) error {
+	for l.in.n != 0 && t.hasNext() && p.exchange.isNext(r, t, false) {
+		i := l.in.first()
+		s := r.run.Step(i)
+		g, n := r.tag, 0
+		if s.To.Buffer != collective.Land {
+			n = len(r.memory(s.To))
+		}
+		if r.counts[0] != nil {
+			g |= tagOfLength(n)
+		}
+		if theirs := tag(t.nextWord() &^ tagNumber); theirs != g {
+			if t.pe.gone.Load() == nil {
+				return p.mismatch(ctx, r.op, t, difference{theirs: theirs, mine: g, of: r.team, in: r.team})
+			}
+			// Of a call that has ended because a PE is gone. What is not is found by asking.
+			if err := t.discard(t.open()); err != nil {
+				return t.opError(r.op, err)
+			}
+			continue
+		}
+		l.in.drop()
+		l.receives--
+		l.base, t.more = t.opened-uint64(s.Number), r.run.More(i)
+		slot := t.open()
+		if s.To.Buffer != collective.Land {
+			copy(r.memory(s.To), t.message(slot))
+			if err := t.discard(slot); err != nil {
+				return t.opError(r.op, err)
+			}
+		}
+		r.run.Done(i)
+	}
+	return nil
 }
 
 // operand returns what a step combines: n bytes of a message, or of a range of memory.
-func (p *PE) operand(w *work, s *collective.Step, r collective.Range, n int) []byte {
-	if r.Buffer != collective.Land {
-		return w.memory(r)
+func (p *PE) operand(r *Request, s *collective.Step, at collective.Range, n int) []byte {
+	if at.Buffer != collective.Land {
+		return r.memory(at)
 	}
-	t := p.in.members[s.Peer]
-	return t.message(t.landed(r, w.schedule.Shape.Piece))[:n]
+	return r.team.members[s.Peer].message(landed(r.lines[s.Peer].base, at, r.plan.schedule.Shape.Piece))[:n]
 }
 
 // combined ends a combination, and returns the slot of its message.
-func (p *PE) combined(ctx context.Context, w *work, i int) error {
-	s := p.exchange.run.Step(i)
-	p.exchange.run.Done(i)
-	for _, r := range [...]collective.Range{s.From, s.With} {
-		if r.Buffer == collective.Land {
-			t := p.in.members[s.Peer]
-			return t.discard(ctx, w.op, t.landed(r, w.schedule.Shape.Piece))
+func (p *PE) combined(r *Request, i int) error {
+	s := r.run.Step(i)
+	r.run.Done(i)
+	for _, at := range [...]collective.Range{s.From, s.With} {
+		if at.Buffer == collective.Land {
+			t := r.team.members[s.Peer]
+			if err := t.discard(landed(r.lines[s.Peer].base, at, r.plan.schedule.Shape.Piece)); err != nil {
+				return t.opError(r.op, err)
+			}
+			return nil
 		}
 	}
 	return nil

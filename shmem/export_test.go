@@ -54,12 +54,17 @@ func Await(ctx context.Context, pe *PE, done func() bool) error { return pe.awai
 
 // AskInBarrier has a PE ask another as it does when it waits for it in a barrier, and not wait.
 func AskInBarrier(ctx context.Context, pe *PE, to int) error {
-	if _, err := pe.world.call(ctx, "barrier", kindBarrier, shape{}); err != nil {
+	a := syncOf("barrier")
+	r, err := pe.world.begin(ctx, &a)
+	if err != nil {
 		return err
 	}
-	if err := pe.peers[to].ask(ctx); err != nil {
+	if err := pe.peers[to].ask(ctx, r); err != nil {
 		return err
 	}
+	pe.lock()
+	pe.endRequest(r, nil)
+	pe.exchange.mu.Unlock()
 	return pe.Quiet(ctx)
 }
 

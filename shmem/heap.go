@@ -20,7 +20,7 @@ type layout struct {
 	stop        uint64 // the stop word: see mismatch.go
 	entered     uint64 // by slots of teams: how many collective calls the PE has entered: see late.go
 	words       uint64 // wordStride bytes of words for each PE
-	slots       uint64 // two for each PE
+	slots       uint64 // depth for each PE
 	slot        uint64 // bytes of a slot
 	user        uint64 // the user's heap
 }
@@ -31,9 +31,9 @@ const (
 	// slotsBytes is the most memory of all slots together, in bytes.
 	slotsBytes = 4 << 20
 	// minSlot and maxSlot bound the size of a slot in bytes.
-	minSlot, maxSlot = 1 << 10, 64 << 10
-	// wordStride is the distance between the words for two PEs: a cache line.
-	wordStride = blockAlign
+	minSlot, maxSlot = 1 << 10, 256 << 10
+	// wordStride is the distance between the words for two PEs: cache lines that no other has.
+	wordStride = 2 * blockAlign
 )
 
 func newLayout(pes int) layout {
@@ -49,37 +49,39 @@ func newLayout(pes int) layout {
 	l.stop = place(8)
 	l.entered = place(8 * maxTeams)
 	l.words = place(wordStride * uint64(pes))
-	each := uint64(slotsBytes / (2 * pes))
+	each := uint64(slotsBytes / (depth * pes))
 	l.slot = min(max(uint64(1)<<(bits.Len64(each)-1), minSlot), maxSlot)
-	l.slots = place(2 * l.slot * uint64(pes))
+	l.slots = place(depth * l.slot * uint64(pes))
 	l.user = at
 	return l
 }
 
-// slotWord returns the offset of the word that says which message of PE from is in one of its
-// slots.
-func (l *layout) slotWord(from int, slot uint64) uint64 {
-	return l.words + wordStride*uint64(from) + 8*slot
+// The words of a PE are for each other PE, from. These are their places, in words.
+const (
+	wordSlots    = 0                 // which message is in each of the slots
+	wordTaken    = wordSlots + depth // how many messages from has taken out of its slots
+	wordQuestion = wordTaken + 1     // three, with which from asks about the call that it waits in
+	wordSleeps   = wordQuestion + 3  // from asks to be woken: see await.go
+	wordGaveUp   = wordSleeps + 1    // the deadline of from's collective call has passed
+)
+
+// word returns the offset of a word for PE from.
+func (l *layout) word(from, word int) uint64 {
+	return l.words + wordStride*uint64(from) + 8*uint64(word)
 }
 
-// taken returns the offset of the word in which PE from counts the messages that it has taken out
-// of its slots.
-func (l *layout) taken(from int) uint64 { return l.words + wordStride*uint64(from) + 16 }
+// slotWord returns the offset of the word that says which message of PE from is in one of its
+// slots.
+func (l *layout) slotWord(from int, slot uint64) uint64 { return l.word(from, wordSlots+int(slot)) }
 
-// question returns the offset of three words with which PE from asks this PE about the call that it
-// waits in.
-func (l *layout) question(from int) uint64 { return l.words + wordStride*uint64(from) + 24 }
-
-// sleeps returns the offset of the word with which PE from asks this PE to wake it: see await.go.
-func (l *layout) sleeps(from int) uint64 { return l.words + wordStride*uint64(from) + 48 }
-
-// gaveUp returns the offset of the word in which PE from says that the deadline of its collective
-// call has passed.
-func (l *layout) gaveUp(from int) uint64 { return l.words + wordStride*uint64(from) + 56 }
+func (l *layout) taken(from int) uint64    { return l.word(from, wordTaken) }
+func (l *layout) question(from int) uint64 { return l.word(from, wordQuestion) }
+func (l *layout) sleeps(from int) uint64   { return l.word(from, wordSleeps) }
+func (l *layout) gaveUp(from int) uint64   { return l.word(from, wordGaveUp) }
 
 // slotOf returns the offset of a slot for messages of PE from.
 func (l *layout) slotOf(from int, slot uint64) uint64 {
-	return l.slots + (2*uint64(from)+slot)*l.slot
+	return l.slots + (depth*uint64(from)+slot)*l.slot
 }
 
 // blocks is the allocator of the heap. Its results depend only on the calls, so PEs that make the

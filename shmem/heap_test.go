@@ -76,14 +76,14 @@ func TestDefaults(t *testing.T) {
 // things lie, and what the tag of a call and the mark of a barrier hold.
 func TestWireFormat(t *testing.T) {
 	for pes, want := range map[int]layout{
-		1: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 960, slot: 65536,
-			user: 132032},
-		3: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 1088, slot: 65536,
-			user: 394304},
-		100: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 7296, slot: 16384,
-			user: 3284096},
-		65536: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 4195200, slot: 1024,
-			user: 138412928},
+		1: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 1024, slot: 262144,
+			user: 1049600},
+		3: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 1280, slot: 262144,
+			user: 3147008},
+		100: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 13696, slot: 8192,
+			user: 3290496},
+		65536: {rounds: 64, closeRounds: 192, stop: 320, entered: 384, words: 896, slots: 8389504, slot: 1024,
+			user: 276824960},
 	} {
 		l := newLayout(pes)
 		if l != want {
@@ -92,12 +92,12 @@ func TestWireFormat(t *testing.T) {
 		if pes < 3 {
 			continue
 		}
-		base := want.words + 2*64
+		base := want.words + 2*128
 		for name, at := range map[string][2]uint64{
-			"slot word 1": {l.slotWord(2, 1), base + 8}, "taken": {l.taken(2), base + 16},
-			"question": {l.question(2), base + 24}, "sleeps": {l.sleeps(2), base + 48},
-			"gave up": {l.gaveUp(2), base + 56},
-			"slot 1":  {l.slotOf(2, 1), want.slots + 5*want.slot},
+			"slot word 1": {l.slotWord(2, 1), base + 8}, "taken": {l.taken(2), base + 32},
+			"question": {l.question(2), base + 40}, "sleeps": {l.sleeps(2), base + 64},
+			"gave up": {l.gaveUp(2), base + 72},
+			"slot 1":  {l.slotOf(2, 1), want.slots + 9*want.slot},
 		} {
 			if at[0] != at[1] {
 				t.Errorf("%d PEs: %s at %d, want %d", pes, name, at[0], at[1])
@@ -283,10 +283,10 @@ func TestTakingMessagesOut(t *testing.T) {
 		slots  []uint64 // as they are emptied
 		tells  []uint64 // what the peer is told after each; 0 for nothing
 	}{
-		{slots: []uint64{0, 1, 0, 1}, tells: []uint64{0, 2, 3, 4}},
-		{slots: []uint64{1, 0, 1, 0}, tells: []uint64{0, 2, 0, 4}},
-		{posted: 9, slots: []uint64{0, 1, 0, 1}, tells: []uint64{0, 2, 0, 4}},
-		{posted: 9, more: true, slots: []uint64{0, 1, 1, 0}, tells: []uint64{1, 2, 0, 4}},
+		{slots: []uint64{0, 1, 2, 3, 0, 1}, tells: []uint64{0, 2, 3, 4, 5, 6}},
+		{slots: []uint64{1, 0, 3, 2}, tells: []uint64{0, 2, 0, 4}},
+		{posted: 9, slots: []uint64{0, 1, 2, 3, 0}, tells: []uint64{0, 0, 0, 4, 0}},
+		{posted: 9, more: true, slots: []uint64{0, 1, 3, 2}, tells: []uint64{1, 2, 0, 4}},
 	} {
 		m := mailboxes{posted: c.posted, more: c.more}
 		for i, slot := range c.slots {

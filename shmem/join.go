@@ -54,7 +54,6 @@ func newPE(dom *ibverbx.Domain, cfg Config) *PE {
 	p.calls.New = func() any { return &call{} }
 	p.peers = make([]peer, cfg.Size)
 	p.world = newWorldTeam(p)
-	p.in = p.world
 	return p
 }
 
@@ -288,8 +287,9 @@ type rowHead struct {
 // rowVersion is the version that this package speaks. Version 1 was a single JSON object; PEs of
 // version 2 do not publish how many calls they have entered, those of version 3 carry out
 // collective calls by other algorithms, those of version 4 compare neither Close nor the types
-// of elements, and those of version 5 have no teams.
-const rowVersion = 6
+// of elements, those of version 5 have no teams, and those of version 6 have two slots of a quarter
+// of the length in a mailbox.
+const rowVersion = 7
 
 // row is a row that is being written.
 type row struct {

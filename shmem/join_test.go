@@ -21,8 +21,8 @@ import (
 )
 
 // fits is the head of a row of PE 1 of 2 that fits a PE with a heap of 8192 bytes.
-const fits = `{"version":6,"pe":1,"pes":2,"heap_size":8192,` +
-	`"heap":{"addr":"0","length":"271360","rkeys":{"0":1}}}`
+const fits = `{"version":7,"pe":1,"pes":2,"heap_size":8192,` +
+	`"heap":{"addr":"0","length":"2106496","rkeys":{"0":1}}}`
 
 // PEs that are configured differently cannot join, and their errors say what differs.
 func TestCardsThatDoNotFit(t *testing.T) {
@@ -30,10 +30,10 @@ func TestCardsThatDoNotFit(t *testing.T) {
 	for _, card := range []struct{ says, text string }{
 		{"version 9", `{"version":9}`},
 		{"version 3", `{"version":3,"pe":1,"pes":2,"heap_size":8192,"endpoints":[null,null]}`},
-		{"PE 0: Exchange", `{"version":6,"pe":0}`},
-		{"counts 3 PEs", `{"version":6,"pe":1,"pes":3}`},
-		{"HeapSize is 4096", `{"version":6,"pe":1,"pes":2,"heap_size":4096}`},
-		{"heap has 0 bytes", `{"version":6,"pe":1,"pes":2,"heap_size":8192}`},
+		{"PE 0: Exchange", `{"version":7,"pe":0}`},
+		{"counts 3 PEs", `{"version":7,"pe":1,"pes":3}`},
+		{"HeapSize is 4096", `{"version":7,"pe":1,"pes":2,"heap_size":4096}`},
+		{"heap has 0 bytes", `{"version":7,"pe":1,"pes":2,"heap_size":8192}`},
 		{"within its table", fits},
 		{"within its table", fits + "\n\x00\x00\x00\x00\x00\x00\x00"},
 		{"no endpoint for PE 0", fits + "\n\x00\x00\x00\x00\x00\x00\x00\x00"},

@@ -22,8 +22,8 @@ import (
 const answerTime = 500 * time.Millisecond
 
 const (
-	// leaving is a bit of the published number: the PE is in Close, after so many other calls.
-	leaving = 1 << 63
+	// leavingBit is a bit of the published number: the PE is in Close, after so many other calls.
+	leavingBit = 1 << 63
 	// ofTeam is a bit of what a PE writes that gives up in a call of a team without some PEs.
 	ofTeam = 1 << 62
 	// callsMask masks the calls in a published number. Above them are bits of the team's id.
@@ -39,9 +39,12 @@ func (t *Team) enterCall(calls uint64) {
 // idBits returns bits of the team's id, which tell that a word is about this team.
 func (t *Team) idBits() uint64 { return t.id >> 42 * (callsMask + 1) }
 
-// entered returns the word that enterCall has stored.
-func (t *Team) entered() uint64 {
-	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.entered+8*uint64(t.slot)))
+// entered returns the word of a PE that has entered the call and no later one.
+func (r *Request) entered() uint64 {
+	if r.kind == kindClose {
+		return leavingBit | r.step
+	}
+	return r.team.idBits() | r.step
 }
 
 // late adds the PEs that kept a collective call waiting to the error of its expired deadline. An
@@ -51,9 +54,9 @@ func (v *watcher) late(err error) error {
 		return err
 	}
 	p := v.p
-	silent, absent := p.rollCall()
+	silent, absent := v.r.rollCall()
 	n := len(p.peers)
-	call := fmt.Sprintf(" entered %s %d of %v", v.op, p.in.record.Step, p.in)
+	call := fmt.Sprintf(" entered %s %d of %v", v.op, v.r.step, v.r.team)
 	var said []string
 	if s := roster.Late("PE", n, func(i int) bool { return absent[i] }, "has not"+call,
 		"have not"+call); s != "" {
@@ -66,8 +69,7 @@ func (v *watcher) late(err error) error {
 	if len(said) == 0 {
 		said = append(said, "all PEs have"+call)
 		if s := roster.Late("PE", n, func(i int) bool {
-			t := &p.peers[i]
-			return t == v.from || v.from == nil && t.waits()
+			return v.r.waitsFor(&p.peers[i])
 		}, "is behind", "are behind"); s != "" {
 			said = append(said, s)
 		}
@@ -97,8 +99,8 @@ func (e *lateError) Late() (ranks []int, size int) { return e.late, e.size }
 
 // rollCall asks the PEs of the team how many of its calls they have entered. It returns, by their
 // numbers, which have not answered, and which have not entered the current call.
-func (p *PE) rollCall() (silent, absent []bool) {
-	in, published := p.in, p.in.entered()
+func (r *Request) rollCall() (silent, absent []bool) {
+	p, in, published := r.pe, r.team, r.entered()
 	if !in.isWorld() {
 		published |= ofTeam
 	}
@@ -138,20 +140,20 @@ func (p *PE) rollCall() (silent, absent []bool) {
 		case c == nil || !c.comp.Fired() || c.comp.Err() != nil:
 			silent[t.id] = !t.gaveUp(published)
 		default:
-			absent[t.id] = in.isBehind(c.word[0])
+			absent[t.id] = r.isBehind(c.word[0])
 			p.putCall(c)
 		}
 	}
 	return silent, absent
 }
 
-// isBehind reports whether a PE that has published this has not entered the current call.
-func (t *Team) isBehind(theirs uint64) bool {
-	mine := t.entered()
-	if t.isWorld() {
-		return theirs&leaving < mine&leaving || mine&leaving == 0 && theirs&^leaving < mine
+// isBehind reports whether a PE that has published this has not entered the call.
+func (r *Request) isBehind(theirs uint64) bool {
+	mine := r.entered()
+	if r.team.isWorld() {
+		return theirs&leavingBit < mine&leavingBit || mine&leavingBit == 0 && theirs&^leavingBit < mine
 	}
-	return theirs&^callsMask != t.idBits() || theirs&callsMask < t.record.Step
+	return theirs&^callsMask != r.team.idBits() || theirs&callsMask < r.step
 }
 
 // gaveUp reports whether the peer has given up waiting in the call in which this PE published this.
@@ -160,5 +162,5 @@ func (t *peer) gaveUp(published uint64) bool {
 	if (published|said)&ofTeam != 0 {
 		return published == said
 	}
-	return said >= min(published, leaving)
+	return said >= min(published, leavingBit)
 }

@@ -45,28 +45,24 @@ func (w stopWord) err() error {
 	return fmt.Errorf("%w: PE %d found the mismatch: see its error", ErrMismatch, who)
 }
 
-// call adds a collective call to the record. All PEs of the team must make the same one.
-func (t *Team) call(ctx context.Context, op string, k kind, s shape) (tag, error) {
-	if err := t.pe.inStep(ctx, op); err != nil {
-		return 0, err
-	}
-	t.pe.in = t
-	g := t.record.add(k, s)
-	t.enterCall(t.record.Step)
-	return g, nil
-}
-
 // inStep returns an error if the PEs are out of step, so that the program can only call Close. If
 // that is because this PE gave up in a call, the others learn it now, so that they do not wait.
+// exchange.mu is held.
 func (p *PE) inStep(ctx context.Context, op string) error {
 	if p.failed.err != nil {
 		if p.stopWord() == 0 {
 			p.stopAll(ctx, p.failed.stopWord(p.id))
 		}
-		return opError(op, fmt.Errorf("%w: this PE gave up in an earlier one (%v), and the others may have "+
-			"completed it: call Close", ErrMismatch, p.failed.err))
+		return opError(op, p.failed.gaveUp())
 	}
 	return p.stopped(op, p.stopWord())
+}
+
+// checkInStep is inStep for who does not hold exchange.mu.
+func (p *PE) checkInStep(ctx context.Context, op string) error {
+	p.lock()
+	defer p.exchange.mu.Unlock()
+	return p.inStep(ctx, op)
 }
 
 // stopped returns the error of a call that ends because of the stop word; nil if that is zero. The
@@ -87,15 +83,21 @@ type failure struct {
 
 func (f *failure) stopWord(pe int) stopWord { return gaveUp | stopWord(f.kind)<<32 | stopWord(pe) + 1 }
 
-// ended is the end of a collective call that this PE has entered. If ctx or anything else but the
-// loss of a PE has ended it, this PE is out of step from now on.
-func (p *PE) ended(op string, k kind, err error) error {
-	if err == nil {
-		return nil
+// gaveUp returns the error of the calls that this PE cannot make any more.
+func (f *failure) gaveUp() error {
+	return fmt.Errorf("%w: this PE gave up in an earlier one (%v), and the others may have completed it: "+
+		"call Close", ErrMismatch, f.err)
+}
+
+// ended returns the error of a collective call that this PE has entered. If ctx or anything else
+// but the loss of a PE has ended it, this PE is out of step from now on. exchange.mu is held.
+func (p *PE) ended(r *Request, err error) error {
+	if r.kind == kindClose {
+		return err
 	}
-	err = p.explain(op, err)
+	err = p.explain(r.op, err)
 	if !errors.Is(err, ErrMismatch) && !errors.As(err, new(*PEError)) {
-		p.failed = failure{kind: k, err: err}
+		p.failed = failure{kind: r.kind, err: err}
 	}
 	return err
 }
@@ -123,9 +125,9 @@ type difference struct {
 	of, in       *Team // of theirs, as far as this PE knows, and of mine
 }
 
-// differ says that the peer is in a call other than the current one.
-func (p *PE) differ(theirs tag, of *Team) difference {
-	return difference{theirs: theirs, mine: p.in.record.Last(), of: of, in: p.in}
+// differ says that the peer is in a call other than this one.
+func (r *Request) differ(theirs tag, of *Team) difference {
+	return difference{theirs: theirs, mine: r.tag, of: of, in: r.team}
 }
 
 // mismatch ends a collective call on all PEs, because PE t is in a different one.
@@ -159,7 +161,7 @@ func (p *PE) stopAll(ctx context.Context, w stopWord) {
 		// A PE that cannot be reached notices by itself that another has failed.
 		_ = p.peers[i].putWord(ctx, p.layout.stop, uint64(w))
 	}
-	_ = p.flushLocal(ctx, "")
+	_ = p.flushLocal(ctx, "", p.world)
 }
 
 // mustStop returns the stop word that ends a wait; zero if none does. Close does not end if the
@@ -172,24 +174,23 @@ func (p *PE) mustStop() stopWord {
 	return w
 }
 
-// key identifies the current call among those of all teams.
-func (t *Team) key() uint64 { return collective.Mix(t.id, t.record.Step) }
+// key identifies a call among those of all teams.
+func (r *Request) key() uint64 { return collective.Mix(r.team.id, r.step) }
 
 // ask tells the peer, once per call, which call this PE waits for it in. The words land in any
 // order: the third, a hash of the others and the team, shows that all three belong to one question.
 // They land after everything that this PE has sent to the peer, see crosses.
-func (t *peer) ask(ctx context.Context) error {
+func (t *peer) ask(ctx context.Context, r *Request) error {
 	p := t.pe
-	in := p.in
-	if t.asked == in.key() {
+	if t.asked == r.key() {
 		return nil
 	}
 	if err := t.order(ctx); err != nil {
 		return err
 	}
-	t.asked = in.key()
-	step, g := in.record.Step, uint64(in.record.Last())
-	for i, v := range [...]uint64{step, g, collective.Mix(collective.Mix(step, g), in.id)} {
+	t.asked = r.key()
+	step, g := r.step, uint64(r.tag)
+	for i, v := range [...]uint64{step, g, collective.Mix(collective.Mix(step, g), r.team.id)} {
 		if err := t.putWord(ctx, p.layout.question(p.id)+8*uint64(i), v); err != nil {
 			return err
 		}
@@ -212,21 +213,20 @@ func (t *peer) question() (step uint64, g tag, of *Team) {
 	return 0, 0, nil
 }
 
-// compare asks the PE that this one waits for, and fails if a PE that has asked was, or is, in a
-// different call. If from is nil, it asks all PEs for which a step waits. In Close it asks back
-// instead of failing.
-func (p *PE) compare(ctx context.Context, op string, from *peer) error {
+// compare asks the PEs that a call waits for, and fails if a PE that has asked was, or is, in a
+// different call. In Close it asks back instead of failing.
+func (p *PE) compare(ctx context.Context, r *Request) error {
 	closing := p.closing.Load()
 	for i := range p.peers {
 		t := &p.peers[i]
-		waits := t == from || from == nil && t.waits()
-		d, differ := p.answer(t, waits)
+		waits := r.waitsFor(t)
+		d, differ := p.answer(t, r, waits)
 		if differ && !closing {
-			return p.mismatch(ctx, op, t, d)
+			return p.mismatch(ctx, r.op, t, d)
 		}
 		if differ || waits {
-			if err := t.ask(ctx); err != nil && !closing { // a PE that has closed need not know
-				return t.opError(op, err)
+			if err := t.ask(ctx, r); err != nil && !closing { // a PE that has closed need not know
+				return t.opError(r.op, err)
 			}
 		}
 	}
@@ -234,8 +234,8 @@ func (p *PE) compare(ctx context.Context, op string, from *peer) error {
 }
 
 // answer compares the call that a peer has asked about with that of this PE at the same step of the
-// same team. waits says that this PE waits for the peer.
-func (p *PE) answer(t *peer, waits bool) (d difference, differ bool) {
+// same team. waits says that this PE waits for the peer in a call.
+func (p *PE) answer(t *peer, r *Request, waits bool) (d difference, differ bool) {
 	step, theirs, of := t.question()
 	if of == nil {
 		return difference{}, false
@@ -247,19 +247,18 @@ func (p *PE) answer(t *peer, waits bool) (d difference, differ bool) {
 		return difference{}, false // too long ago
 	}
 	// No call follows a Close.
-	return p.differ(theirs, of), p.closing.Load() || waits && t.crosses(of, step)
+	return r.differ(theirs, of), p.closing.Load() || waits && t.crosses(r, of, step)
 }
 
 // crosses reports whether the peer, which has asked about a call that this PE has not entered,
 // waits in it, while this PE waits for the peer in a call of another team. The first time it may be
 // that what the peer sent before it asked has just arrived. The second time this PE has looked for
 // it again, and still waits.
-func (t *peer) crosses(of *Team, step uint64) bool {
-	in := t.pe.in
-	if of == in {
+func (t *peer) crosses(r *Request, of *Team, step uint64) bool {
+	if of == r.team {
 		return false
 	}
-	key := collective.Mix(collective.Mix(of.id, step), in.key())
+	key := collective.Mix(collective.Mix(of.id, step), r.key())
 	again := t.crossed == key
 	t.crossed = key
 	return again
@@ -309,5 +308,14 @@ func (p *PE) awaitClose(ctx context.Context, op string, mark uint64) error {
 	if err := p.quiet(ctx, op); err != nil {
 		return err
 	}
-	return p.disseminate(ctx, op, p.layout.closeRounds, closeNumber, mark)
+	x := &p.exchange
+	p.lock()
+	r := p.newRequest()
+	r.arguments = arguments{op: op, kind: kindClose}
+	r.team, r.step, r.tag = p.world, p.world.record.Step, p.world.record.Last()
+	r.rounds = rounds{words: p.layout.closeRounds, number: closeNumber, mark: mark, distance: 1}
+	x.requests = append(x.requests, r)
+	x.under.Store(int32(len(x.requests)))
+	x.mu.Unlock()
+	return p.finish(ctx, r)
 }

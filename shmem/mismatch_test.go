@@ -517,7 +517,7 @@ func TestTheFinderSaysWhatDiffers(t *testing.T) {
 // Also a PE that waits for room, because it has sent more than the other takes, finds what differs,
 // and its own error says so.
 func TestWhoWaitsForRoomFindsWhatDiffers(t *testing.T) {
-	v := make([]int64, 1<<16)
+	v := make([]int64, 1<<18)
 	for name, call := range map[string]func(ctx context.Context, pe *shmem.PE) error{
 		"reduce": func(ctx context.Context, pe *shmem.PE) error {
 			return shmem.Reduce(ctx, pe, v, v, shmem.OpSum)

@@ -36,13 +36,13 @@ type PE struct {
 	collective sync.Mutex
 	blocks     *blocks
 	world      *Team
-	teams      []*Team // those that have not been closed, world first
-	in         *Team   // the team of the current collective call, or of the last one
-	exchange   exchange
-	failed     failure       // the call in which this PE gave up, if any: then only Close is left
+	teams      []*Team       // those that have not been closed, world first
 	compared   bool          // in Close: this PE compares its calls with the others'
-	wakers     int           // peers that this PE has asked to wake it
 	syncs      atomic.Uint64 // barriers so far; Stats reads it without the lock
+
+	exchange exchange
+	failed   failure      // the call in which this PE gave up, if any: then only Close is left
+	wakers   atomic.Int32 // peers that this PE has asked to wake it
 
 	knows   atomic.Bool             // the program knows that the PEs are out of step
 	fences  atomic.Uint64           // calls of Fence so far
@@ -67,8 +67,13 @@ func (p *PE) Size() int { return len(p.peers) }
 func (p *PE) Config() Config { return p.cfg }
 
 // Progress makes progress without waiting, and returns how many events it handled. Call it from
-// time to time in a long computation, so that operations behind a fence are sent.
-func (p *PE) Progress() int { return p.worker.Progress() }
+// time to time in a long computation, so that operations behind a fence are sent, and collective
+// calls that were started go on.
+func (p *PE) Progress() int {
+	n := p.worker.Progress()
+	p.drive(context.Background())
+	return n
+}
 
 // Close ends the PE: it waits until the others close, too, unless one has failed, ends the
 // connections and releases the memory. Do not use blocks and their Local slices afterwards. If ctx
@@ -85,8 +90,8 @@ func (p *PE) Close(ctx context.Context) error {
 	}
 	defer p.collective.Unlock()
 	p.closing.Store(true)
-	p.in = p.world
-	p.in.enterCall(leaving | p.in.record.Step)
+	p.closeRequests()
+	p.world.enterCall(leavingBit | p.world.record.Step)
 	err := p.meet(ctx, op)
 	for i := range p.peers {
 		t := &p.peers[i]
@@ -168,7 +173,7 @@ type peer struct {
 	fenced   atomic.Uint64           // how many of PE.fences are in force for this peer
 	gone     atomic.Pointer[PEError] // why it failed or closed; nil while it has not
 
-	// Guarded by PE.collective.
+	// Guarded by exchange.mu.
 	mailboxes
 	asked   uint64 // key of the last call that the PE has asked this peer about
 	crossed uint64 // at the last look this peer waited in a call of another team: see PE.crosses

@@ -159,12 +159,18 @@ func (t *peer) putWait(ctx context.Context, local ibverbx.Segment, off uint64) (
 
 // putWord writes one of the package's own words, and wakes the peer if it sleeps.
 func (t *peer) putWord(ctx context.Context, off, v uint64) error {
+	err := t.putOwnWord(ctx, off, v)
+	if err == nil {
+		t.wake(ctx)
+	}
+	return err
+}
+
+// putOwnWord writes one of the package's own words.
+func (t *peer) putOwnWord(ctx context.Context, off, v uint64) error {
 	c := t.pe.getCall()
 	c.word[0] = v
 	err := t.putShort(ctx, collective.Bytes(c.word[:]), off)
 	t.pe.putCall(c)
-	if err == nil {
-		t.wake(ctx)
-	}
 	return err
 }

@@ -133,20 +133,21 @@ func (t *Team) Sync(ctx context.Context) error {
 		return err
 	}
 	defer t.pe.collective.Unlock()
-	if t.isWorld() {
-		return t.pe.sync(ctx, op)
-	}
 	return t.sync(ctx, op)
 }
 
-// sync is Sync by messages: only the team of all PEs has words for a barrier.
+// StartSync starts a Sync.
+func (t *Team) StartSync() (*Request, error) { return start(t, syncOf("sync")) }
+
+func syncOf(op string) arguments {
+	return arguments{op: op, kind: kindBarrier, part: part{kind: collective.Barrier}}
+}
+
+// sync is Sync with collective held. Only the team of all PEs has words for a barrier; others send
+// messages.
 func (t *Team) sync(ctx context.Context, op string) error {
-	g, err := t.call(ctx, op, kindBarrier, shape{})
-	if err != nil {
-		return err
-	}
-	w := work{op: op, kind: kindBarrier, tag: g}
-	return carryOut[byte](ctx, t.pe, &w, part{kind: collective.Barrier}, nil)
+	a := syncOf(op)
+	return t.carryOut(ctx, &a)
 }
 
 // Split makes new teams of the PEs that pass the same color, and returns this PE's. Their ranks are
@@ -185,7 +186,7 @@ func (t *Team) SplitStrided(ctx context.Context, start, stride, size int) (*Team
 		}
 	}
 	all := collective.Mix(collective.Mix(collective.Mix(0, uint64(start)), uint64(stride)), uint64(size))
-	all = 1 + all>>43 // 21 bits, so that the tag has them, and no zero, which is Split
+	all = 1 + all>>44 // 20 bits, so that the tag has them, and no zero, which is Split
 	name := fmt.Sprintf("%d:%d:%d", start, stride, size)
 	return t.split(ctx, op, shape{n: int(all)}, color, key, name)
 }
@@ -199,16 +200,14 @@ const seatBytes = 24
 // split is Split with collective held. The names of teams end in name.
 func (t *Team) split(ctx context.Context, op string, s shape, color, key int, name string) (*Team, error) {
 	p := t.pe
-	g, err := t.call(ctx, op, kindSplit, s)
-	if err != nil {
-		return nil, err
-	}
 	mine := make([]byte, 0, seatBytes)
 	for _, v := range [...]uint64{uint64(color), uint64(key), p.taken()} {
 		mine = binary.LittleEndian.AppendUint64(mine, v)
 	}
 	all := make([]byte, seatBytes*len(t.members))
-	if err := p.gather(ctx, op, kindSplit, g, all, mine); err != nil {
+	a := gatherOf(op, kindSplit, all, mine)
+	a.shape = s
+	if err := t.carryOut(ctx, &a); err != nil {
 		return nil, err
 	}
 	taken := map[int]uint64{} // by color
@@ -251,7 +250,9 @@ func (t *Team) child(seats []seat, name string, slot int) *Team {
 
 // enlist adds a team to those of the PE, in a slot that is free.
 func (p *PE) enlist(t *Team) {
+	p.lock()
 	p.teams = append(p.teams, t)
+	p.exchange.mu.Unlock()
 	t.enterCall(0)
 }
 
@@ -277,6 +278,8 @@ func (t *Team) Close() error {
 	defer t.pe.collective.Unlock()
 	t.enterCall(callsMask) // until the slot is used again: it has entered all that others are in
 	t.closed = true
+	t.pe.lock()
+	defer t.pe.exchange.mu.Unlock()
 	t.pe.teams = slices.DeleteFunc(t.pe.teams, func(o *Team) bool { return o == t })
 	return nil
 }

@@ -145,6 +145,77 @@ func (c *numbers) trade(*rand.Rand) {
 	c.gives("all-to-all", err, dst, func(i int) int32 { return c.val(c.pes[i/c.n], c.Rank()*c.n+i%c.n) })
 }
 
+// started starts calls of the teams of this PE, of all kinds in one order, and waits for their ends
+// in another one.
+func (e *element) started(common *rand.Rand) {
+	type flight struct {
+		c    *numbers
+		req  *shmem.Request
+		dst  []int32
+		want func(i int) int32
+	}
+	var flights []flight
+	for range 2 + common.IntN(4) {
+		c := &numbers{element: e, side: e.sides[common.IntN(len(e.sides))], n: 1 + common.IntN(300)}
+		if common.IntN(3) == 0 {
+			c.n *= 20
+		}
+		c.key = common.IntN(lab.Keys)
+		kind, root := common.IntN(4), common.IntN(1<<10)
+		if c.Team == nil {
+			continue
+		}
+		root %= len(c.pes)
+		c.mine = c.values(c.n, 0)
+		f := flight{c: c, dst: make([]int32, c.n)}
+		var err error
+		switch kind {
+		case 0:
+			f.req, err = shmem.StartReduce(c, f.dst, c.mine, shmem.OpSum)
+			f.want = func(i int) (sum int32) {
+				for _, pe := range c.pes {
+					sum += c.val(pe, i)
+				}
+				return sum
+			}
+		case 1:
+			f.dst = c.mine
+			f.req, err = shmem.StartBroadcast(c, f.dst, root)
+			f.want = func(i int) int32 { return c.val(c.pes[root], i) }
+		case 2:
+			f.dst = make([]int32, c.n*len(c.pes))
+			f.req, err = shmem.StartAllGather(c, f.dst, c.mine)
+			f.want = func(i int) int32 { return c.val(c.pes[i/c.n], i%c.n) }
+		case 3: // rank r has r parts more than the first
+			counts, all := make([]int, len(c.pes)), 0
+			for r := range counts {
+				counts[r] = c.n * (1 + r)
+				all += counts[r]
+			}
+			f.dst = make([]int32, all)
+			f.req, err = shmem.StartAllGatherV(c, f.dst, counts, c.values(counts[c.Rank()], 0))
+			f.want = func(i int) int32 {
+				r := 0
+				for ; i >= counts[r]; r++ {
+					i -= counts[r]
+				}
+				return c.val(c.pes[r], i)
+			}
+		}
+		if e.must("start", err); err == nil {
+			flights = append(flights, f)
+		}
+	}
+	for len(flights) != 0 {
+		i := e.t.Rng.IntN(len(flights))
+		f := flights[i]
+		flights = slices.Delete(flights, i, i+1)
+		err := f.req.Wait(e.t.ctx)
+		f.c.gives("started call", err, f.dst, f.want)
+		f.req.Free()
+	}
+}
+
 // allocate allocates one or two blocks, uses them, and frees them; or it asks for blocks that are
 // refused on all PEs.
 func (e *element) allocate(common *rand.Rand) {

@@ -46,6 +46,7 @@ var phases = []phaseKind{
 	{"reduce", 3, collective((*numbers).reduce)},
 	{"all-gather", 3, collective((*numbers).gather)},
 	{"all-to-all", 3, collective((*numbers).trade)},
+	{"started", 3, (*element).started},
 	{"alloc", 4, (*element).allocate},
 	{"mismatch", 1, (*element).mismatch},
 	fault,
