@@ -416,6 +416,9 @@ func (p *PE) disseminate(ctx context.Context, r *Request) (done bool, err error)
 	}
 	for ; d.distance < n; d.distance *= 2 {
 		to, from := &p.peers[(p.id+d.distance)%n], r.from()
+		if !d.sent && r.broken {
+			return false, nil
+		}
 		if !d.sent {
 			if ok, err := to.tryWord(d.words, d.mark); !ok {
 				if err != nil {

@@ -140,7 +140,11 @@
 // names the PE. So do the calls that wait for all PEs (Quiet, Barrier, WaitUntil, collective
 // calls), which check from time to time that the others are alive (transport.Config.KeepAlive).
 // Puts, gets and atomics among the other PEs go on, and so do the calls of teams that the failed PE
-// is not in.
+// is not in. Those that are left make a smaller team with [Team.Shrink], and go on in it:
+//
+//	if err = shmem.Reduce(ctx, team, sums, part, shmem.OpSum); errors.As(err, &gone) {
+//		team, err = team.Shrink(ctx)
+//	}
 //
 // With Transport.QP.Failover on all PEs, a PE with several NICs survives the loss of one, or of the
 // path to another PE: no call fails, with two exceptions.

@@ -301,7 +301,7 @@ func (x *exchange) isNext(r *Request, t *peer, sends bool) bool {
 
 // sendAll does the sends to a peer that have begun, as far as there is room.
 func (p *PE) sendAll(r *Request, t *peer, l *line) error {
-	for l.out.n != 0 && t.hasRoom() && p.exchange.isNext(r, t, true) {
+	for l.out.n != 0 && !r.broken && t.hasRoom() && p.exchange.isNext(r, t, true) {
 		i := l.out.first()
 		b := r.memory(r.run.Step(i).From)
 		g := r.tag

@@ -358,3 +358,80 @@ func TestATeamOutlivesAnotherPE(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// PEs that are left after others have died in the middle of calls make a smaller team each time, in
+// which no message of a failed call is taken for one of the new ones.
+func TestShrink(t *testing.T) {
+	for _, s := range []shape{{4, 1, 1}, {4, 1, 4}, {4, 2, 1}} {
+		t.Run(s.String(), func(t *testing.T) {
+			l := newTestbed(t, s, quick())
+			l.mayFail = true // two PEs die
+			kill := func(pe int) {
+				for nic := range s.nics {
+					l.fabric.Device(pe*s.nics + nic).Kill()
+				}
+			}
+			err := l.world.Run(l.ctx, func(_ context.Context, pe *shmem.PE) error {
+				ctx := l.ctx // a PE that has died does not end the contexts of the others
+				team := pe.Team()
+				for dead := 3; dead > 1; dead-- {
+					for round := 0; ; round++ {
+						if pe.Rank() == dead && round == 3 {
+							kill(dead)
+							return nil
+						}
+						v := make([]int64, 20000)
+						r, err := shmem.StartReduce(team, v, v, shmem.OpSum)
+						if err == nil {
+							err = errors.Join(vectors(ctx, team, 30000), r.Wait(ctx))
+						}
+						if errors.As(err, new(*shmem.PEError)) {
+							break
+						}
+						if err != nil {
+							return err
+						}
+					}
+					smaller, err := team.Shrink(ctx)
+					if err != nil {
+						return err
+					}
+					team = smaller
+					if team.Size() != dead || team.Rank() != pe.Rank() {
+						return wrong("rank %d of %v with %d PEs", team.Rank(), team, team.Size())
+					}
+					if err := vectors(ctx, team, 1000); err != nil {
+						return err
+					}
+				}
+				return pe.Close(ctx)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A team that has lost nobody can be shrunk, too. Who waits for a PE that does not call it says so.
+func TestShrinkWaitsForAll(t *testing.T) {
+	l := newTestbed(t, shape{3, 1, 1}, shmem.Config{})
+	l.mayFail = true // the PEs get out of step
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		same, err := pe.Team().Shrink(ctx)
+		if err != nil || same.Size() != 3 || same.String() != `team "world/shrunk"` {
+			return wrong("%v: %w", same, err)
+		}
+		if err := vectors(ctx, same, 100); err != nil || pe.Rank() == 2 {
+			return err
+		}
+		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		want := `PE 2 of 3 has not called shrink of team "world/shrunk"`
+		if _, err := same.Shrink(soon); !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), want) {
+			return wrong("%w, want %q", err, want)
+		}
+		return nil
+	})
+}

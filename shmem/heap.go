@@ -63,6 +63,7 @@ const (
 	wordQuestion = wordTaken + 1     // three, with which from asks about the call that it waits in
 	wordSleeps   = wordQuestion + 3  // from asks to be woken: see await.go
 	wordGaveUp   = wordSleeps + 1    // the deadline of from's collective call has passed
+	wordShrink   = wordGaveUp + 1    // some, with which from says who is gone: see shrink.go
 )
 
 // word returns the offset of a word for PE from.

@@ -38,6 +38,7 @@ type mailboxes struct {
 	more    bool        // the call that has opened the last message opens another one
 	owes    owed        // what must be sent to the peer, and could not be yet
 	posting posting
+	ordered bool // the next count lands behind the last one
 }
 
 // owed is what is sent to a peer when calls are driven next.
@@ -227,12 +228,15 @@ func (t *peer) discard(slot uint64) error {
 // when calls are driven next.
 func (t *peer) tell() error {
 	// An older count that lands late, over a slow rail, would take the slot back.
-	ok, err := tried(t.order(noWait{}))
-	if ok {
+	ok, err := t.ordered, error(nil)
+	if !ok {
+		ok, err = tried(t.order(noWait{}))
+	}
+	if t.ordered = ok; ok {
 		ok, err = t.tryWord(t.pe.layout.taken(t.pe.id), t.taken)
 	}
 	if ok {
-		t.counted = t.taken
+		t.counted, t.ordered = t.taken, false
 	}
 	if !ok && err == nil {
 		t.owe(oweCount)
@@ -247,4 +251,19 @@ func (t *peer) tryWord(off, v uint64) (ok bool, err error) {
 		t.owe(oweWake)
 	}
 	return ok, err
+}
+
+// shrinkWord returns what a peer has written for a Shrink.
+func (t *peer) shrinkWord(i int) uint64 {
+	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.word(t.id, wordShrink+i)))
+}
+
+// drain drops the messages of a peer that were posted and not taken out.
+func (t *peer) drain(posted uint64) {
+	t.empty = [depth]bool{}
+	t.opened, t.taken = posted, posted
+	if t.posting.of != nil {
+		t.posting = posting{torn: true}
+	}
+	_ = t.tell() // the endpoint reports a peer that has failed
 }

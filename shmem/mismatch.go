@@ -237,8 +237,8 @@ func (p *PE) compare(ctx context.Context, r *Request) error {
 // same team. waits says that this PE waits for the peer in a call.
 func (p *PE) answer(t *peer, r *Request, waits bool) (d difference, differ bool) {
 	step, theirs, of := t.question()
-	if of == nil {
-		return difference{}, false
+	if of == nil || p.gone.Load() != nil && of.gone() != nil {
+		return difference{}, false // calls of a team that has lost a PE end, whatever they are
 	}
 	if mine, ok := of.record.At(step); ok {
 		return difference{theirs: theirs, mine: mine, of: of, in: of}, mine != theirs
@@ -277,7 +277,9 @@ func (p *PE) meet(ctx context.Context, op string) (err error) {
 	p.world.record.add(kindClose, shape{})
 	p.compared = p.failed.err == nil && !p.knows.Load()
 	switch {
-	case p.gone.Load() != nil || p.mustStop() != 0:
+	case p.mustStop() != 0:
+	case p.gone.Load() != nil:
+		err = p.awaitSurvivors(ctx, op)
 	case p.compared:
 		err = p.awaitClose(ctx, op, p.world.record.mark(closeNumber))
 	default:
@@ -318,4 +320,18 @@ func (p *PE) awaitClose(ctx context.Context, op string, mark uint64) error {
 	x.under.Store(int32(len(x.requests)))
 	x.mu.Unlock()
 	return p.finish(ctx, r)
+}
+
+// awaitSurvivors waits in Close until the PEs of the last Shrink close, too, if they can.
+func (p *PE) awaitSurvivors(ctx context.Context, op string) error {
+	in := p.survivors
+	if in == nil || in.closed || in.gone() != nil || p.failed.err != nil {
+		return nil
+	}
+	a := syncOf(op)
+	err := in.carryOut(ctx, &a)
+	if errors.As(err, new(*PEError)) {
+		return nil // as without a Shrink
+	}
+	return err
 }

@@ -37,6 +37,7 @@ type PE struct {
 	blocks     *blocks
 	world      *Team
 	teams      []*Team       // those that have not been closed, world first
+	survivors  *Team         // of the last Shrink; nil without one
 	compared   bool          // in Close: this PE compares its calls with the others'
 	syncs      atomic.Uint64 // barriers so far; Stats reads it without the lock
 

@@ -45,8 +45,9 @@ type Request struct {
 	tmp     []uint64 // scratch memory
 	pinned  [2]pinned
 
-	done atomic.Bool
-	end  error // set before done
+	broken bool // it ends, and sends no more
+	done   atomic.Bool
+	end    error // set before done
 }
 
 // line is what a call sends to one peer, and receives from it.
@@ -195,7 +196,7 @@ func (p *PE) newRequest() *Request {
 	r := x.spare[n-1]
 	x.spare = x.spare[:n-1]
 	clear(r.lines)
-	r.busy, r.leaving, r.rounds = r.busy[:0], r.leaving[:0], rounds{}
+	r.busy, r.leaving, r.rounds, r.broken = r.busy[:0], r.leaving[:0], rounds{}, false
 	r.done.Store(false)
 	r.end = nil
 	return r
@@ -287,7 +288,8 @@ func (p *PE) drive(ctx context.Context) {
 	}
 	for i := 0; i < len(x.requests); {
 		r := x.requests[i]
-		why := p.broken(r) // what has arrived before that still counts
+		why := p.broken(r)
+		r.broken = why != nil // what has arrived still counts, but nothing more goes out
 		done, err := p.advance(ctx, r)
 		switch {
 		case err != nil:

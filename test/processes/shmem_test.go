@@ -151,7 +151,8 @@ func signal(ctx context.Context, m *member, pe *shmem.PE) error {
 }
 
 // A PE is killed while some others are in a barrier, one waits for a signal, and one puts to it.
-// Every call returns an error that names the dead PE. Puts between live PEs still work.
+// Every call returns an error that names the dead PE. Live PEs still put to each other, and they
+// make a smaller team.
 func TestShmemPEKilled(t *testing.T) {
 	t.Parallel() // as its shapes do
 	eachShape(t, team{program: "shmem killed", members: 4, victim: true})
@@ -194,6 +195,9 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 	if err := names(pe.Barrier(ctx), victim); err != nil {
 		return fmt.Errorf("a barrier afterwards: %w", err)
 	}
+	if err := goOn(ctx, pe); err != nil {
+		return fmt.Errorf("without PE %d: %w", victim, err)
+	}
 	// Live PEs go on.
 	next := map[int]int{0: 1, 1: 3, 3: 0}[m.Rank]
 	if err := shmem.P(ctx, pe, words.At(2), uint64(m.Rank+1), next); err != nil {
@@ -206,6 +210,28 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 	}
 	_, err = m.gatherIdle(ctx, nil)
 	return err
+}
+
+// goOn computes in the team of those that are left.
+func goOn(ctx context.Context, pe *shmem.PE) error {
+	left, err := pe.Team().Shrink(ctx)
+	if err != nil {
+		return err
+	}
+	v := make([]uint64, 1<<17)
+	for i := range v {
+		v[i] = uint64(pe.Rank() + i)
+	}
+	if err := shmem.Reduce(ctx, left, v, v, shmem.OpSum); err != nil {
+		return err
+	}
+	n := pe.Size()
+	for i, sum := range v {
+		if want := uint64(n*(n-1)/2 - victim + (n-1)*i); sum != want {
+			return fmt.Errorf("sum %d of %v is %d, want %d", i, left, sum, want)
+		}
+	}
+	return nil
 }
 
 // names checks that the error of a call names the dead PE.

@@ -216,6 +216,21 @@ func (e *element) started(common *rand.Rand) {
 	}
 }
 
+// shrink makes a team of the PEs of another one of which none has died, calls it, and closes it.
+func (c *numbers) shrink(*rand.Rand) {
+	ctx := c.t.ctx
+	left, err := c.Shrink(ctx)
+	c.must("shrink", err)
+	if left.Rank() != c.Rank() || left.Size() != len(c.pes) {
+		c.t.Broken(lab.Content, "PE %d: rank %d of %d in %v, and %d of %d in %v", c.id, left.Rank(),
+			left.Size(), left, c.Rank(), len(c.pes), c.Team)
+	}
+	dst := make([]int32, c.n*len(c.pes))
+	err = shmem.AllGather(ctx, left, dst, c.mine)
+	c.gives("all-gather after shrink", err, dst, func(i int) int32 { return c.val(c.pes[i/c.n], i%c.n) })
+	c.must("close team", left.Close())
+}
+
 // allocate allocates one or two blocks, uses them, and frees them; or it asks for blocks that are
 // refused on all PEs.
 func (e *element) allocate(common *rand.Rand) {

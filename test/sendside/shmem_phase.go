@@ -47,6 +47,7 @@ var phases = []phaseKind{
 	{"all-gather", 3, collective((*numbers).gather)},
 	{"all-to-all", 3, collective((*numbers).trade)},
 	{"started", 3, (*element).started},
+	{"shrink", 1, collective((*numbers).shrink)},
 	{"alloc", 4, (*element).allocate},
 	{"mismatch", 1, (*element).mismatch},
 	fault,
