@@ -2,13 +2,17 @@ package collperf_test
 
 import (
 	"context"
+	"errors"
+	"io"
 	"math"
+	"net"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"ibverbx"
+	"ibverbx/internal/collective"
 	"ibverbx/internal/collperf"
 	"ibverbx/shmem"
 	"ibverbx/verbs/soft"
@@ -105,4 +109,85 @@ func TestUnknownOperation(t *testing.T) {
 	if collperf.Op("sort").Known() || !collperf.Op("all-reduce").Known() {
 		t.Error("what is known is wrong")
 	}
+}
+
+// BenchmarkTCPRing is what shmem is compared with: ranks in a ring of TCP connections, each with a
+// goroutine that sends while it receives, and nothing else.
+func BenchmarkTCPRing(b *testing.B) {
+	const ranks, size = 4, 64 << 20
+	var up, down [ranks]net.Conn // to the next rank, and from the one before
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	for i := range ranks {
+		if up[i], err = net.Dial("tcp", l.Addr().String()); err != nil {
+			b.Fatal(err)
+		}
+		defer up[i].Close()
+		if down[(i+1)%ranks], err = l.Accept(); err != nil {
+			b.Fatal(err)
+		}
+		defer down[(i+1)%ranks].Close()
+	}
+	var vectors [ranks][]float32
+	for i := range vectors {
+		vectors[i] = make([]float32, size/4)
+	}
+	gather := func(rank int, block func(int) []float32, first int) error {
+		for s := range ranks - 1 {
+			if err := exchange(up[rank], down[rank], block(first-s), block(first-s-1)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	reduce := func(rank int, block func(int) []float32) error {
+		in := make([]float32, size/4/ranks)
+		for s := range ranks - 1 {
+			if err := exchange(up[rank], down[rank], block(rank-s), in); err != nil {
+				return err
+			}
+			sum := block(rank - s - 1)
+			for i := range sum {
+				sum[i] += in[i]
+			}
+		}
+		return gather(rank, block, rank+1)
+	}
+	for name, call := range map[string]func(rank int, block func(int) []float32) error{
+		"all-reduce": reduce,
+		"all-gather": func(rank int, block func(int) []float32) error { return gather(rank, block, rank) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(size)
+			var wg sync.WaitGroup
+			for rank, v := range vectors {
+				wg.Go(func() {
+					block := func(i int) []float32 {
+						return v[len(v)/ranks*((i+2*ranks)%ranks):][:len(v)/ranks]
+					}
+					for range b.N {
+						if err := call(rank, block); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// exchange sends one block while it receives another.
+func exchange(up, down net.Conn, out, in []float32) error {
+	sent := make(chan error)
+	go func() {
+		_, err := up.Write(collective.Bytes(out))
+		sent <- err
+	}()
+	_, err := io.ReadFull(down, collective.Bytes(in))
+	return errors.Join(err, <-sent)
 }
