@@ -106,6 +106,43 @@ func Xor[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) error 
 	return err
 }
 
+// Lock waits until this PE alone holds a lock: a symmetric word that is zero at first, of which the
+// copy of PE 0 counts. Waiting PEs try again and again, in no order. What the last holder wrote
+// before Unlock is visible. Goroutines of a PE share what it holds.
+func Lock(ctx context.Context, pe *PE, lock Sym[uint64]) error {
+	for looks := 1; ; looks = min(2*looks, 1<<10) {
+		if held, err := TryLock(ctx, pe, lock); held || err != nil {
+			return err
+		}
+		left := looks
+		err := pe.worker.WaitFor(ctx, pe.cfg.Step, func() bool { left--; return left < 0 })
+		if err != nil {
+			return opError("lock", err)
+		}
+	}
+}
+
+// TryLock is [Lock] that does not wait for another holder; it reports whether this PE has the lock.
+func TryLock(ctx context.Context, pe *PE, lock Sym[uint64]) (bool, error) {
+	was, err := fetching(ctx, pe, "lock", changeCompare, lock, uint64(pe.id)+1, 0, 0)
+	return err == nil && was == 0, err
+}
+
+// Unlock gives up a lock. It calls Quiet first. If this PE does not hold it, the error is
+// verbs.ErrInvalid.
+func Unlock(ctx context.Context, pe *PE, lock Sym[uint64]) error {
+	const op = "unlock"
+	if err := pe.quiet(ctx, op); err != nil {
+		return err
+	}
+	mine := uint64(pe.id) + 1
+	was, err := fetching(ctx, pe, op, changeCompare, lock, 0, mine, 0)
+	if err == nil && was != mine {
+		return invalid(op, "the lock is not held by %v", pe)
+	}
+	return err
+}
+
 // change is the operation of an atomic on a word.
 type change uint8
 

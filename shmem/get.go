@@ -44,6 +44,24 @@ func GetNBI[T Element](ctx context.Context, pe *PE, dst []T, src Sym[T], from in
 	return nil
 }
 
+// IGet reads n elements of src on PE from, which are srcStride apart, into elements of dst that are
+// dstStride apart. Each is a get of its own, one after the other.
+func IGet[T Element](
+	ctx context.Context, pe *PE, dst []T, src Sym[T], dstStride, srcStride, n, from int,
+) error {
+	if err := checkStrides("iget", len(dst), src.n, dstStride, srcStride, n); err != nil {
+		return err
+	}
+	for i := range n {
+		v, err := G(ctx, pe, src.At(i*srcStride), from)
+		if err != nil {
+			return err
+		}
+		dst[i*dstStride] = v
+	}
+	return nil
+}
+
 // G reads the first element of src on PE from.
 func G[T Element](ctx context.Context, pe *PE, src Sym[T], from int) (T, error) {
 	const op = "g"

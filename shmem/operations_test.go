@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -563,4 +564,74 @@ func atomicSteps[T shmem.Word](ctx context.Context, pe *shmem.PE, w shmem.Sym[T]
 		}
 	}
 	return nil
+}
+
+// A lock keeps others out, and what its holder has put is there for the next one.
+func TestLock(t *testing.T) {
+	l := newTestbed(t, shape{4, 1, 4}, shmem.Config{})
+	words := allocate[uint64](l, 2)
+	lock, count := words.At(0), words.At(1)
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		for range 25 {
+			if err := shmem.Lock(ctx, pe, lock); err != nil {
+				return err
+			}
+			if held, err := shmem.TryLock(ctx, pe, lock); held || err != nil {
+				return wrong("locked twice: %v, %w", held, err)
+			}
+			v, err := shmem.G(ctx, pe, count, 2)
+			if err == nil {
+				err = shmem.P(ctx, pe, count, v+1, 2)
+			}
+			if err = errors.Join(err, shmem.Unlock(ctx, pe, lock)); err != nil {
+				return err
+			}
+		}
+		if err := pe.Barrier(ctx); err != nil {
+			return err
+		}
+		if v, err := shmem.G(ctx, pe, count, 2); v != 100 || err != nil {
+			return wrong("count %d: %w", v, err)
+		}
+		if err := shmem.Unlock(ctx, pe, lock); !errors.Is(err, verbs.ErrInvalid) {
+			return wrong("unlock of what is not held: %w", err)
+		}
+		return nil
+	})
+}
+
+// Elements with a stride, and words of which some have changed.
+func TestStridesAndSome(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 2}, shmem.Config{})
+	words := allocate[uint32](l, 10)
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		to := 1 - pe.Rank()
+		src := []uint32{1, 0, 2, 0, 3}
+		if err := shmem.IPut(ctx, pe, words, src, 4, 2, 3, to); err != nil {
+			return err
+		}
+		if err := pe.Barrier(ctx); err != nil {
+			return err
+		}
+		back := make([]uint32, 6)
+		if err := shmem.IGet(ctx, pe, back, words, 2, 4, 3, to); err != nil ||
+			!slices.Equal(back, []uint32{1, 0, 2, 0, 3, 0}) {
+			return wrong("read back: %v, %w", back, err)
+		}
+		some, err := shmem.WaitUntilSome(ctx, pe, words, shmem.GE, 2, nil)
+		if err != nil || !slices.Equal(some, []int{4, 8}) {
+			return wrong("words of 2 and more: %v, %w", some, err)
+		}
+		some, err = shmem.TestSome(pe, words, shmem.GT, 3, some[:0])
+		if err != nil || len(some) != 0 {
+			return wrong("words of more than 3: %v, %w", some, err)
+		}
+		for _, bad := range [][3]int{{0, 1, 1}, {1, 0, 1}, {5, 1, 3}, {1, 3, 3}, {1, 1, -1}, {1, 1, 6}} {
+			err := shmem.IPut(ctx, pe, words, src, bad[0], bad[1], bad[2], to)
+			if !errors.Is(err, verbs.ErrInvalid) {
+				return wrong("strides %v: %w", bad, err)
+			}
+		}
+		return nil
+	})
 }

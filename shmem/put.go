@@ -44,6 +44,36 @@ func PutNBI[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int)
 	return nil
 }
 
+// IPut writes n elements of src, which are srcStride apart, to elements of dst on PE to that are
+// dstStride apart. Each is a put of its own. It returns when you may write to src again; Quiet
+// completes it.
+func IPut[T Element](
+	ctx context.Context, pe *PE, dst Sym[T], src []T, dstStride, srcStride, n, to int,
+) error {
+	if err := checkStrides("iput", dst.n, len(src), dstStride, srcStride, n); err != nil {
+		return err
+	}
+	for i := range n {
+		if err := P(ctx, pe, dst.At(i*dstStride), src[i*srcStride], to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkStrides checks the arguments of a strided call.
+func checkStrides(op string, dst, src, dstStride, srcStride, n int) error {
+	if dstStride < 1 || srcStride < 1 || n < 0 {
+		return invalid(op, "%d elements with strides %d and %d: strides are 1 or more", n, dstStride,
+			srcStride)
+	}
+	if n > 0 && (n-1 >= (dst+dstStride-1)/dstStride || n-1 >= (src+srcStride-1)/srcStride) {
+		return invalid(op, "%d elements with strides %d of dst, which has %d, and %d of src, which has %d", n,
+			dstStride, dst, srcStride, src)
+	}
+	return nil
+}
+
 // P writes one value to the first element of dst on PE to.
 func P[T Element](ctx context.Context, pe *PE, dst Sym[T], v T, to int) error {
 	const op = "p"

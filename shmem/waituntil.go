@@ -102,6 +102,35 @@ func WaitUntilAny[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value 
 	return max(which, 0), err
 }
 
+// WaitUntilSome is [WaitUntilAny] that appends the indexes of all such words to some, in order.
+func WaitUntilSome[T Word](
+	ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value T, some []int,
+) ([]int, error) {
+	if _, err := WaitUntilAny(ctx, pe, s, cmp, value); err != nil {
+		return some, err
+	}
+	return findAll(pe, s, cmp, value, some), nil
+}
+
+// TestSome is [WaitUntilSome] that makes some progress and does not wait.
+func TestSome[T Word](pe *PE, s Sym[T], cmp Cmp, value T, some []int) ([]int, error) {
+	if err := pe.checkWait("test some", s.off, s.n, s.bytes(), cmp); err != nil {
+		return some, err
+	}
+	pe.worker.Progress()
+	return findAll(pe, s, cmp, value, some), nil
+}
+
+// findAll appends the indexes of the words that satisfy the comparison.
+func findAll[T Word](pe *PE, s Sym[T], cmp Cmp, value T, some []int) []int {
+	for i := range s.n {
+		if holds(cmp, load[T](pe, s.off+uint64(i*collective.SizeOf[T]())), value) {
+			some = append(some, i)
+		}
+	}
+	return some
+}
+
 // Test makes some progress and reports whether WaitUntil would return at once.
 func Test[T Word](pe *PE, s Sym[T], cmp Cmp, value T) (bool, error) {
 	if err := pe.checkWait("test", s.off, s.n, s.bytes(), cmp); err != nil {
