@@ -67,10 +67,10 @@ func (c *Conn) wanted(data []byte) error {
 	// If what the peer may send lies here unread, the reader is slow, and more room does not help.
 	bytes := binary.LittleEndian.Uint32(data)
 	if bytes == 0 {
-		if 2*uint64(in.unread) < in.window && in.window < lastWindow &&
-			c.link.carrier.hub.memory.take(int64(in.window)) {
-			in.limit += in.window
-			in.window *= 2
+		more := min(in.window, lastWindow-in.window)
+		if 2*uint64(in.unread) < in.window && more != 0 && c.link.carrier.hub.memory.take(int64(more)) {
+			in.limit += more
+			in.window += more
 			c.due.space = true
 		}
 		return nil
@@ -204,6 +204,7 @@ func (c *Conn) tidy() (more bool) {
 		out.chunks = out.chunks[:0]
 		if room := out.sent + firstWindow; out.limit > room && c.due.shrink == 0 {
 			c.due.shrink, out.limit = out.limit, room
+			out.wanted[forSpace] = false // a want is answered only if it can be met
 		}
 		c.control(c.link.ep)
 	}

@@ -102,12 +102,12 @@ func TestIdleStreamGivesBack(t *testing.T) {
 		}
 	}
 	for range 3 {
-		for n := uint64(2 * firstWindow); n <= lastWindow; n *= 2 {
+		until(t, "the window grows", func() bool {
 			a.mu.Lock()
 			a.want(forSpace, 0) // as a Write does that finds no room
 			a.mu.Unlock()
-			until(t, "the window doubles", window(n))
-		}
+			return window(lastWindow)()
+		})
 		mustWrite(t, a, make([]byte, 4000))
 		mustRead(t, b, 4000)
 		until(t, "what is idle comes back", func() bool {
@@ -121,6 +121,25 @@ func TestIdleStreamGivesBack(t *testing.T) {
 	}
 	mustWrite(t, a, []byte("goes on"))
 	mustRead(t, b, 7)
+}
+
+// A window of any size grows to the last one and no further, and room that has just come is kept.
+func TestRoom(t *testing.T) {
+	a, b := pair(t, over(t, nics.Soft))
+	b.mu.Lock()
+	b.in.window, b.in.limit = lastWindow/2+1, lastWindow/2+1
+	noError(t, b.wanted(le32(0)))
+	if b.in.window != lastWindow || b.in.limit != lastWindow {
+		t.Errorf("a window of %d, and a limit of %d", b.in.window, b.in.limit)
+	}
+	b.in.window = firstWindow // as the budget has it
+	b.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.due.shrink = a.out.limit // it found no resource
+	if noError(t, a.moreSpace(le64(lastWindow))); a.due.shrink != 0 {
+		t.Error("the limit is lowered to more than it was")
+	}
 }
 
 // until waits for a condition that other goroutines bring about.

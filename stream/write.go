@@ -316,6 +316,7 @@ func (c *Conn) moreSpace(data []byte) error {
 			c.out.limit)
 	}
 	c.out.limit, c.out.wanted[forSpace] = limit, false
+	c.due.shrink = 0 // if it was not sent yet
 	if limit-c.out.sent > firstWindow {
 		c.link.untidy.Store(true)
 	}
