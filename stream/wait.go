@@ -103,13 +103,14 @@ func (l *link) await(w *waiter) {
 	w.asleep.Store(false)
 }
 
-// beginPolling reports whether one more call may make progress in place.
+// beginPolling reports whether one more call may make progress in place. A race may let in one too
+// many; counting first and looking then would make run park for a call that sleeps.
 func (c *carrier) beginPolling() bool {
-	if c.pollers.Add(1) <= maxPollers {
-		return true
+	if c.pollers.Load() >= maxPollers {
+		return false
 	}
-	c.pollers.Add(-1)
-	return false
+	c.pollers.Add(1)
+	return true
 }
 
 // endPolling ends what beginPolling began. The last poller leaves progress to run if others sleep.
