@@ -115,7 +115,7 @@
 // After an error no collective call of the team works any more, and the memory of the one that
 // failed may be accessed until [Worker.Close] has returned. Messages and other teams go on, and the
 // ranks that are left can make a smaller team: see [Team.Shrink]. Errors name ranks by their
-// numbers in the world.
+// numbers in the world, and with their hosts if there are several.
 //
 // # Teams
 //

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 
 	"ibverbx"
@@ -78,8 +79,10 @@ func (c *Config) cannotJoin(ctx context.Context, why error) {
 
 const noRanks = "the worker has no ranks: make it with Join"
 
-// maxRanks is the most ranks.
-const maxRanks = 1 << 16
+const (
+	maxRanks = 1 << 16 // the most ranks
+	maxHost  = 100     // the most characters of a host's name
+)
 
 // ranks is the processes that a worker has joined. Worker.mu guards it.
 //
@@ -88,7 +91,16 @@ const maxRanks = 1 << 16
 type ranks struct {
 	w        *Worker
 	peers    []*Endpoint      // nil for a worker that has not joined
+	hosts    []string         // their names, by rank; nil if all ranks are on one
 	arriving map[int]*partial // routed messages of which some pieces have arrived, by sender
+}
+
+// name names a rank in errors: with its host, if there are several.
+func (r *ranks) name(rank int) string {
+	if r.hosts == nil || r.hosts[rank] == "" {
+		return fmt.Sprintf("rank %d", rank)
+	}
+	return fmt.Sprintf("rank %d on %s", rank, r.hosts[rank])
 }
 
 // peer is Worker.Peer.
@@ -173,6 +185,8 @@ type rowHead struct {
 	Rank     int  `json:"rank"`
 	Size     int  `json:"size"`
 	OnDemand bool `json:"on_demand"`
+	// Host is the name of the rank's host, for errors; empty if it has none.
+	Host string `json:"host,omitempty"`
 }
 
 // rowVersion is the version of rows, and of routed messages.
@@ -218,7 +232,8 @@ func (r *ranks) row() ([]byte, error) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
 	cfg := &r.w.cfg
-	row, err := json.Marshal(rowHead{rowVersion, cfg.Rank, cfg.Size, cfg.OnDemand})
+	host, _ := os.Hostname()
+	row, err := json.Marshal(rowHead{rowVersion, cfg.Rank, cfg.Size, cfg.OnDemand, host})
 	if err != nil {
 		return nil, err
 	}
@@ -261,28 +276,34 @@ func (r *ranks) connectRows(rows [][]byte) error {
 	}
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
+	hosts := make([]string, len(rows))
 	for rank, row := range rows {
-		if rank == r.w.cfg.Rank || len(row) == 0 {
+		if len(row) == 0 {
 			continue
 		}
-		card, err := r.parseRow(rank, row)
+		card, err := r.parseRow(rank, row, &hosts[rank])
 		if err != nil {
 			return fmt.Errorf("row of rank %d: %w", rank, err)
 		}
-		e := r.peers[rank]
-		if e == nil {
+		if r.peers[rank] == nil {
 			continue
 		}
+		e := r.peers[rank]
 		if err := e.connect(card); err != nil {
 			return err
 		}
 		e.connected()
 	}
+	for _, host := range hosts {
+		if host != hosts[0] {
+			r.hosts = hosts
+		}
+	}
 	return nil
 }
 
 // parseRow checks the row of a rank, and returns the card in it for this one, if it needs one.
-func (r *ranks) parseRow(rank int, row []byte) (card Card, err error) {
+func (r *ranks) parseRow(rank int, row []byte, host *string) (card Card, err error) {
 	text, rest, _ := bytes.Cut(row, []byte{'\n'})
 	var head rowHead
 	if err := json.Unmarshal(text, &head); err != nil {
@@ -300,7 +321,8 @@ func (r *ranks) parseRow(rank int, row []byte) (card Card, err error) {
 	case head.OnDemand != cfg.OnDemand:
 		return card, fmt.Errorf("%w: its OnDemand is %t, that of this rank %t", verbs.ErrInvalid,
 			head.OnDemand, cfg.OnDemand)
-	case r.peers[rank] == nil:
+	}
+	if *host = peertext.Line(head.Host, maxHost); r.peers[rank] == nil {
 		return card, nil
 	}
 	for range r.w.cfg.Rank {

@@ -182,11 +182,24 @@ func (x *exchange) awaited(c *flight) string {
 
 // named says which members are late, by their ranks in the world.
 func (x *exchange) named(late func(rank int) bool, one, many string) string {
-	return roster.Late("rank", x.w.cfg.Size, func(world int) bool {
+	is := func(world int) bool {
 		rank := x.t.find(world)
 		return rank >= 0 && late(rank)
-	}, one, many)
+	}
+	if x.w.ranks.hosts == nil {
+		return roster.Late("rank", x.w.cfg.Size, is, one, many)
+	}
+	var names []string
+	for world := range x.w.cfg.Size {
+		if is(world) {
+			names = append(names, x.w.ranks.name(world))
+		}
+	}
+	return roster.Named(names, one, many)
 }
+
+// name names a member by its rank in the world.
+func (x *exchange) name(rank int) string { return x.w.ranks.name(x.t.world(rank)) }
 
 // lateError is the error of a collective call whose deadline has passed.
 type lateError struct {

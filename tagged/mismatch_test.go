@@ -1,10 +1,12 @@
 package tagged_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -313,6 +315,34 @@ func TestBadNotes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestHostsAreNamed: if the ranks are on several hosts, errors of collective calls name these, made
+// safe for a terminal.
+func TestHostsAreNamed(t *testing.T) {
+	own, _ := os.Hostname()
+	r := newJoined(t, 3, tagged.Config{}, func(rank int, cfg *tagged.Config) {
+		exchange := cfg.Exchange
+		cfg.Exchange = func(ctx context.Context, mine []byte) ([][]byte, error) {
+			host := fmt.Appendf(nil, `"host":"node%d\u001b"`, rank/2)
+			return exchange(ctx, bytes.Replace(mine, fmt.Appendf(nil, `"host":%q`, own), host, 1))
+		}
+	})
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	call, err := tagged.StartGather(r.workers[0], make([]int8, 3), []int8{1}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "context canceled: rank 1 on node0 , rank 2 on node1  are awaited"
+	if err := call.Wait(over); !strings.Contains(fmt.Sprint(err), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+	_, _ = tagged.StartBroadcast(r.workers[2], []int8{}, 9)
+	r.done(call)
+	if err := call.Err(); !strings.Contains(err.Error(), "rank 2 on node1  has ended it") {
+		t.Errorf("%v", err)
 	}
 }
 

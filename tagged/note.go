@@ -251,10 +251,10 @@ func (x *exchange) stoppedBy(why byte, origin int, text string) {
 	case stopGaveUp:
 		cause = ErrCanceled
 		if len(x.calls) != 0 && len(x.calls[0].waiting) != 0 {
-			also = fmt.Sprintf("; rank %d waits, too: %s", x.w.cfg.Rank, x.awaited(x.calls[0]))
+			also = fmt.Sprintf("; %s waits, too: %s", x.name(x.t.rank), x.awaited(x.calls[0]))
 		}
 	}
-	x.stopped = fmt.Errorf("%w: rank %d has ended it: %s%s", cause, x.t.world(origin), text, also)
+	x.stopped = fmt.Errorf("%w: %s has ended it: %s%s", cause, x.name(origin), text, also)
 	if len(x.calls) != 0 {
 		_ = x.ended(x.calls[0].name(), x.calls[0].step)
 	}
@@ -303,8 +303,8 @@ func (x *exchange) compare() {
 		if c.odd.IsZero() {
 			c.odd = now.Add(answerTime) // the rank answers what it calls, if it makes progress
 		} else if now.After(c.odd) {
-			x.fail(c, stopMismatch, fmt.Errorf("%w: rank %d has made another call, and does not say which; "+
-				"this one, rank %d, calls %v", ErrMismatch, x.t.world(s.Peer), x.w.cfg.Rank, c.ticket))
+			x.fail(c, stopMismatch, fmt.Errorf("%w: %s has made another call, and does not say which; "+
+				"this one, %s, calls %v", ErrMismatch, x.name(s.Peer), x.name(x.t.rank), c.ticket))
 			return
 		}
 	}
@@ -330,12 +330,11 @@ func (x *exchange) overtaken(e *Endpoint, r *Request, c *flight) bool {
 
 // mismatch ends the calls on all ranks, because another rank makes a different one.
 func (x *exchange) mismatch(rank int, step uint64, theirs, mine ticket) {
-	rank = x.t.world(rank)
-	err := fmt.Errorf("%w: rank %d calls %v, this one, rank %d, %v", ErrMismatch, rank, theirs, x.w.cfg.Rank,
-		mine)
+	err := fmt.Errorf("%w: %s calls %v, this one, %s, %v", ErrMismatch, x.name(rank), theirs,
+		x.name(x.t.rank), mine)
 	if (theirs^mine)&ticketCall == 0 {
-		err = fmt.Errorf("%w: rank %d and this one, rank %d, call %v, but have not made the same calls "+
-			"before", ErrMismatch, rank, x.w.cfg.Rank, mine)
+		err = fmt.Errorf("%w: %s and this one, %s, call %v, but have not made the same calls "+
+			"before", ErrMismatch, x.name(rank), x.name(x.t.rank), mine)
 	}
 	name := mine.call().name()
 	if len(x.calls) != 0 {

@@ -61,8 +61,8 @@ func newRigOver(t testing.TB, fabric soft.Config, workers int, cfg tagged.Config
 	return r
 }
 
-// newJoined makes a rig of workers that have joined, with a NIC each.
-func newJoined(t testing.TB, ranks int, cfg tagged.Config) *rig {
+// newJoined makes a rig of workers that have joined, with a NIC each; change is that of join.
+func newJoined(t testing.TB, ranks int, cfg tagged.Config, change ...func(int, *tagged.Config)) *rig {
 	t.Helper()
 	f, err := soft.New(soft.Config{Devices: ranks})
 	if err != nil {
@@ -78,7 +78,7 @@ func newJoined(t testing.TB, ranks int, cfg tagged.Config) *rig {
 		r.domains = append(r.domains, dom)
 	}
 	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceShort
-	for i, err := range r.join(cfg) {
+	for i, err := range r.join(cfg, change...) {
 		if err != nil {
 			t.Fatalf("rank %d: %v", i, err)
 		}
