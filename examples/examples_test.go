@@ -86,6 +86,12 @@ func TestExamplesRun(t *testing.T) {
 			fmt.Sprintf("rank %d of 3: 300 steps, 50000 cells as one process computes them\n", rank),
 			[]string{fmt.Sprint("IBVERBX_RANK=", rank), "IBVERBX_SIZE=3", "IBVERBX_ADDRESS=" + addr}})
 	}
+	for rank := range 6 {
+		examples["matmul"] = append(examples["matmul"], process{nil,
+			fmt.Sprintf("rank %d of 6: block %d, %d of 2 by 3: 3456 products as one process computes them\n",
+				rank, rank/3, rank%3),
+			[]string{fmt.Sprint("IBVERBX_RANK=", rank), "IBVERBX_SIZE=6", "IBVERBX_ADDRESS=" + addr}})
+	}
 	rate := regexp.MustCompile(`[0-9]+\.[0-9]{2} GB/s`)
 	for name, processes := range examples {
 		t.Run(name, func(t *testing.T) {
