@@ -318,6 +318,38 @@ func TestBadNotes(t *testing.T) {
 	}
 }
 
+// FuzzNotes gives a rank a note of any bytes. It ends the endpoint that it came over, or the calls,
+// or nothing; another note can be read then.
+func FuzzNotes(f *testing.F) {
+	for kind := range byte(7) {
+		f.Add(append([]byte{kind, 7: 0, 8: 1, 15: 0, 16: 1, 23: 0}, 0, 0, 0, 0))
+	}
+	f.Add([]byte{5})
+	f.Fuzz(func(t *testing.T, note []byte) {
+		r := newJoined(t, 2, tagged.Config{})
+		call, err := r.workers[0].StartBarrier()
+		if err != nil {
+			t.Fatal(err)
+		}
+		post := func(b []byte) {
+			b = b[:min(len(b), 1000)]
+			if _, err := r.peer(1, 0).Transport().AMBcopy(tagged.FirstAMID, head(16, 0, 0, 0, 0xfe<<56),
+				func(dst []byte) int { return copy(dst, b) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		post(note)
+		r.settle()
+		if r.peer(0, 1).Err() == nil && r.peer(1, 0).Err() == nil && !call.Done() {
+			post([]byte{3, 23: 0}) // rank 0 has given up
+		}
+		r.until(call.Done)
+		if call.Err() == nil {
+			t.Error("a barrier of one rank has succeeded")
+		}
+	})
+}
+
 // TestHostsAreNamed: if the ranks are on several hosts, errors of collective calls name these, made
 // safe for a terminal.
 func TestHostsAreNamed(t *testing.T) {

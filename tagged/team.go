@@ -27,6 +27,7 @@ type Team struct {
 	rank     int
 	members  []int       // the rank in the world of each member
 	index    map[int]int // the reverse
+	shrinks  int         // how many ranks the next Shrink leaves out at least; Worker.mu guards it
 	exchange exchange
 }
 
@@ -148,9 +149,9 @@ func (t *Team) Dup(ctx context.Context) (*Team, error) { return t.Split(ctx, 0, 
 //
 // If another member fails meanwhile, or a context ends, Shrink fails on those that it keeps
 // waiting. A member that has got a team all the same finds out in a call of that. Then those that
-// are left call Shrink of the old team again, with a longer list. Lists of the same length that
-// differ are refused with ErrMismatch; if their lengths differ, the members wait for each other
-// until their contexts end.
+// are left call Shrink of the old team again, with a longer list: one of the same length is refused
+// then. Lists of the same length that differ are refused with ErrMismatch; if their lengths differ,
+// the members wait for each other until their contexts end.
 func (t *Team) Shrink(ctx context.Context, without ...int) (*Team, error) {
 	const op = "shrink"
 	without = slices.Compact(slices.Sorted(slices.Values(without)))
@@ -163,8 +164,8 @@ func (t *Team) Shrink(ctx context.Context, without ...int) (*Team, error) {
 				t.rank, t.Size())
 		}
 	}
-	if t.isClosed() {
-		return nil, refuse(op, ErrClosed, t.String())
+	if err := t.mayShrink(op, len(without)); err != nil {
+		return nil, err
 	}
 	t.exchange.retire(fmt.Errorf("%w: rank %d shrinks the %v", ErrCanceled, t.world(t.rank), t), true)
 	var members []int
@@ -214,11 +215,20 @@ func (t *Team) Close() error {
 	return nil
 }
 
-// isClosed reports whether the team has ended.
-func (t *Team) isClosed() bool {
+// mayShrink refuses to shrink a closed team, or by as many members as before: messages of that call
+// may still be on their way.
+func (t *Team) mayShrink(op string, without int) error {
 	t.w.mu.Lock()
 	defer t.w.mu.Unlock()
-	return t.w.closed || t.w.teams.of(t.number) != t
+	switch {
+	case t.w.closed || t.w.teams.of(t.number) != t:
+		return refuse(op, ErrClosed, t.String())
+	case without < t.shrinks:
+		return refuse(op, verbs.ErrInvalid, "%d ranks are left out: this call must leave out more than the "+
+			"last one, at least %d", without, t.shrinks)
+	}
+	t.shrinks = without + 1
+	return nil
 }
 
 // owns reports whether a tag is of the team, or of what it shrinks to.

@@ -283,6 +283,31 @@ func TestTeamMismatch(t *testing.T) {
 	r.must("the world", func(_ int, w *tagged.Worker) error { return w.Barrier(ctx) })
 }
 
+// TestTeamLate: a member whose deadline passes in a call of a team names those that are late, as
+// ranks of the world.
+func TestTeamLate(t *testing.T) {
+	r := newJoined(t, 4, tagged.Config{OnDemand: true})
+	ctx := background(r)
+	teams := r.split(r.worlds(), func(rank int) int { return rank % 2 }, zero) // 0 2, 1 3
+	call, err := teams[1].StartBarrier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithDeadline(ctx, time.Now())
+	defer cancel()
+	const want = "tagged: barrier 1 of team 1: context deadline exceeded: rank 3 of 4 has not "
+	var late interface{ Late() ([]int, int) }
+	if err := call.Wait(over); !errors.As(err, &late) || !strings.HasPrefix(err.Error(), want) {
+		t.Fatalf("%v, want %s", err, want)
+	}
+	if who, size := late.Late(); !slices.Equal(who, []int{3}) || size != 4 {
+		t.Errorf("ranks %v of %d are late", who, size)
+	}
+	if err := errors.Join(teams[3].Barrier(ctx), call.Wait(ctx)); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestTeamDeath: a rank that dies ends the calls of its teams, with its name, and of no other; what
 // is left of the world shrinks, again when another rank dies, and its numbers close up.
 func TestTeamDeath(t *testing.T) {
@@ -351,6 +376,12 @@ func TestTeamDeath(t *testing.T) {
 			return nil
 		})
 	}
+	// Rank 2 has not heard yet, and its list is too short: it fails, and joins the others.
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := r.workers[2].World().Shrink(over); !errors.Is(err, context.Canceled) {
+		t.Errorf("rank 2 alone: %v", err)
+	}
 	left := []int{0, 1, 2, 4}
 	smaller := shrink(left, 3)
 	sum(smaller, left, 7)
@@ -358,11 +389,9 @@ func TestTeamDeath(t *testing.T) {
 		t.Errorf("the world: %v", err)
 	}
 	die(4)
-	// Rank 2 has not heard yet, and its list is too short: it fails, and joins the others.
-	over, cancel := context.WithCancel(ctx)
-	cancel()
-	if _, err := r.workers[2].World().Shrink(over, 3); err == nil {
-		t.Error("rank 2 alone has made a team")
+	if _, err := r.workers[2].World().Shrink(ctx, 4); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "1 ranks are left out: this call must leave out more") {
+		t.Errorf("a list of the same length: %v", err)
 	}
 	left = []int{0, 1, 2}
 	sum(shrink(left, 3, 4), left, 3)
