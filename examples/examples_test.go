@@ -122,6 +122,9 @@ func TestExamplesRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
+		if _, err := os.Stat(filepath.Join(e.Name(), "go.mod")); err == nil {
+			continue // a module of its own, which CI runs
+		}
 		if _, known := examples[e.Name()]; e.IsDir() && !known {
 			t.Errorf("%s: no expected output: every example is run by this test", e.Name())
 		}
