@@ -174,6 +174,41 @@ func TestThisHost(t *testing.T) {
 	}
 }
 
+// Files of the loader that include each other are read once each: 20 of 20 lines were millions of
+// reads otherwise. What the last of them names is found.
+func TestIncludesOfEachOther(t *testing.T) {
+	const files = 20
+	tree, reads := host(t, "none"), 0
+	tree["etc/ld.so.conf"] = &fstest.MapFile{Data: []byte("include d/*\n")}
+	for i := range files {
+		text := strings.Repeat("include *\n", files)
+		if i == files-1 {
+			text += "/opt/ofed/lib\n"
+		}
+		tree[fmt.Sprint("etc/d/", i)] = &fstest.MapFile{Data: []byte(text)}
+	}
+	tree["opt/ofed/lib/libibverbs.so.1"] = &fstest.MapFile{}
+	r := doctor.Check(counting{tree, &reads}, doctor.Config{})
+	if reads > 1000 || !slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool {
+		return f.Check == "libibverbs" && f.Seen == "/opt/ofed/lib/libibverbs.so.1"
+	}) {
+		t.Errorf("%d files opened: %+v", reads, r.Findings)
+	}
+}
+
+// counting counts what is opened, and ends a test that opens far too much.
+type counting struct {
+	fstest.MapFS
+	opened *int
+}
+
+func (c counting) Open(name string) (fs.File, error) {
+	if *c.opened++; *c.opened > 100_000 {
+		panic("more than 100,000 files are opened")
+	}
+	return c.MapFS.Open(name)
+}
+
 // FuzzCheck checks trees of any content: each finding has a status, a name and something seen, on
 // one line of printable text; what can be used was seen as a port that is up.
 func FuzzCheck(f *testing.F) {

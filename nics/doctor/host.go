@@ -31,7 +31,7 @@ func (x *exam) findLibrary() (file string, sure bool) {
 			dirs = append(dirs, v)
 		}
 	}
-	dirs = append(dirs, x.loaderDirs("etc/ld.so.conf", 0)...)
+	dirs = append(dirs, x.loaderDirs()...)
 	for _, dir := range append(dirs, libraryDirs...) {
 		if at := inside(dir) + "/" + libraryName; x.exists(at) {
 			return "/" + at, true
@@ -50,32 +50,47 @@ func (x *exam) findLibrary() (file string, sure bool) {
 // inside makes a path of the host one of its tree.
 func inside(file string) string { return strings.TrimPrefix(path.Clean("/"+file), "/") }
 
-// loaderDirs returns the directories that a file of the loader's configuration names, and those of
-// the files that it includes.
-func (x *exam) loaderDirs(file string, depth int) (dirs []string) {
-	const maxDepth, maxDirs = 3, 200
-	text, _ := x.read(file)
-	for l := range strings.Lines(text) {
-		l, _, _ = strings.Cut(l, "#")
-		words := strings.Fields(l)
-		switch {
-		case len(dirs) >= maxDirs:
-			return dirs
-		case len(words) == 2 && words[0] == "include" && depth < maxDepth:
-			pattern := words[1]
-			if !path.IsAbs(pattern) {
-				pattern = path.Join(path.Dir(file), pattern)
-			}
-			for _, name := range x.names(path.Dir(inside(pattern))) {
-				if ok, err := path.Match(path.Base(pattern), name); ok && err == nil {
-					dirs = append(dirs, x.loaderDirs(path.Join(path.Dir(inside(pattern)), name), depth+1)...)
+// loaderDirs returns the directories that the loader's configuration names, in its file and those
+// that it includes. Each file is read once, as the loader does, however often and deep it is
+// included.
+func (x *exam) loaderDirs() (dirs []string) {
+	const maxDirs, maxFiles = 200, 200
+	includes := 50 // lines that are followed: each lists a directory
+	files := []string{"etc/ld.so.conf"}
+	for i := 0; i < len(files); i++ {
+		text, _ := x.read(files[i])
+		for l := range strings.Lines(text) {
+			l, _, _ = strings.Cut(l, "#")
+			words := strings.Fields(l)
+			switch {
+			case len(words) == 2 && words[0] == "include" && includes > 0:
+				includes--
+				for _, file := range x.included(words[1], path.Dir(files[i])) {
+					if len(files) < maxFiles && !slices.Contains(files, file) {
+						files = append(files, file)
+					}
 				}
+			case len(words) == 1 && path.IsAbs(words[0]) && len(dirs) < maxDirs:
+				dirs = append(dirs, words[0])
 			}
-		case len(words) == 1 && path.IsAbs(words[0]):
-			dirs = append(dirs, words[0])
 		}
 	}
 	return dirs
+}
+
+// included returns the files that a pattern of the loader's configuration names; dir has the file
+// that includes them.
+func (x *exam) included(pattern, dir string) (files []string) {
+	if !path.IsAbs(pattern) {
+		pattern = path.Join(dir, pattern)
+	}
+	dir = path.Dir(inside(pattern))
+	for _, name := range x.names(dir) {
+		if ok, err := path.Match(path.Base(pattern), name); ok && err == nil {
+			files = append(files, path.Join(dir, name))
+		}
+	}
+	return files
 }
 
 // environment returns a variable of this process, as it was when the process began; empty if it has
