@@ -27,6 +27,14 @@ type examFlags struct {
 	JSON bool `name:"json"`
 }
 
+// oneEnd refuses a host to call together with a wait for calls.
+func (f *examFlags) oneEnd() error {
+	if f.Host != "" && f.Listen.given {
+		return usage("HOST and --listen: one end listens, and the other gives its address")
+	}
+	return nil
+}
+
 type doctorCmd struct {
 	examFlags
 	Memory   units.Size
@@ -36,6 +44,9 @@ type doctorCmd struct {
 
 // Run checks this host.
 func (f *doctorCmd) Run(c *console) error {
+	if err := f.oneEnd(); err != nil {
+		return err
+	}
 	if f.Listen.given {
 		return doctor.Serve(c.ctx, f.Listen.address, f.config(f.Provider), c.complain)
 	}
@@ -65,6 +76,9 @@ type selftestCmd struct {
 
 // Run tries NICs.
 func (f *selftestCmd) Run(c *console) error {
+	if err := f.oneEnd(); err != nil {
+		return err
+	}
 	cfg := selftest.Config{NICs: f.config(f.Provider), Probe: f.Probe, Conformance: f.Conformance}
 	if f.Listen.given {
 		return selftest.Serve(c.ctx, f.Listen.address, cfg, c.complain)

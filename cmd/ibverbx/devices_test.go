@@ -104,10 +104,9 @@ func TestNoRealNICs(t *testing.T) {
 	}
 }
 
-// TestDoctor checks a host without any file: it has no RDMA NIC, which is a failure only if one is
-// needed.
+// TestDoctor checks a host without any NIC, which is a failure only if one is needed.
 func TestDoctor(t *testing.T) {
-	root := "doctor --root " + t.TempDir()
+	root := "doctor --root " + withoutNICs(t)
 	for flags, want := range map[string]int{"": exitOK, " --need-rdma": exitFailed, " --memory 1G": exitOK} {
 		code, out, errs := command(t, root+flags)
 		if code != want || errs != "" || !strings.HasPrefix(out, "ibverbx uses shared memory") ||
@@ -131,6 +130,16 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// withoutNICs makes the root of a host that has no NIC, and no other file either.
+func withoutNICs(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "sys"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
 // TestDoctorBetweenTwo checks the path between two hosts, which here are one.
 func TestDoctorBetweenTwo(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
@@ -149,10 +158,16 @@ func TestDoctorBetweenTwo(t *testing.T) {
 		_, err := io.Copy(io.Discard, errs)
 		read <- err
 	}()
-	here := "doctor --provider roce --root " + t.TempDir() + " "
+	here := "doctor --provider roce --root " + withoutNICs(t) + " "
 	code, out, _ := command(t, here+address)
-	if code != exitOK || !strings.Contains(out, "1 MiB written each way and verified") {
+	if code != exitOK || !strings.Contains(out, "1 MiB written each way and verified") ||
+		!strings.Contains(out, "; the path is checked with provider roce.") {
 		t.Errorf("exit %d, stdout\n%s", code, out)
+	}
+	code, out, _ = command(t, "doctor --provider soft "+address)
+	if code != exitFailed || !strings.Contains(out, "do: give both ends the same --provider") ||
+		strings.Contains(out, "do: check that") {
+		t.Errorf("another provider: exit %d, stdout\n%s", code, out)
 	}
 	stop()
 	if code := <-over; code != exitOK {
@@ -162,8 +177,16 @@ func TestDoctorBetweenTwo(t *testing.T) {
 		t.Error(err)
 	}
 	code, out, _ = command(t, here+"127.0.0.1:1")
-	if code != exitFailed || !strings.Contains(out, "refused") || !strings.Contains(out, "doctor --listen") {
+	if code != exitFailed || !strings.Contains(out, "refused") ||
+		!strings.Contains(out, "do: start \"ibverbx doctor --listen\" there") ||
+		strings.Contains(out, "Config.") {
 		t.Errorf("nobody listens: exit %d, stdout\n%s", code, out)
+	}
+	for _, name := range []string{"doctor", "selftest"} {
+		if code, out, errs := command(t, name+" 127.0.0.1:1 --listen=127.0.0.1:0"); code != exitUsage ||
+			out != "" || !strings.Contains(errs, "HOST and --listen") {
+			t.Errorf("%s: exit %d, stdout %q, stderr %q", name, code, out, errs)
+		}
 	}
 }
 

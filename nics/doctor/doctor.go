@@ -66,7 +66,8 @@ type Report struct {
 
 // Config configures a check. The zero value works.
 type Config struct {
-	// Memory is how many bytes the job registers on this host. 0 means unknown.
+	// Memory is how many bytes the job registers on this host. 0 means unknown. More than the host
+	// has, or than a control group of this process may have, is a failure.
 	Memory uint64
 	// NeedRDMA makes it a failure that there is no RDMA NIC; otherwise it is a warning, because
 	// shared memory and UDP sockets take its place.
@@ -91,6 +92,9 @@ func Check(root fs.FS, cfg Config) *Report {
 	}
 	x.RDMA = len(x.NICs) != 0
 	x.missing(devices)
+	if cfg.Memory != 0 {
+		x.memory()
+	}
 	if len(devices) != 0 || cfg.Memory != 0 {
 		x.memlock(len(devices) != 0)
 	}
@@ -108,6 +112,10 @@ func Check(root fs.FS, cfg Config) *Report {
 	} else {
 		x.Uses += "UDP sockets (provider roce), because no RDMA NIC can be used"
 	}
+	if x.blind() {
+		x.add(Finding{Status: Unknown, Check: "files", Seen: "there is neither /proc nor /sys: nothing " +
+			"is known of this host", Mend: "run it where both are mounted"})
+	}
 	return x.Report
 }
 
@@ -117,6 +125,9 @@ type exam struct {
 	tree
 	cfg Config
 }
+
+// blind reports whether the tree has nothing of a host that is running.
+func (x *exam) blind() bool { return !x.exists("proc") && !x.exists("sys") }
 
 // add adds a finding. Text from files and from another host is made harmless.
 func (r *Report) add(f Finding) {

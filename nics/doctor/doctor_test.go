@@ -174,6 +174,23 @@ func TestThisHost(t *testing.T) {
 	}
 }
 
+// Of a host whose files cannot be read nothing is said to be in order, and that is said.
+func TestNoFiles(t *testing.T) {
+	r := doctor.Check(fstest.MapFS{}, doctor.Config{Memory: 1 << 30})
+	unknown := 0
+	for _, f := range r.Findings {
+		switch f.Status {
+		case doctor.OK, doctor.Fail:
+			t.Errorf("%+v", f)
+		case doctor.Unknown:
+			unknown++
+		}
+	}
+	if unknown != 5 { // no files, NICs, memory, memlock, UDP port
+		t.Errorf("%d unknown: %+v", unknown, r.Findings)
+	}
+}
+
 // Files of the loader that include each other are read once each: 20 of 20 lines were millions of
 // reads otherwise. What the last of them names is found.
 func TestIncludesOfEachOther(t *testing.T) {

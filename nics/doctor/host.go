@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"io/fs"
+	"math"
 	"path"
 	"slices"
 	"strconv"
@@ -279,6 +280,63 @@ func (x *exam) memlock(nics bool) {
 	x.add(f)
 }
 
+// memory checks whether the memory that the job registers can be had at all: of the host, and of
+// the control groups that this process is in.
+func (x *exam) memory() {
+	const file = "proc/meminfo"
+	f := Finding{Status: Unknown, Check: "memory", From: "/" + file, Seen: "the host's cannot be read"}
+	most, known := uint64(math.MaxUint64), false
+	if words := x.fields(file, "MemTotal:"); len(words) != 0 {
+		if kib, err := strconv.ParseUint(words[0], 10, 54); err == nil {
+			most, known = kib<<10, true
+		}
+	}
+	for _, limit := range x.memoryLimits() {
+		if n, ok := x.number(limit); ok && n < most {
+			most, f.From = n, "/"+limit
+		}
+	}
+	switch {
+	case most < x.cfg.Memory:
+		f.Status = Fail
+		f.Seen = fmt.Sprintf("%s are all there is, %s are needed", size(most), size(x.cfg.Memory))
+		f.Mend = "register less on this host, or raise the memory of the container or of the control group"
+	case known:
+		f.Status = OK
+		f.Seen = fmt.Sprintf("%s are needed, of %s", size(x.cfg.Memory), size(most))
+	}
+	x.add(f)
+}
+
+// memoryLimits returns the files that limit the memory of this process: its control group's and
+// those of the groups around that, of both versions.
+func (x *exam) memoryLimits() (files []string) {
+	const maxDepth = 32
+	text, _ := x.read("proc/self/cgroup")
+	for l := range strings.Lines(text) {
+		parts := strings.SplitN(strings.TrimSpace(l), ":", 3) // 0::/user.slice, 4:memory:/docker/1
+		if len(parts) != 3 || len(files) > maxDepth {
+			continue
+		}
+		dir, name := "sys/fs/cgroup", "memory.max"
+		switch {
+		case slices.Contains(strings.Split(parts[1], ","), "memory"):
+			dir, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+		case parts[1] != "":
+			continue
+		}
+		group := path.Clean("/" + parts[2])
+		for range maxDepth {
+			files = append(files, path.Join(dir, group, name))
+			if group == "/" {
+				break
+			}
+			group = path.Dir(group)
+		}
+	}
+	return files
+}
+
 // voidCap explains a capability that was given and does not count.
 func (x *exam) voidCap() string {
 	set := x.fields("proc/self/status", "CapBnd:")
@@ -360,6 +418,11 @@ func (x *exam) missing(devices []string) {
 	case len(devices) != 0:
 		f.Seen = "none of " + strings.Join(devices, ", ") + " can be used, for the reasons given here"
 		f.From = ""
+	case x.blind():
+		f.Seen = "the kernel's cannot be read"
+		if !x.cfg.NeedRDMA {
+			f.Status = Unknown
+		}
 	default:
 		f.Seen = "the kernel has none, or hides it from this container"
 		f.Mend = "for RDMA over any network interface: modprobe rdma_rxe; rdma link add rxe0 type rxe " +
@@ -400,28 +463,34 @@ func (x *exam) sockets(devices []string) {
 				size(wanted)),
 			Mend: "sysctl -w net.core.rmem_max=4194304 net.core.wmem_max=4194304"})
 	}
-	owner, taken := x.port4791()
+	owner, taken, known := x.port4791()
 	switch {
+	case !known:
+		x.add(Finding{Status: Unknown, Check: "udp port 4791", From: "/proc/net/udp",
+			Seen: "the ports that are taken cannot be read"})
 	case taken && slices.ContainsFunc(devices, software):
 		x.add(Finding{Status: OK, Check: "udp port 4791", Seen: "the kernel has it, for rdma_rxe"})
 	case taken:
 		x.add(Finding{Status: Warn, Check: "udp port 4791", From: "/proc/net/udp",
 			Seen: "taken, by a process of user " + owner + ": NICs of UDP sockets take another port, and " +
-				"reach only programs of this module"})
+				"reach only programs of this module",
+			Mend: "nothing, if that process is one of this module, such as ibverbx doctor --listen"})
 	default:
 		x.add(Finding{Status: OK, Check: "udp port 4791", Seen: "free"})
 	}
 }
 
-// port4791 reports whether RoCE's UDP port is taken, and by which user.
-func (x *exam) port4791() (owner string, taken bool) {
+// port4791 reports whether RoCE's UDP port is taken, and by which user; known says that the host
+// tells which ports are.
+func (x *exam) port4791() (owner string, taken, known bool) {
 	for _, file := range []string{"proc/net/udp", "proc/net/udp6"} {
-		text, _ := x.read(file)
+		text, ok := x.read(file)
+		known = known || ok
 		for l := range strings.Lines(text) {
 			if words := strings.Fields(l); len(words) > 7 && strings.HasSuffix(words[1], ":12B7") {
-				return words[7], true
+				return words[7], true, true
 			}
 		}
 	}
-	return "", false
+	return "", false, known
 }

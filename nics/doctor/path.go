@@ -7,8 +7,10 @@ import (
 	"hash/crc32"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"ibverbx"
@@ -45,13 +47,35 @@ const (
 func (r *Report) Visit(ctx context.Context, addr string, cfg nics.Config) {
 	ctx, stop := context.WithTimeout(ctx, pathLimit)
 	defer stop()
+	if cfg.Provider != "" {
+		r.Uses += line("; the path is checked with provider " + cfg.Provider)
+	}
 	findings, err := visit(ctx, addr, cfg)
 	for _, f := range findings {
 		r.add(f)
 	}
 	if err != nil {
-		r.add(Finding{Status: Fail, Check: "path", On: "to " + addr, Seen: err.Error(),
-			Mend: "check that \"ibverbx doctor --listen\" runs there, the route, and firewalls"})
+		f := Finding{Status: Fail, Check: "path", On: "to " + addr, Seen: err.Error()}
+		f.explain(err)
+		r.add(f)
+	}
+}
+
+// explain says what to do about the end of a visit.
+func (f *Finding) explain(err error) {
+	const there = "\"ibverbx doctor --listen\""
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		f.Seen = "connection refused: nobody listens there"
+		f.Mend = "start " + there + " there first, and check the port, and firewalls"
+	case errors.As(err, new(*net.DNSError)):
+		f.Mend = "check the name of the host"
+	case errors.Is(err, verbs.ErrUnreachable):
+		f.Mend = "give both ends the same --provider, or none"
+	case errors.As(err, new(*nics.ConfigError)):
+		f.Mend = "choose among the NICs that \"ibverbx devices\" shows"
+	default:
+		f.Mend = "check that " + there + " of this version runs there, the route, and firewalls"
 	}
 }
 

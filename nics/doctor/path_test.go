@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -102,6 +103,22 @@ func TestVisitInVain(t *testing.T) {
 			!strings.Contains(r.Findings[0].Seen, c.seen) ||
 			strings.ContainsAny(fmt.Sprint(r.Findings), "\x1b\n") {
 			t.Errorf("%s: %+v", name, r.Findings)
+		}
+	}
+}
+
+// What to do fits what went wrong.
+func TestExplain(t *testing.T) {
+	for want, err := range map[string]error{
+		"the same --provider": fmt.Errorf("agree: %w", verbs.ErrUnreachable),
+		"the name":            fmt.Errorf("dial: %w", &net.DNSError{Err: "no such host", Name: "h"}),
+		"there first":         fmt.Errorf("dial: %w: or set Config.Retry", syscall.ECONNREFUSED),
+		"ibverbx devices":     &nics.ConfigError{},
+		"firewalls":           rendezvous.ErrTimeout,
+	} {
+		f := Finding{Seen: err.Error()}
+		if f.explain(err); !strings.Contains(f.Mend, want) || strings.Contains(f.Seen, "Config.") {
+			t.Errorf("%T: %+v", err, f)
 		}
 	}
 }
