@@ -75,6 +75,8 @@ type Config struct {
 type Collector struct {
 	cfg Config
 
+	scrape sync.Mutex // held while workers are collected, for what a group keeps of its own
+
 	mu        sync.Mutex
 	groups    map[string]*group
 	devices   []verbs.Device
@@ -160,32 +162,49 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	ctx, stop := context.WithTimeout(context.Background(), c.cfg.Timeout)
 	defer stop()
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(c.groups)) {
-		g := c.groups[name]
-		if g.worker != nil {
+	groups := slices.SortedFunc(maps.Values(c.groups), func(a, b *group) int {
+		return cmp.Compare(a.name, b.name)
+	})
+	devices, fallbacks := slices.Clone(c.devices), maps.Clone(c.fallbacks)
+	c.mu.Unlock() // an owner that is asked may be about to add something
+	shots := ask(ctx, groups)
+	c.scrape.Lock()
+	defer c.scrape.Unlock()
+	for i, g := range groups {
+		switch {
+		case g.worker != nil:
 			c.worker(to, g)
-		} else {
-			g.queue(ctx, to)
+		case shots[i] != nil:
+			total := shots[i].Total()
+			sums(to, g.name, &total)
+			snapshotAge.send(to, time.Since(shots[i].At).Seconds(), g.name)
 		}
 	}
-	for _, d := range c.devices {
+	for _, d := range devices {
 		repairs(to, d)
 	}
-	for provider, n := range c.fallbacks {
+	for provider, n := range fallbacks {
 		fallback.send(to, float64(n), provider)
 	}
 }
 
-// queue collects a virtual CQ.
-func (g *group) queue(ctx context.Context, to chan<- prometheus.Metric) {
-	s, err := g.cq.Snapshot(ctx)
-	if err != nil {
-		return // nobody has polled it yet: there is nothing to show
+// ask returns the state of each virtual CQ; nil for a worker, and for one that nobody has polled
+// yet. All are asked at once: an owner that does not poll takes the time of no other.
+func ask(ctx context.Context, groups []*group) []*ibverbx.Snapshot {
+	shots := make([]*ibverbx.Snapshot, len(groups))
+	var all sync.WaitGroup
+	for i, g := range groups {
+		if g.cq == nil {
+			continue
+		}
+		all.Go(func() {
+			if s, err := g.cq.Snapshot(ctx); err == nil {
+				shots[i] = &s
+			}
+		})
 	}
-	total := s.Total()
-	sums(to, g.name, &total)
-	snapshotAge.send(to, time.Since(s.At).Seconds(), g.name)
+	all.Wait()
+	return shots
 }
 
 // worker collects a worker and its endpoints.

@@ -1,6 +1,7 @@
 package metrics_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -272,6 +273,44 @@ func TestCQ(t *testing.T) {
 		t.Errorf("removed: %v", got)
 	}
 	must(t, errors.Join(qp.Close(), fabric.Close()))
+}
+
+// An owner that does not poll takes the time of no other, and one that is asked may report a
+// fallback before it polls.
+func TestIdleOwner(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	must(t, err)
+	const timeout, tries = 100 * time.Millisecond, 50
+	m, reg := metrics.New(metrics.Config{Timeout: timeout}), prometheus.NewRegistry()
+	must(t, reg.Register(m))
+	var qps [2]*ibverbx.VirtualQP
+	for i, name := range []string{"an idle one", "busy"} {
+		qps[i], err = ibverbx.Open([]verbs.Device{fabric.Device(i)}, ibverbx.Config{})
+		must(t, errors.Join(err, m.AddCQ(name, qps[i].CQ())))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil && ctx.Err() == nil {
+			m.Events().Fallback(nics.FallbackEvent{Provider: nics.RoCE})
+			_, err = qps[1].CQ().Poll(nil)
+			time.Sleep(time.Millisecond)
+		}
+		over <- err
+	}()
+	fresh := func() bool {
+		time.Sleep(2 * timeout) // what an earlier scrape has asked for is then old
+		age, ok := scrape(t, reg)["ibverbx_snapshot_age_seconds{group=busy}"]
+		return ok && age < 2*timeout.Seconds() // the scrape itself has taken one
+	}
+	for n := 1; !fresh(); n++ {
+		if n == tries {
+			t.Fatal("what an owner says that polls all the time is old, or missing")
+		}
+	}
+	stop()
+	must(t, errors.Join(<-over, qps[0].Close(), qps[1].Close(), fabric.Close()))
 }
 
 // counting is a NIC that counts.
