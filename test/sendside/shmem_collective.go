@@ -84,7 +84,7 @@ func (c *numbers) gives(what string, err error, got []int32, want func(i int) in
 
 func (c *numbers) broadcast(common *rand.Rand) {
 	root := common.IntN(len(c.pes))
-	for round := range 1 + common.IntN(6) { // the root may get ahead of the others
+	for round := range 1 + common.IntN(12) { // the root may get ahead of the others
 		list := c.values(c.n, round)
 		err := shmem.Broadcast(c.t.ctx, c, list, root)
 		c.gives("broadcast", err, list, func(i int) int32 { return c.val(c.pes[root], i+round) })
