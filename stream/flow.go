@@ -16,6 +16,7 @@ type promises struct {
 	consumed uint64 // of these, read
 	limit    uint64 // bytes that the peer may send in kindData
 	window   uint64 // of these, how many may be unread: what the budget has given
+	hungry   bool   // the peer waits for room for messages
 
 	chunks int       // that the peer may fill, or that are not read
 	target int       // how many it may have
@@ -24,13 +25,19 @@ type promises struct {
 	queued bool      // the stream is in chunkPool.waiting
 }
 
-// consumedData counts bytes of kindData that were read. The peer learns of the room when half of
-// the window is free.
+// consumedData counts bytes of kindData that were read.
 func (c *Conn) consumedData(k int) {
+	c.in.consumed += uint64(k)
+	c.offer()
+}
+
+// offer lets the peer send more when half of the window is free, or when it waits and all is read:
+// what is free then may be less than half, and all that it waits for.
+func (c *Conn) offer() {
 	in := &c.in
-	in.consumed += uint64(k)
-	if free := in.consumed + in.window - in.limit; 2*free >= in.window && !c.final {
-		in.limit += free
+	free := in.consumed + in.window - in.limit
+	if enough := 2*free >= in.window || in.hungry && in.unread == 0; enough && free != 0 && !c.final {
+		in.limit, in.hungry = in.limit+free, false
 		c.due.space = true
 	}
 }
@@ -69,10 +76,10 @@ func (c *Conn) wanted(data []byte) error {
 	if bytes == 0 {
 		more := min(in.window, lastWindow-in.window)
 		if 2*uint64(in.unread) < in.window && more != 0 && c.link.carrier.hub.memory.take(int64(more)) {
-			in.limit += more
 			in.window += more
-			c.due.space = true
 		}
+		in.hungry = true
+		c.offer()
 		return nil
 	}
 	in.wants, in.since = bytes, time.Now()

@@ -94,26 +94,16 @@ func TestIdleStreamGivesBack(t *testing.T) {
 		return memory.used
 	}
 	before := used()
-	window := func(want uint64) func() bool {
-		return func() bool {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			return b.in.window == want && (want != firstWindow || b.in.heap.mem == nil)
-		}
-	}
 	for range 3 {
-		until(t, "the window grows", func() bool {
-			a.mu.Lock()
-			a.want(forSpace, 0) // as a Write does that finds no room
-			a.mu.Unlock()
-			return window(lastWindow)()
-		})
+		widen(t, a, b, lastWindow)
 		mustWrite(t, a, make([]byte, 4000))
 		mustRead(t, b, 4000)
 		until(t, "what is idle comes back", func() bool {
 			a.link.tidy()
 			b.link.tidy()
-			return window(firstWindow)()
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return b.in.window == firstWindow && b.in.heap.mem == nil
 		})
 	}
 	if n := used(); n != before {
@@ -139,6 +129,53 @@ func TestRoom(t *testing.T) {
 	a.due.shrink = a.out.limit // it found no resource
 	if noError(t, a.moreSpace(le64(lastWindow))); a.due.shrink != 0 {
 		t.Error("the limit is lowered to more than it was")
+	}
+}
+
+// widen makes a ask for room, as a Write does that finds none, until b has a window. What is idle
+// may come back meanwhile, and is asked for again.
+func widen(t *testing.T, a, b *Conn, window uint64) {
+	t.Helper()
+	until(t, "the window grows", func() bool {
+		a.mu.Lock()
+		a.want(forSpace, 0)
+		a.mu.Unlock()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.in.window >= window
+	})
+}
+
+// A budget that is used up slows streams and stops none: a Write that finds more than half of the
+// window free, and needs more, gets the rest when all is read.
+func TestFullBudgetStopsNobody(t *testing.T) {
+	for _, early := range []bool{false, true} { // the writer asks before, or when, all is read
+		a, b := pair(t, over(t, nics.Soft))
+		memory := &a.link.carrier.hub.memory
+		memory.mu.Lock()
+		memory.used = memory.limit
+		memory.mu.Unlock()
+		mustWrite(t, a, make([]byte, 3000))
+		_ = a.SetWriteDeadline(time.Now().Add(patience))
+		wrote := make(chan error, 1)
+		write := func() { _, err := a.Write(make([]byte, 6000)); wrote <- err }
+		if early {
+			go write()
+			until(t, "the peer knows that the writer waits", func() bool {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				return b.in.hungry
+			})
+		}
+		mustRead(t, b, 3000)
+		if !early {
+			go write()
+		}
+		_ = b.SetReadDeadline(time.Now().Add(patience))
+		mustRead(t, b, 6000)
+		if err := <-wrote; err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
