@@ -268,7 +268,7 @@ func (f *FailedError) metOtherKind() bool {
 func (f *FailedError) on(qpNum uint32, rl *rail) *FailedError {
 	f.QPNum, f.Rail = qpNum, -1
 	if rl != nil {
-		if errors.Is(f.Err, verbs.StatusRetryExcErr) {
+		if errors.Is(f.Err, verbs.StatusRetryExcErr) && !f.peerDied() {
 			f.GaveUpAfter, f.GIDPort = rl.givesUp, rl.gidPort
 		}
 		f.Rail, f.Device, f.RailQPNum = rl.index(), rl.qp.Device().Name(), rl.qp.Num()

@@ -257,6 +257,13 @@ func TestImpossiblePosition(t *testing.T) {
 	}
 }
 
+// died is the failure of a rail whose peer's process has died.
+func (r *recorded) died() *FailedError {
+	f := noRequest(verbs.StatusRetryExcErr)
+	f.VendorErr = vendorDied
+	return f.on(1, r.send.rails.data[0])
+}
+
 // The whole text of each error: users read it.
 func TestFailedErrorText(t *testing.T) {
 	on := func(f FailedError) *FailedError {
@@ -281,6 +288,10 @@ func TestFailedErrorText(t *testing.T) {
 				"(Conn.Patience): " +
 				"check that the peer's process lives and has connected, then link, routing and GID index, " +
 				"then timeout and retry count"},
+		// Nobody has waited for a process that is known to have died, and there is nothing to check.
+		{newRecorded(t, 1, 2, Config{}).died(),
+			"virtual qp 1: rail 0 (null0 qp 17): " + status(verbs.StatusRetryExcErr) +
+				" (vendor 0x53484d01: the process has died)"},
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMARead, Part: PartFragment, Fragments: 1,
 			LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 8, Scattered: true,
 			VendorErr: 0x88, Err: verbs.StatusRemAccessErr}),

@@ -269,7 +269,10 @@ func (e *FailedError) Advice() string {
 // causeAdvice returns the advice that follows from the cause.
 func (e *FailedError) causeAdvice() string {
 	var status verbs.Status
-	if errors.As(e.Err, &status) {
+	switch {
+	case e.peerDied():
+		return ""
+	case errors.As(e.Err, &status):
 		advice := status.Advice()
 		if status == verbs.StatusRemInvReqErr && e.Opcode != verbs.WCSend && e.Opcode != verbs.WCRDMAWrite {
 			advice += "; reads and atomics must be granted by the peer's Conn.Access"
@@ -329,17 +332,26 @@ func (e *FailedError) Unwrap() error { return e.Err }
 // 129); 0x88 forums.developer.nvidia.com topic 207715 (driver mcxnex) and github.com/openucx/ucx
 // issue 1569 (mlx5); 0xf9 github.com/linux-nvme/nvme-cli issue 3268 (mlx5, syndrome 5) and
 // github.com/NVIDIA/nccl issue 1353 (status 5 with vendor error 249). The software NICs use 0xf9 in
-// the same way. 0x53484d01 is that of package verbs/shm.
+// the same way.
 var vendorText = [...]struct {
 	status verbs.Status
 	code   uint32
 	words  string
 }{
 	{verbs.StatusRetryExcErr, 0x81, "transport retry counter exceeded"},
-	{verbs.StatusRetryExcErr, 0x53484d01, "the process has died"},
+	{verbs.StatusRetryExcErr, vendorDied, "the process has died"},
 	{verbs.StatusRemAccessErr, 0x88, "protection error at the remote buffer"},
 	{verbs.StatusWRFlushErr, 0xf9, "flushed"},
-	{verbs.StatusWRFlushErr, 0x53484d01, "the process has died"},
+	{verbs.StatusWRFlushErr, vendorDied, "the process has died"},
+}
+
+// vendorDied is the code of package verbs/shm for a peer that is known to be gone: no NIC has
+// waited for it, and there is nothing to check.
+const vendorDied = 0x53484d01
+
+// peerDied reports whether the peer's process is known to be gone.
+func (e *FailedError) peerDied() bool {
+	return e.VendorErr == vendorDied && vendorWords(e.Err, e.VendorErr) != ""
 }
 
 // vendorWords returns what the vendor's code means; empty if unknown.

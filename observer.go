@@ -117,7 +117,8 @@ type timedRequest struct {
 const timedEach = 64
 
 func newObserver(r *recorder, cfg *Config, num uint32) *observer {
-	o := &observer{recorder: r, num: num, events: cfg.Trace, next: 1, sent: 1, ordered: 1, received: 1}
+	o := &observer{recorder: r, num: num, events: cfg.Trace, next: 1, sent: 1, ordered: 1, received: 1,
+		random: uint64(num)} // or all would time the same steps
 	if cfg.Timing {
 		o.timing = &Timing{}
 	}
@@ -125,7 +126,12 @@ func newObserver(r *recorder, cfg *Config, num uint32) *observer {
 }
 
 // restart begins a connection. Nothing is outstanding, and everything that was is reported.
-func (o *observer) restart() { o.messagesOut, o.messagesIn = [2]uint64{}, [2]uint64{} }
+func (o *observer) restart() {
+	o.messagesOut, o.messagesIn = [2]uint64{}, [2]uint64{}
+	for o.queued.Len() != 0 {
+		o.queued.Drop()
+	}
+}
 
 // draw chooses the next request that is timed, at a distance of 1 to 127: 64 on average.
 func (o *observer) draw() {
@@ -195,7 +201,9 @@ func (o *observer) accepted(s *sender, n int) {
 // staged sees what was given to the rails since the last call, before it is posted.
 func (o *observer) staged(s *sender) {
 	for o.queued.Len() != 0 && o.queued.Front().request < s.next {
-		if t := o.queued.Pop(); o.timing != nil {
+		t := o.queued.Pop()
+		given := t.request >= s.win.Head && s.win.At(t.request).status == verbs.StatusSuccess
+		if given && o.timing != nil { // and not passed over, because the connection has failed
 			o.timing.Wait.add(uint64(o.recorder.now() - t.at))
 		}
 	}
@@ -361,9 +369,16 @@ func (o *observer) took(rl *rail, n uint64, wc *verbs.WC) {
 	o.work(TraceReleased, rl, n, tag, uint64(wc.ByteLen), part, 0)
 }
 
-// forwarded sees requests that a single queue pair has accepted, the last of which is request last.
+// forwarding begins the round in which a single queue pair takes n requests, and reads the clock if
+// it may be needed: software NICs move the data meanwhile.
+func (o *observer) forwarding(n int) {
+	if o.recorder.lapse(); o.events || o.signaled+uint64(n) >= o.next {
+		o.recorder.now()
+	}
+}
+
+// forwarded sees requests that a single queue pair has taken, the last of which is request last.
 func (o *observer) forwarded(rl *rail, wrs []SendWR, last uint64) {
-	o.recorder.lapse()
 	signaled := o.signaled
 	for i := range wrs {
 		if wrs[i].Flags&verbs.SendSignaled != 0 {
@@ -377,20 +392,24 @@ func (o *observer) forwarded(rl *rail, wrs []SendWR, last uint64) {
 			}
 		}
 	}
+	if !o.events {
+		return
+	}
+	first := last + 1 - uint64(len(wrs))
 	for i := range wrs {
-		if !o.events {
-			return
-		}
-		wr, n := &wrs[i], last-uint64(len(wrs)-1-i)
-		part, tag := PartMessage, uint64(0)
+		wr := &wrs[i]
+		o.event(TraceAccepted, first+uint64(i), wr.ID, wr.length(), uint32(wr.Opcode))
+	}
+	o.recorder.lapse()
+	for i := range wrs {
+		wr, part, tag := &wrs[i], PartMessage, uint64(0)
 		if wr.Opcode == verbs.OpRDMAWriteWithImm {
 			part = PartNotification
 		}
 		if wr.Opcode.IsSend() || part == PartNotification {
 			tag = count(&o.messagesOut, wr.Opcode.IsSend())
 		}
-		o.event(TraceAccepted, n, wr.ID, wr.length(), uint32(wr.Opcode))
-		o.work(TracePosted, rl, n, tag, wr.length(), part, 0)
+		o.work(TracePosted, rl, first+uint64(i), tag, wr.length(), part, 0)
 	}
 }
 

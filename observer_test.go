@@ -205,6 +205,24 @@ func TestTraceKeepsTheLast(t *testing.T) {
 	}
 }
 
+// A request whose data was never given to queue pairs, because the connection was reset, has not
+// waited until then.
+func TestWaitEndsWithTheConnection(t *testing.T) {
+	now := time.Unix(0, 0)
+	l := vqptest.SteppedLink(t, 2, ibverbx.Config{Trace: true, Timing: true, FragmentSize: 64,
+		MaxMsgCntPerQP: 1, Testing: ibverbx.Testing{Clock: func() time.Time { return now }}})
+	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 1, 0, 8*64)) // two of its fragments find room
+	if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(time.Hour)
+	vqptest.ConnectBoth(t, l.A.VirtualQP, l.B.VirtualQP)
+	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 2, 0, 64))
+	if w := l.A.Stats().Timing.Wait; w.Sum != 0 {
+		t.Errorf("%d requests have waited %v", w.Count, time.Duration(w.Sum))
+	}
+}
+
 // A failure has the last events of its virtual queue pair, of which the failed completion is the
 // last, and no events of others.
 func TestFailureHasRecentEvents(t *testing.T) {

@@ -93,6 +93,7 @@ func (p *passThrough) postSend(wrs []SendWR) (n int, err error) {
 
 // postObserved is postSends with an observer.
 func (p *passThrough) postObserved(wrs []SendWR) (n int, err error) {
+	p.observer.forwarding(len(wrs))
 	n, err = p.postSends(wrs)
 	p.observer.forwarded(p.rail, wrs[:n], p.sends)
 	return n, err
