@@ -82,6 +82,8 @@ type Process struct {
 	At     time.Time `json:"at"` // by the wall clock
 	Groups []Group   `json:"groups"`
 	NICs   []NIC     `json:"nics"`
+
+	target string // what it was asked by; empty if it was not asked
 }
 
 // Group is a worker or a virtual CQ, by the name that it was added with.
@@ -181,12 +183,17 @@ func (s *Server) Snapshot(ctx context.Context) Process {
 	}
 	s.mu.Unlock()
 	slices.Sort(names)
-	for _, name := range names {
-		if from := sources[name]; from.worker != nil {
-			p.Groups = append(p.Groups, workerGroup(name, from.worker))
-		} else if shot, err := from.cq.Snapshot(ctx); err == nil {
-			p.Groups = append(p.Groups, queueGroup(name, &shot))
-		} // else nobody has polled it yet: there is nothing to show
+	// All at once: an owner that does not poll takes the time of no other.
+	groups := make([]*Group, len(names))
+	var all sync.WaitGroup
+	for i, name := range names {
+		all.Go(func() { groups[i] = sources[name].group(ctx, name) })
+	}
+	all.Wait()
+	for _, g := range groups {
+		if g != nil {
+			p.Groups = append(p.Groups, *g)
+		}
 	}
 	for _, d := range devices {
 		p.NICs = append(p.NICs, ports(d)...)
@@ -194,8 +201,20 @@ func (s *Server) Snapshot(ctx context.Context) Process {
 	return p
 }
 
-func workerGroup(name string, w *transport.Worker) Group {
-	g := Group{Name: name, At: time.Now(), Peers: []Peer{}}
+// group returns the state of a source; nil if nobody has polled it yet.
+func (s source) group(ctx context.Context, name string) *Group {
+	if s.worker != nil {
+		return workerGroup(name, s.worker)
+	}
+	shot, err := s.cq.Snapshot(ctx)
+	if err != nil {
+		return nil
+	}
+	return queueGroup(name, &shot)
+}
+
+func workerGroup(name string, w *transport.Worker) *Group {
+	g := &Group{Name: name, At: time.Now(), Peers: []Peer{}}
 	for _, e := range w.Endpoints() {
 		stats := e.Stats()
 		p := Peer{Name: e.Name(), QP: e.QPStats(), Endpoint: &stats}
@@ -207,8 +226,8 @@ func workerGroup(name string, w *transport.Worker) Group {
 	return g
 }
 
-func queueGroup(name string, shot *ibverbx.Snapshot) Group {
-	g := Group{Name: name, At: shot.At, Peers: []Peer{}}
+func queueGroup(name string, shot *ibverbx.Snapshot) *Group {
+	g := &Group{Name: name, At: shot.At, Peers: []Peer{}}
 	for _, q := range shot.QPs {
 		g.Peers = append(g.Peers, Peer{Name: fmt.Sprint("qp ", q.Num), Err: q.Err, QP: q.Stats})
 	}
@@ -307,13 +326,18 @@ type Listener struct {
 }
 
 // Listen serves snapshots at a socket that ibverbx top finds by the number of the process. Close
-// the listener at the end.
+// the listener at the end. There is one for a process: the error of a second is verbs.ErrBusy.
 func (s *Server) Listen() (*Listener, error) {
 	at, err := socketDir()
 	if err != nil {
 		return nil, fmt.Errorf("debug: listen: %w", err)
 	}
 	file := filepath.Join(at, strconv.Itoa(os.Getpid())+".sock")
+	if c, err := net.Dial("unix", file); err == nil {
+		_ = c.Close() // nothing was sent
+		return nil, fmt.Errorf("debug: listen: %w: this process listens at %s already: add to that "+
+			"Server", verbs.ErrBusy, file)
+	}
 	// One of a process that had the same number and was killed.
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("debug: listen: %w", err)

@@ -7,9 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -59,7 +62,7 @@ func TestSickness(t *testing.T) {
 		rail  string
 	}{
 		"slow": {both(func(p *Peer) { p.QP.Rails[1].Outstanding = 64 }), "", "n1 rail 1 is slow",
-			"slow: fragments take"},
+			"slow: 64 fragments stand there, at most 2 at the best rail"},
 		"slow by ability": {both(func(p *Peer) { p.QP.Rails[0].Rate, p.QP.Rails[1].Rate = 10e9, 1e9 }), "",
 			"n1 rail 1 is slow", "slow: 1 GB/s, another carries 10"},
 		"stuck": {both(func(p *Peer) { p.QP.Rails[1] = rail("n1", 9, 64) }), "", "n1 rail 1 is slow", "slow"},
@@ -106,6 +109,105 @@ func TestSickness(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A queue that is long at one look and short at the next is chance.
+func TestChanceIsNoSickness(t *testing.T) {
+	shot := func(sec int64, outstanding int) []Process {
+		at := time.Unix(sec, 0)
+		return []Process{{PID: 7, At: at, Groups: []Group{{Name: "g", At: at, Peers: []Peer{{Name: "p",
+			QP: ibverbx.Stats{SendsCompleted: uint64(sec), Rails: []ibverbx.RailStats{{Device: "n0"},
+				{Device: "n1", Outstanding: outstanding}}}}}}}}}
+	}
+	if look := compare(shot(0, 16), shot(1, 0), shot(2, 16)); look.Peers[0].Sick != "" {
+		t.Error(look.Peers[0].Sick)
+	}
+	if look := compare(shot(0, 16), shot(1, 3), shot(2, 16)); look.Peers[0].Sick != "n1 rail 1 is slow" {
+		t.Error(look.Peers[0].Sick)
+	}
+}
+
+// Programs of two containers have the same number and name: each is compared with itself, and shown
+// by the address at which it was asked.
+func TestSameNumber(t *testing.T) {
+	shot := func(target string, sec int64, bytes uint64) Process {
+		at := time.Unix(sec, 0)
+		return Process{PID: 1, Name: "server", At: at, target: target, Groups: []Group{{Name: "g", At: at,
+			Peers: []Peer{{Name: "p", QP: ibverbx.Stats{Rails: []ibverbx.RailStats{{Bytes: bytes}}}}}}}}
+	}
+	look := compare([]Process{shot("a:1", 0, 1e9), shot("b:1", 0, 100e9)},
+		[]Process{shot("a:1", 1, 1e9), shot("b:1", 1, 101e9)})
+	if fast := look.Peers[0]; fast.Out != 1e9 || fast.Target != "b:1" || look.Peers[1].Out != 0 {
+		t.Errorf("%+v", look.Peers)
+	}
+	var out bytes.Buffer
+	if err := look.write(&out, TopConfig{Rows: 9}); err != nil || !strings.Contains(out.String(), "b:1 server: g p") {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}
+
+// An owner that has not polled for long, although there is work, hangs; one without work rests.
+func TestHung(t *testing.T) {
+	for waiting, want := range map[int]string{0: "", 9: "its owner has not polled for 59s"} {
+		shot := []Process{{PID: 1, At: time.Unix(60, 0), Groups: []Group{{Name: "g", At: time.Unix(1, 0),
+			Peers: []Peer{{Name: "p", QP: ibverbx.Stats{SendsWaiting: waiting}}}}}}}
+		if sick := compare(shot, shot).Peers[0].Sick; sick != want {
+			t.Errorf("%d wait: %q", waiting, sick)
+		}
+	}
+}
+
+// The second part of a program that listens is told that there is one, and what to do. Sockets of
+// processes that were killed go.
+func TestListenTwice(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	l, err := New(Config{}).Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := New(Config{}).Listen(); !errors.Is(err, verbs.ErrBusy) {
+		t.Error(err)
+	}
+	killed := exec.Command("true")
+	if err := killed.Run(); err != nil {
+		t.Fatal(err)
+	}
+	left := filepath.Join(dir, "ibverbx", strconv.Itoa(killed.Process.Pid)+".sock")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: left, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	_ = dead.Close()
+	if list, err := collect(t.Context(), nil); err != nil || len(list) != 1 {
+		t.Errorf("%d processes, %v", len(list), err)
+	}
+	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// A virtual CQ that nobody polls takes no time from the others.
+func TestOneDoesNotPoll(t *testing.T) {
+	g := newTraffic(t)
+	idle, err := ibverbx.Open(g.devices[:1], ibverbx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer idle.Close()
+	s := New(Config{Timeout: time.Second})
+	if err := errors.Join(s.AddCQ("a", idle.CQ()), s.AddCQ("busy", g.cq)); err != nil {
+		t.Fatal(err)
+	}
+	for range 60 { // a busy machine may need more than one
+		begin := time.Now()
+		if groups := s.Snapshot(t.Context()).Groups; len(groups) != 0 && groups[len(groups)-1].At.After(begin) {
+			return
+		}
+	}
+	t.Error("the one that polls is never shown as it is")
 }
 
 // counting is a NIC that counts notifications of congestion while it is told to.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -40,9 +41,10 @@ func collect(ctx context.Context, targets []string) ([]Process, error) {
 			p, err := get(ctx, target)
 			switch {
 			case err == nil:
+				p.target = target
 				got[i] = p
-			case named || !errors.Is(err, syscall.ECONNREFUSED):
-				errs[i] = fmt.Errorf("%s: %w", target, err)
+			case named || !forget(target, err):
+				errs[i] = explain(target, err)
 			}
 		})
 	}
@@ -54,6 +56,35 @@ func collect(ctx context.Context, targets []string) ([]Process, error) {
 		}
 	}
 	return list, errors.Join(errs...)
+}
+
+// explain says what the error of a look means.
+func explain(target string, err error) error {
+	_, bad := strconv.ParseUint(target, 10, 32)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%s does not answer within %v: it is stopped, or too busy", target, lookPatience)
+	case bad == nil && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)):
+		return fmt.Errorf("process %s: %w: no process of this user with that number calls "+
+			"debug.Server.Listen, as ibverbx perf does", target, err)
+	}
+	return fmt.Errorf("%s: %w", target, err)
+}
+
+// forget reports whether nobody listens at a socket, because its process was killed. It then
+// removes the socket.
+func forget(target string, err error) bool {
+	pid, bad := strconv.Atoi(target)
+	if bad != nil || !errors.Is(err, syscall.ECONNREFUSED) {
+		return false
+	}
+	if p, err := os.FindProcess(pid); err == nil && p.Signal(syscall.Signal(0)) == nil {
+		return true // it may be about to listen
+	}
+	if dir, err := socketDir(); err == nil {
+		_ = os.Remove(filepath.Join(dir, target+".sock"))
+	}
+	return true
 }
 
 // resolve lists the targets. named says that the user has named them.
@@ -134,6 +165,7 @@ type Look struct {
 // PeerRow is what is seen of a connection, or of one of its rails.
 type PeerRow struct {
 	PID     int    `json:"pid,omitempty"`
+	Target  string `json:"target,omitempty"` // what the process was asked by
 	Process string `json:"process,omitempty"`
 	Name    string `json:"name"` // group and peer, or the rail's device and place
 	// Out and In are rates in bytes a second. In is negative where it is not known: the NIC
@@ -156,6 +188,7 @@ type PeerRow struct {
 // NICRow is what is seen of a port of a NIC: by how much its counters have grown.
 type NICRow struct {
 	PID      int               `json:"pid"`
+	Target   string            `json:"target,omitempty"`
 	Device   string            `json:"device"`
 	Port     int               `json:"port"`
 	Grown    map[string]uint64 `json:"grown"`
@@ -163,16 +196,18 @@ type NICRow struct {
 	sickness sickness
 }
 
-// compare makes a look of two snapshots of each process. A process, or a peer, that is only in one
-// of them has no rate.
-func compare(before, after []Process) Look {
+// compare makes a look of snapshots of each process, the first and the last of which are compared.
+// Those between them show which queues stand. A process, or a peer, that is only in the last has no
+// rate.
+func compare(shots ...[]Process) Look {
 	l := Look{Peers: []PeerRow{}, NICs: []NICRow{}}
+	before, after := shots[0], shots[len(shots)-1]
+	stands := queuesOf(shots)
 	for i := range after {
 		p := &after[i]
-		at := slices.IndexFunc(
-			before,
-			func(b Process) bool { return b.PID == p.PID && b.Name == p.Name },
-		)
+		at := slices.IndexFunc(before, func(b Process) bool {
+			return b.target == p.target && b.PID == p.PID && b.Name == p.Name
+		})
 		earlier := p
 		if at >= 0 {
 			earlier = &before[at]
@@ -180,7 +215,7 @@ func compare(before, after []Process) Look {
 		nics := compareNICs(earlier, p)
 		l.NICs = append(l.NICs, nics...)
 		for g := range p.Groups {
-			l.Peers = append(l.Peers, compareGroup(p, earlier, &p.Groups[g], nics)...)
+			l.Peers = append(l.Peers, compareGroup(p, earlier, &p.Groups[g], nics, stands)...)
 		}
 	}
 	slices.SortStableFunc(l.Peers, worse)
@@ -189,6 +224,42 @@ func compare(before, after []Process) Look {
 		func(a, b NICRow) int { return int(b.sickness) - int(a.sickness) },
 	)
 	return l
+}
+
+// queue is how many fragments a rail had outstanding, at the least and at the most.
+type queue struct{ least, most int }
+
+// queues has the queue of each rail, by its process, group, peer and place.
+type queues map[string]queue
+
+func queuesOf(shots [][]Process) queues {
+	all := queues{}
+	for _, shot := range shots {
+		for i := range shot {
+			p := &shot[i]
+			for _, g := range p.Groups {
+				for k := range g.Peers {
+					for n := range g.Peers[k].QP.Rails {
+						all.add(place(p, &g, &g.Peers[k], n), g.Peers[k].QP.Rails[n].Outstanding)
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+func (q queues) add(at string, outstanding int) {
+	was, seen := q[at]
+	if !seen {
+		was.least = outstanding
+	}
+	q[at] = queue{min(was.least, outstanding), max(was.most, outstanding)}
+}
+
+// place names rail n of a peer.
+func place(p *Process, g *Group, peer *Peer, n int) string {
+	return fmt.Sprintf("%s %d %q %q %d", p.target, p.PID, g.Name, key(peer), n)
 }
 
 // worse orders rows: the sickest first, then those that move most.
@@ -206,7 +277,7 @@ func worse(a, b PeerRow) int {
 }
 
 // compareGroup makes a row for each peer of a group.
-func compareGroup(p, earlier *Process, g *Group, nics []NICRow) (rows []PeerRow) {
+func compareGroup(p, earlier *Process, g *Group, nics []NICRow, stands queues) (rows []PeerRow) {
 	notReady := slices.ContainsFunc(nics, func(n NICRow) bool { return n.sickness == starved })
 	old := map[string]*Peer{}
 	var since time.Duration
@@ -220,9 +291,13 @@ func compareGroup(p, earlier *Process, g *Group, nics []NICRow) (rows []PeerRow)
 	for i := range g.Peers {
 		now := &g.Peers[i]
 		row := comparePeer(old[key(now)], now, since)
-		row.PID, row.Process = p.PID, line(p.Name)
+		row.PID, row.Target, row.Process = p.PID, p.target, line(p.Name)
 		row.Name = strings.TrimSpace(line(g.Name) + " " + row.Name)
 		diagnose(&row, old[key(now)], now, since, notReady)
+		diagnoseSpeed(&row, old[key(now)], now, func(rail int) queue { return stands[place(p, g, now, rail)] })
+		if age := p.At.Sub(g.At); age > hungAfter && row.Outstanding+row.Waiting+row.NotReady > 0 {
+			row.mark(hung, "its owner has not polled for %v", age.Round(time.Second))
+		}
 		blame(&row, now, nics)
 		slices.SortStableFunc(row.Rails, worse)
 		rows = append(rows, row)
@@ -271,6 +346,9 @@ func comparePeer(was, now *Peer, since time.Duration) PeerRow {
 		row.Rails = append(row.Rails, rail)
 	}
 	if e := now.Endpoint; e != nil {
+		if row.Outstanding == 0 { // a single queue pair does not count them
+			row.Outstanding = e.Outstanding
+		}
 		row.In, row.Waiting = 0, row.Waiting+e.Pending
 		if was != nil && was.Endpoint != nil {
 			row.In = rate(was.Endpoint.ReceivedBytes, e.ReceivedBytes, since)

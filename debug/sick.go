@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"ibverbx"
 )
 
 // sickness is how bad the state of a row is.
@@ -21,6 +19,7 @@ const (
 	slow
 	starved // somebody posts no receives
 	lost
+	hung // its owner does not poll
 	failed
 )
 
@@ -32,10 +31,12 @@ func (r *PeerRow) mark(s sickness, format string, args ...any) {
 }
 
 const (
-	// slowFactor is how much longer than on the best rail fragments are under way on a slow one.
+	// slowFactor is how much longer than on the best rail the queue of a slow one always is.
 	slowFactor = 3
-	// slowLeast is how many fragments a slow rail has under way at least: fewer may be chance.
+	// slowLeast is how many fragments stand there at least: fewer may be chance.
 	slowLeast = 3
+	// hungAfter is how old the state of a virtual CQ with work is when its owner hangs.
+	hungAfter = 5 * time.Second
 )
 
 // diagnose says what is wrong with a peer and its rails. notReady says that a NIC of the process
@@ -54,7 +55,6 @@ func diagnose(row *PeerRow, was, now *Peer, since time.Duration, notReady bool) 
 	if was == nil || since <= 0 {
 		return
 	}
-	diagnoseSpeed(row, was, now, since)
 	switch e := now.Endpoint; {
 	case now.QP.Banked > 0 && was.QP.Banked > 0:
 		row.mark(
@@ -65,13 +65,13 @@ func diagnose(row *PeerRow, was, now *Peer, since time.Duration, notReady bool) 
 	case e != nil && was.Endpoint != nil && e.Pending > 0 && was.Endpoint.Pending > 0 && e.Credits == 0 &&
 		e.SentBytes == was.Endpoint.SentBytes:
 		row.mark(starved, "the peer takes no messages: %d wait for room there", e.Pending)
-	case stalled(&was.QP, &now.QP) && notReady:
+	case stalled(was, now) && notReady:
 		row.mark(
 			starved,
 			"the peer posts no receives: nothing has completed for %v",
 			since.Round(time.Millisecond),
 		)
-	case stalled(&was.QP, &now.QP):
+	case stalled(was, now):
 		row.mark(
 			starved,
 			"nothing has completed for %v: the peer posts no receives, or does not answer",
@@ -95,79 +95,66 @@ func blame(row *PeerRow, now *Peer, nics []NICRow) {
 }
 
 // stalled reports whether requests are under way and none has made a step.
-func stalled(was, now *ibverbx.Stats) bool {
-	under := func(s *ibverbx.Stats) (outstanding int, fragments uint64) {
-		for i := range s.Rails {
-			outstanding += s.Rails[i].Outstanding
-			fragments += s.Rails[i].Fragments + s.Rails[i].Notifications
-		}
-		return outstanding, fragments
+func stalled(was, now *Peer) bool {
+	type state struct {
+		outstanding                                int
+		fragments, completed, sent, received, last uint64
 	}
-	before, posted := under(was)
-	after, still := under(now)
-	return before > 0 && before == after && posted == still &&
-		was.SendsCompleted == now.SendsCompleted
+	of := func(p *Peer) (s state) {
+		s.completed = p.QP.SendsCompleted
+		for i := range p.QP.Rails {
+			s.outstanding += p.QP.Rails[i].Outstanding
+			s.fragments += p.QP.Rails[i].Fragments + p.QP.Rails[i].Notifications
+			s.last += p.QP.Rails[i].Bytes
+		}
+		if e := p.Endpoint; e != nil {
+			s.outstanding = max(s.outstanding, e.Outstanding)
+			s.sent, s.received = e.SentBytes, e.ReceivedBytes
+		}
+		return s
+	}
+	before := of(was)
+	return before.outstanding > 0 && before == of(now)
 }
 
-// diagnoseSpeed marks rails on which fragments are under way much longer than on the best one. By
-// Little's law the time is what is outstanding, divided by how much passes a second. Where rails
-// share the work by ability, a slow one has little outstanding, and its measured speed tells.
-func diagnoseSpeed(row *PeerRow, was, now *Peer, since time.Duration) {
-	if len(was.QP.Rails) != len(now.QP.Rails) {
+// diagnoseSpeed marks slow rails. Where rails take turns, work stands before a slow one, and the
+// others wait for it: its queue was always longer than theirs ever was. Where they share the work
+// by ability, a slow one has little outstanding, and its measured speed tells.
+func diagnoseSpeed(row *PeerRow, was, now *Peer, of func(rail int) queue) {
+	if was == nil || len(was.QP.Rails) != len(now.QP.Rails) {
 		return
 	}
-	times := make([]float64, len(now.QP.Rails))
-	best, fastest := 0.0, uint64(0)
-	for i := range now.QP.Rails {
+	shortest, fastest, count := 0, uint64(0), 0
+	works := func(i int) bool {
 		a, b := &was.QP.Rails[i], &now.QP.Rails[i]
-		if b.Notify || b.Spare || b.Down || b.QPNum != a.QPNum {
-			continue
-		}
-		fastest = max(fastest, b.Rate)
-		passed := max(
-			1,
-			float64(b.Fragments)-float64(b.Outstanding)-float64(a.Fragments)+float64(a.Outstanding),
-		)
-		if b.Fragments == a.Fragments && a.Outstanding == 0 && b.Outstanding == 0 {
-			continue // idle
-		}
-		times[i] = float64(a.Outstanding+b.Outstanding) / 2 / passed * since.Seconds()
-		if best == 0 || times[i] < best {
-			best = max(times[i], 1e-9)
-		}
+		return !b.Notify && !b.Spare && !b.Down && b.QPNum == a.QPNum
 	}
 	for i := range now.QP.Rails {
-		a, b := &was.QP.Rails[i], &now.QP.Rails[i]
+		if !works(i) {
+			continue
+		}
+		fastest = max(fastest, now.QP.Rails[i].Rate)
+		if most := of(i).most; count == 0 || most < shortest {
+			shortest = most
+		}
+		count++
+	}
+	for i := range now.QP.Rails {
+		rate, stands := now.QP.Rails[i].Rate, of(i).least
 		switch {
-		case b.Rate != 0 && b.Rate*slowFactor < fastest:
-			row.Rails[i].mark(
-				slow,
-				"slow: %.3g GB/s, another carries %.3g",
-				float64(b.Rate)/1e9,
-				float64(fastest)/1e9,
-			)
-		case a.Outstanding+b.Outstanding >= 2*slowLeast && times[i] > slowFactor*best:
-			row.Rails[i].mark(
-				slow,
-				"slow: fragments take %s, on the best rail %s",
-				took(times[i]),
-				took(best),
-			)
+		case !works(i) || count < 2:
+			continue
+		case rate != 0 && rate*slowFactor < fastest:
+			row.Rails[i].mark(slow, "slow: %.3g GB/s, another carries %.3g", float64(rate)/1e9,
+				float64(fastest)/1e9)
+		case stands >= slowLeast && stands >= slowFactor*shortest:
+			row.Rails[i].mark(slow, "slow: %d fragments stand there, at most %d at the best rail", stands,
+				shortest)
 		default:
 			continue
 		}
 		row.mark(slow, "%s is slow", row.Rails[i].Name)
 	}
-}
-
-// took writes a time in seconds.
-func took(seconds float64) string {
-	const least = time.Microsecond
-	d := time.Duration(seconds * float64(time.Second)).Round(least)
-	if d < least {
-		return "less than " + least.String()
-	}
-	return d.String()
 }
 
 // compareNICs says by how much the counters of NICs have grown, and what that means.
@@ -182,6 +169,7 @@ func compareNICs(was, now *Process) (rows []NICRow) {
 		}
 		row := NICRow{
 			PID:    now.PID,
+			Target: now.target,
 			Device: line(n.Device),
 			Port:   n.Port,
 			Grown:  map[string]uint64{},

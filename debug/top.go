@@ -1,6 +1,7 @@
 package debug
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -29,6 +31,9 @@ type TopConfig struct {
 
 	color bool // marks what is sick, and clears the terminal before each page
 }
+
+// samples is how many snapshots a look takes: queues that are long in all of them stand.
+const samples = 4
 
 // Top shows what processes do, again and again: their peers and rails, what is sick first. Targets
 // are numbers of processes of this user, which have called [Server.Listen], and addresses HOST:PORT
@@ -53,29 +58,30 @@ func Top(ctx context.Context, w io.Writer, targets []string, cfg TopConfig) erro
 	before, err := collect(ctx, targets)
 	for n := 0; cfg.Looks == 0 || n < cfg.Looks; n++ {
 		if len(before) == 0 {
-			return errors.Join(
-				err,
-				errors.New("top: no process answers: one that calls debug.Server.Listen, "+
-					"such as ibverbx perf"),
-			)
+			return cmp.Or(err, errors.New("top: no process of this user can be watched: start one that "+
+				"calls debug.Server.Listen, such as ibverbx perf"))
 		}
-		select {
-		case <-ctx.Done():
-			return nil //nolint:nilerr // whoever ends it wants it to end
-		case <-time.After(cfg.Interval):
+		shots := [][]Process{before}
+		for range samples {
+			select {
+			case <-ctx.Done():
+				return nil //nolint:nilerr // whoever ends it wants it to end
+			case <-time.After(cfg.Interval / samples):
+			}
+			var shot []Process
+			if shot, err = collect(ctx, targets); ctx.Err() != nil {
+				return nil //nolint:nilerr // as above
+			}
+			shots = append(shots, shot)
 		}
-		var after []Process
-		if after, err = collect(ctx, targets); ctx.Err() != nil {
-			return nil //nolint:nilerr // as above
-		}
-		look := compare(before, after)
+		look := compare(shots...)
 		if err != nil {
 			look.Missing = line(err.Error())
 		}
 		if err := look.write(w, cfg); err != nil {
 			return err
 		}
-		before = after
+		before = shots[samples]
 	}
 	return nil
 }
@@ -127,7 +133,7 @@ func (l *Look) write(w io.Writer, cfg TopConfig) error {
 	}
 	for i := range l.Peers {
 		p := &l.Peers[i]
-		add(p, fmt.Sprintf("%d %s: %s", p.PID, p.Process, p.Name))
+		add(p, fmt.Sprintf("%s %s: %s", who(p.PID, p.Target), p.Process, p.Name))
 		for k := range p.Rails {
 			if p.sickness == well && p.Out == 0 && p.In <= 0 {
 				break // it rests
@@ -162,6 +168,15 @@ func (l *Look) color(page string, marked map[int]bool, cfg TopConfig) string {
 	return strings.Join(lines, "\n")
 }
 
+// who names a process: by its number, or by the address at which it was asked, since processes of
+// several containers have the same number.
+func who(pid int, target string) string {
+	if _, err := strconv.Atoi(target); target == "" || err == nil {
+		return strconv.Itoa(pid)
+	}
+	return target
+}
+
 // String returns a line that says which counters have grown; empty if none has.
 func (r *NICRow) String() string {
 	if len(r.Grown) == 0 {
@@ -171,7 +186,7 @@ func (r *NICRow) String() string {
 	for _, name := range slices.Sorted(maps.Keys(r.Grown)) {
 		counted = append(counted, fmt.Sprintf("%s +%d", name, r.Grown[name]))
 	}
-	return fmt.Sprintf("%d: nic %s port %d: %s: %s\n", r.PID, r.Device, r.Port, r.Sick,
+	return fmt.Sprintf("%s: nic %s port %d: %s: %s\n", who(r.PID, r.Target), r.Device, r.Port, r.Sick,
 		line(strings.Join(counted, ", ")))
 }
 
