@@ -50,14 +50,20 @@ func TestNegativeLength(t *testing.T) {
 	}
 }
 
-// Users copy the examples: each must build, run, and print what it has verified.
-func TestExamplesRun(t *testing.T) {
+// freeAddr returns an address at which nobody listens.
+func freeAddr(t *testing.T) string {
+	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := free.Addr().String()
-	_ = free.Close()
+	defer func() { _ = free.Close() }()
+	return free.Addr().String()
+}
+
+// Users copy the examples: each must build, run, and print what it has verified.
+func TestExamplesRun(t *testing.T) {
+	addr := freeAddr(t)
 	// The processes of an example, and what each of them prints.
 	type process struct {
 		args  []string
@@ -133,12 +139,7 @@ func TestExamplesRun(t *testing.T) {
 
 // A process whose peer dies learns it at once, whatever it waits for.
 func TestTwoProcessesPeerDies(t *testing.T) {
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := free.Addr().String()
-	_ = free.Close()
+	addr := freeAddr(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var errs bytes.Buffer
@@ -152,7 +153,7 @@ func TestTwoProcessesPeerDies(t *testing.T) {
 		_ = cmd.Wait()
 		t.Fatalf("%v\n%s", err, errs.String())
 	}
-	err = cmd.Wait()
+	err := cmd.Wait()
 	const died = "the process has died" // where the NIC knows it before the conversation does
 	if said := errs.String(); ctx.Err() != nil || err == nil ||
 		!strings.Contains(said, rendezvous.ErrGone.Error()) && !strings.Contains(said, died) {
@@ -272,12 +273,18 @@ func TestBook(t *testing.T) {
 // its peer.
 func runCommands(t *testing.T, commands string) {
 	programs := regexp.MustCompile(`go run \./(cmd|examples)/`)
+	// At a port of their own: others may run these commands at the same time.
+	ports, addr := regexp.MustCompile(`(listen|connect|dial|doctor) 127\.0\.0\.1(:\d+)?`), freeAddr(t)
 	var listener *exec.Cmd
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for line := range strings.Lines(commands) {
 		command, comment, _ := strings.Cut(strings.TrimSpace(line), "  #")
+		if strings.HasSuffix(command, "-listen") {
+			command += " 127.0.0.1"
+		}
+		command = ports.ReplaceAllString(command, "$1 "+addr)
 		code := 0
 		_, _ = fmt.Sscanf(comment, " exit code %d", &code)
 		var out output
