@@ -179,9 +179,11 @@ func (c *Conn) reset() {
 	c.out.wait.notify()
 }
 
-// beginFin ends the writing side behind what was written. c.mu is held, here and below.
+// beginFin ends the writing side behind what was written. If the link has failed, that may not be
+// what the program has written, and the peer must not take it for all. c.mu is held, here and
+// below.
 func (c *Conn) beginFin() {
-	if !c.out.ending {
+	if !c.out.ending && !c.out.final {
 		c.out.ending, c.due.fin = true, true
 	}
 }

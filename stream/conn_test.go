@@ -295,6 +295,23 @@ func TestLinkFails(t *testing.T) {
 	mustRead(t, y, 5)
 }
 
+// A program that closes a stream whose link has failed at its end only does not end it: the peer,
+// which is told later, must not take what has arrived for all.
+func TestCloseBehindAFailedLink(t *testing.T) {
+	a, b := pair(t, over(t, nics.Soft))
+	mustWrite(t, a, make([]byte, 100))
+	a.link.fail(errors.New("the link has failed"))
+	if _, err := a.Write(make([]byte, 100)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Fatal(err)
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(b); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%d bytes, then %v", len(got), err)
+	}
+}
+
 // A stream over two NICs survives the loss of one: every byte arrives, and the link goes on.
 func TestRailIsLost(t *testing.T) {
 	host := newHost(t, nics.Config{Provider: nics.Soft, Soft: soft.Config{Devices: 2}})
