@@ -105,6 +105,9 @@ func beyondWindow(kind transport.AMID) error { return fmt.Errorf("message %d bey
 // match binds a message to the first receive that takes it and returns the receive, or nil if there
 // is none.
 func (e *Endpoint) match(h *header) *Request {
+	if h.tag > MaxTag && !e.w.teams.has(e, h.tag) {
+		return nil
+	}
 	queue := &e.w.matching.posted
 	first := queue.find(h.tag)
 	if e.posted.count != 0 {
@@ -157,10 +160,11 @@ func (e *Endpoint) arrivedEager(h *header, data []byte) {
 	r.take(data)
 }
 
-// unwanted reports whether a message is of a team that is closed, or of collective calls after one
-// has failed: nothing receives it. Then its sender is done with it, and its place is free.
+// unwanted reports whether a message is of a team that is closed or that its sender is not in, or
+// of collective calls after one has failed: nothing receives it. Then its sender is done with it,
+// and its place is free.
 func (e *Endpoint) unwanted(h *header, announced bool) bool {
-	if h.tag <= MaxTag || e.w.teams.wanted(h.tag) {
+	if h.tag <= MaxTag || e.w.teams.wanted(h.tag) && e.w.teams.has(e, h.tag) {
 		return false
 	}
 	if announced {
@@ -377,13 +381,13 @@ func (w *Worker) drop(in *inbound) {
 }
 
 // sweep drops messages that nothing receives any more, so that they take no place from others.
-func (w *Worker) sweep(unwanted func(tag uint64) bool) {
+func (w *Worker) sweep(unwanted func(e *Endpoint, tag uint64) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for l := w.matching.unexpected.all.Front(); l != nil; {
 		in := l.Owner().in
 		l = l.Next()
-		if !unwanted(in.match.tag) {
+		if !unwanted(in.ep, in.match.tag) {
 			continue
 		}
 		e, places := in.ep, in.fragments

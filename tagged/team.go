@@ -151,7 +151,8 @@ func (t *Team) Dup(ctx context.Context) (*Team, error) { return t.Split(ctx, 0, 
 // waiting. A member that has got a team all the same finds out in a call of that. Then those that
 // are left call Shrink of the old team again, with a longer list: one of the same length is refused
 // then. Lists of the same length that differ are refused with ErrMismatch; if their lengths differ,
-// the members wait for each other until their contexts end.
+// or one leaves out who calls with the other, the members wait for each other until their contexts
+// end.
 func (t *Team) Shrink(ctx context.Context, without ...int) (*Team, error) {
 	const op = "shrink"
 	without = slices.Compact(slices.Sorted(slices.Values(without)))
@@ -180,7 +181,7 @@ func (t *Team) Shrink(ctx context.Context, without ...int) (*Team, error) {
 	x.base = uint64(len(without))
 	x.record.Step = x.base
 	x.record.Hash = hashAll(0, without)
-	t.w.sweep(func(tag uint64) bool { // what is left of shorter lists
+	t.w.sweep(func(_ *Endpoint, tag uint64) bool { // what is left of shorter lists
 		return tag>>56 == callClass && numberOf(tag) == some.number &&
 			(stepOf(tag)-x.base-1)%tagSteps > mostUnderWay
 	})
@@ -211,7 +212,7 @@ func (t *Team) Close() error {
 	}
 	w.mu.Unlock()
 	t.exchange.retire(err, false)
-	w.sweep(t.owns)
+	w.sweep(func(_ *Endpoint, tag uint64) bool { return t.owns(tag) })
 	return nil
 }
 
@@ -362,6 +363,7 @@ func (t *Team) make(ctx context.Context, some *Team, op ReduceOp, color, key int
 	t.w.mu.Lock()
 	s.add(made)
 	t.w.mu.Unlock()
+	t.w.sweep(func(e *Endpoint, tag uint64) bool { return made.owns(tag) && !s.has(e, tag) })
 	made.exchange.init()
 	return made, nil
 }
@@ -387,10 +389,18 @@ func (s *teams) refuses(op string, e *Endpoint, tag, mask uint64) error {
 
 // admits returns an error if a peer cannot send a message with a tag above MaxTag.
 func (s *teams) admits(e *Endpoint, tag uint64) error {
-	if t := s.of(numberOf(tag)); t != nil && t.find(e.rank) < 0 {
-		return fmt.Errorf("a message with tag %#x: it is not in the %v", tag, t)
+	if e.rank < 0 {
+		return fmt.Errorf("a message with tag %#x: it is no rank", tag)
 	}
 	return nil
+}
+
+// has reports whether a rank is in the team of a tag, as far as this one knows. One that is not may
+// send in it all the same: if only some have made a team, because the others gave up, its number
+// may be that of another team of these. Nothing receives what it sends.
+func (s *teams) has(e *Endpoint, tag uint64) bool {
+	t := s.of(numberOf(tag))
+	return t == nil || t.find(e.rank) >= 0
 }
 
 // wanted reports whether a message with a tag above MaxTag may be received yet. One of a team that

@@ -11,6 +11,7 @@ import (
 
 	"ibverbx/tagged"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // split has the ranks of a team split it, by their ranks, and returns what each is in.
@@ -244,15 +245,100 @@ func TestTeamRefusals(t *testing.T) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
-	// A peer that is not in the team cannot send in it.
-	if _, err := r.peer(2, 1).Transport().AMBcopy(tagged.FirstAMID, head(16, 0, 0, 0, team.Tag(1)),
+	// What a rank sends that is not in the team does not reach the program, and ends nothing.
+	got, err := w.Recv(team.Tag(0), tagged.AnyOfTeam, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.peer(2, 0).Transport().AMBcopy(tagged.FirstAMID, head(16, 0, 0, 0, team.Tag(1)),
 		func([]byte) int { return 0 }); err != nil {
 		t.Fatal(err)
 	}
-	victim := r.peer(1, 2)
-	r.until(func() bool { return victim.Err() != nil })
-	if !errors.Is(victim.Err(), tagged.ErrProtocol) || r.peer(1, 0).Err() != nil {
-		t.Errorf("%v; %v", victim.Err(), r.peer(1, 0).Err())
+	if _, err := r.peer(1, 0).Send(team.Tag(2), nil); err != nil {
+		t.Fatal(err)
+	}
+	r.until(got.Done)
+	if info := got.Info(); uint32(info.Tag) != 2 || r.peer(0, 2).Err() != nil {
+		t.Errorf("%+v; %v", info, r.peer(0, 2).Err())
+	}
+}
+
+// TestShrinkLists: a member that lives, and is left out, shrinks the team with another list. Both
+// calls wait until their contexts end; messages and other teams of the two go on.
+func TestShrinkLists(t *testing.T) {
+	r := newJoined(t, 3, tagged.Config{})
+	ctx := background(r)
+	pairs := r.split(r.worlds(), func(rank int) int { return rank / 2 }, zero)
+	for rank, err := range r.each(func(rank int, w *tagged.Worker) error {
+		if rank == 2 {
+			return nil
+		}
+		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond) // longer than until a question is asked
+		defer cancel()
+		_, err := w.World().Shrink(short, 1-rank)
+		return err
+	}) {
+		if rank != 2 && !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	for rank, err := range r.each(func(rank int, _ *tagged.Worker) error { return pairs[rank].Barrier(ctx) }) {
+		if err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
+
+// TestTeamNumberOfTwo: a team that only one rank has got, because the others gave up, has the number
+// of a team that these make afterwards. Its calls end with their contexts, and nothing else does.
+func TestTeamNumberOfTwo(t *testing.T) {
+	r := newJoined(t, 3, tagged.Config{})
+	for _, w := range r.workers {
+		if err := w.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx := background(r)
+	pairs := r.split(r.worlds(), func(rank int) int { return min(rank, 1) }, zero)
+	half, own := make([]*tagged.Team, 3), make([]*tagged.Team, 3)
+	stall := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: r.fabric.Device(0), Count: -1})
+	_ = r.each(func(rank int, w *tagged.Worker) (err error) {
+		c, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		if rank == 0 {
+			c, cancel = ctx, func() {}
+		}
+		defer cancel()
+		half[rank], err = w.World().Split(c, 0, 0)
+		return err
+	})
+	stall.Remove()
+	if half[0] == nil || half[1] != nil || half[2] != nil {
+		t.Skip("the ranks were too late for each other")
+	}
+	for rank, err := range r.each(func(rank int, _ *tagged.Worker) (err error) {
+		if rank != 0 {
+			own[rank], err = pairs[rank].Split(ctx, 0, 0)
+		}
+		return err
+	}) {
+		if err != nil {
+			t.Fatalf("rank %d: %v", rank, err)
+		}
+	}
+	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	if err := half[0].Barrier(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	for rank, err := range r.each(func(rank int, _ *tagged.Worker) error {
+		if rank == 0 {
+			return nil
+		}
+		return own[rank].Barrier(ctx)
+	}) {
+		if err != nil || r.peer(rank, (rank+1)%3).Err() != nil {
+			t.Errorf("rank %d: %v, %v", rank, err, r.peer(rank, (rank+1)%3).Err())
+		}
 	}
 }
 
