@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -309,6 +310,45 @@ func TestCloseBehindAFailedLink(t *testing.T) {
 	}
 	if got, err := io.ReadAll(b); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%d bytes, then %v", len(got), err)
+	}
+}
+
+// A Read that is copying while its own end is closed does not take what it has for all, although
+// the peer's end has arrived.
+func TestReadBesideClose(t *testing.T) {
+	cfg := over(t, nics.Soft)
+	l := listen(t, cfg)
+	const size = 2 * chunkBytes
+	for i := range 300 {
+		a, b := dial(t, l, cfg)
+		mustWrite(t, a, make([]byte, size))
+		if err := a.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the end arrives", func() bool {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return b.in.fin
+		})
+		read, begun := make(chan error, 1), make(chan struct{})
+		go func() {
+			close(begun)
+			got, err := io.Copy(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{b})
+			if err == nil && got != size {
+				err = fmt.Errorf("io.EOF behind %d of %d bytes", got, size)
+			} else {
+				err = nil
+			}
+			read <- err
+		}()
+		<-begun
+		for begin := time.Now(); time.Since(begin) < time.Duration(i%60)*time.Microsecond/2; {
+		}
+		_ = b.Close() // it is open
+		if err := <-read; err != nil {
+			t.Fatal(err)
+		}
+		_ = a.Close() // as above
 	}
 }
 

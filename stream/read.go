@@ -113,7 +113,10 @@ func (c *Conn) read(p []byte) (int, error) {
 			}
 		}
 		if in.unread != 0 {
-			n += c.take(p[n:])
+			if n += c.take(p[n:]); n == 0 { // closed meanwhile: what is left is not all
+				c.mu.Unlock()
+				continue
+			}
 		}
 		switch {
 		case n != 0:
