@@ -281,8 +281,8 @@ func TestLinger(t *testing.T) {
 	}
 }
 
-// Writers that wait for something shared are woken one after the other, in their order, and one
-// that leaves does not keep the turn.
+// Writers that wait for something shared are woken one after the other, in their order. Whoever was
+// woken passes the turn on; who was not wakes nobody.
 func TestLineup(t *testing.T) {
 	a, _ := pair(t, over(t, nics.Soft))
 	var q lineup
@@ -302,15 +302,18 @@ func TestLineup(t *testing.T) {
 	}
 	for _, step := range []struct {
 		do   func()
-		want int
+		want []int
 	}{
-		{q.next, 0},
-		{func() { q.leave(line[0]) }, 1}, // it has what it wanted
-		{func() { q.leave(line[2]) }, 3}, // its deadline has passed while it waited, and another was woken
+		{func() { q.leave(a) }, nil}, // it did not stand in line
+		{q.next, []int{0}},
+		{func() { q.leave(line[0]) }, []int{1}}, // it has what it wanted
+		{func() { q.leave(line[2]) }, nil},      // its deadline has passed while it waited
+		{func() { q.leave(line[1]) }, []int{3}},
+		{func() { q.leave(line[3]) }, nil},
 	} {
 		step.do()
-		if got := woken(); len(got) != 1 || got[0] != step.want {
-			t.Errorf("woken: %v, and %d should be", got, step.want)
+		if got := woken(); !slices.Equal(got, step.want) {
+			t.Errorf("woken: %v, and %v should be", got, step.want)
 		}
 	}
 	if q.next(); len(woken()) != 0 || q.n.Load() != 0 {

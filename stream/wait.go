@@ -171,19 +171,21 @@ func (s *spinner) ended(ready bool) {
 // all of them for each piece that is free would cost more than the pieces carry. So one is woken,
 // and wakes the next when it has got what it wanted, or does not want it any more.
 type lineup struct {
-	n    atomic.Int32 // of list
-	mu   sync.Mutex
-	list []*Conn
+	n     atomic.Int32 // of list and woken
+	mu    sync.Mutex
+	list  []*Conn
+	woken []*Conn // have a turn that they have not used or passed on
 }
 
 // add lists a stream whose writer waits, if it is not listed.
 func (q *lineup) add(c *Conn) {
 	q.mu.Lock()
+	defer q.mu.Unlock()
+	take(&q.woken, c)
 	if !slices.Contains(q.list, c) {
 		q.list = append(q.list, c)
-		q.n.Store(int32(len(q.list)))
 	}
-	q.mu.Unlock()
+	q.n.Store(int32(len(q.list) + len(q.woken)))
 }
 
 // next wakes the first writer.
@@ -192,33 +194,40 @@ func (q *lineup) next() {
 		return
 	}
 	q.mu.Lock()
-	var c *Conn
+	defer q.mu.Unlock()
 	if len(q.list) != 0 {
-		c = q.list[0]
+		c := q.list[0]
 		q.list = slices.Delete(q.list, 0, 1)
-		q.n.Store(int32(len(q.list)))
-	}
-	q.mu.Unlock()
-	if c != nil {
+		q.woken = append(q.woken, c)
 		c.out.wait.notify()
 	}
 }
 
-// remove says that a stream's writer does not wait.
-func (q *lineup) remove(c *Conn) {
+// remove says that a stream's writer does not wait any more, and reports whether it was woken.
+func (q *lineup) remove(c *Conn) (woken bool) {
 	if q.n.Load() == 0 {
-		return
+		return false
 	}
 	q.mu.Lock()
-	if i := slices.Index(q.list, c); i >= 0 {
-		q.list = slices.Delete(q.list, i, i+1)
-		q.n.Store(int32(len(q.list)))
-	}
-	q.mu.Unlock()
+	defer q.mu.Unlock()
+	take(&q.list, c)
+	woken = take(&q.woken, c)
+	q.n.Store(int32(len(q.list) + len(q.woken)))
+	return woken
 }
 
-// leave does the same, and wakes the next one: this one may have been woken in its place.
+// leave does the same, and passes the turn on.
 func (q *lineup) leave(c *Conn) {
-	q.remove(c)
-	q.next()
+	if q.remove(c) {
+		q.next()
+	}
+}
+
+// take removes a stream from a list, and reports whether it was there.
+func take(list *[]*Conn, c *Conn) bool {
+	i := slices.Index(*list, c)
+	if i >= 0 {
+		*list = slices.Delete(*list, i, i+1)
+	}
+	return i >= 0
 }
