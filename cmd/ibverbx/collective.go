@@ -31,8 +31,9 @@ type collectiveReport struct {
 
 // runCollective measures a collective call: as a process of a job, if this one is, and otherwise
 // between PEs of this process.
-func (f *perfCmd) runCollective(c *console, k *kong.Context) error {
-	_, err := job.Find(job.Config{})
+func (f *perfCmd) runCollective(c *console, k *kong.Context) (err error) {
+	defer func() { err = interruptedOr(c, err) }()
+	_, err = job.Find(job.Config{})
 	inJob := !errors.Is(err, job.ErrNoJob)
 	if err := f.checkCollective(k, inJob); err != nil {
 		return err
@@ -159,7 +160,7 @@ func (f *perfCmd) collective(ctx context.Context, c *console, pe *shmem.PE, wher
 	table.printf("shmem: %s of float32 between %d PEs %s\n\n%10s%10s%16s%14s%14s\n", p.Op, pe.Size(), where,
 		"size", "calls", "time of a call", "algorithm", "bus")
 	report := collectiveReport{Document: document(perfTool, f.outcome.note), Layer: p.Layer, Op: p.Op,
-		PEs: pe.Size()}
+		PEs: pe.Size(), Results: []collperf.Figure{}}
 	began := time.Now()
 	err := collperf.Run(ctx, pe, cfg, func(g collperf.Figure) error {
 		report.Results = append(report.Results, g)
@@ -167,9 +168,18 @@ func (f *perfCmd) collective(ctx context.Context, c *console, pe *shmem.PE, wher
 			g.Alg, g.Bus)
 		return table.err
 	})
-	if report.End(began, err); err == nil && f.JSON && pe.Rank() == 0 {
+	err = interruptedOr(c, err)
+	if report.End(began, err); f.JSON && pe.Rank() == 0 {
 		f.outcome.document = true
-		err = writeJSON(c.out, &report)
+		err = errors.Join(err, writeJSON(c.out, &report))
+	}
+	return err
+}
+
+// interruptedOr returns what an interrupt makes of an error.
+func interruptedOr(c *console, err error) error {
+	if err != nil && c.ctx.Err() != nil {
+		return bench.ErrInterrupted
 	}
 	return err
 }

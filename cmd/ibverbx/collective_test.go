@@ -38,8 +38,8 @@ func TestPerfCollectiveRefusals(t *testing.T) {
 		call + "--listen":               "--listen does not go with --op all-reduce",
 		call + "--provider roce":        "--provider with --op all-reduce is for the processes of a job",
 		call + "somewhere":              "--op all-reduce takes no HOST",
-		call + "--pes 0":                "--pes 0: must be 1 to 256",
-		"perf --layer shmem --op sorts": "sorts",
+		call + "--pes 0":                "--pes 0: must be 1 to 64",
+		"perf --layer shmem --op sorts": "fetch-add, all-reduce, reduce-scatter",
 	} {
 		code, out, errs := command(t, args)
 		if code != exitUsage || out != "" || !strings.Contains(errs, want) {

@@ -131,9 +131,7 @@ func (f *cpCmd) Run(c *console) error {
 		}
 		return err
 	})
-	if c.ctx.Err() != nil && err != nil {
-		err = bench.ErrInterrupted
-	}
+	err = interruptedOr(c, err)
 	if doc.End(began, err); f.JSON {
 		return errors.Join(err, writeJSON(c.out, doc))
 	}

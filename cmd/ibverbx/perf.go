@@ -38,7 +38,7 @@ type perfCmd struct {
 	connFlags
 	meetFlags
 	Params bench.Params `embed:""`
-	PEs    int          `group:"what" name:"pes" range:"1..256" default:"4"`
+	PEs    int          `group:"what" name:"pes" range:"1..64" default:"4"`
 	outFlags
 	habits
 

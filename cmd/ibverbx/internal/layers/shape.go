@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"ibverbx/internal/collperf"
 	"ibverbx/verbs"
 )
 
@@ -97,6 +98,11 @@ func Find(layer Layer, op Op) (Shape, error) {
 	}
 	if ops == nil {
 		return Shape{}, fmt.Errorf("--layer %.20q: have %s", string(layer), strings.Join(all, ", "))
+	}
+	if layer == SHMEM { // what the command measures without a shape
+		for _, call := range collperf.Ops() {
+			ops = append(ops, string(call))
+		}
 	}
 	return Shape{}, fmt.Errorf("--op %.20q: --layer %s has %s", string(op), layer, strings.Join(ops, ", "))
 }
