@@ -85,9 +85,9 @@ func (f *selftestCmd) Run(c *console) error {
 	}
 	r, err := selftest.Run(c.ctx, string(f.Host), cfg)
 	if r == nil {
-		return err
+		return interruptedOr(c, err)
 	}
-	return errors.Join(err, c.report(r.WriteText, r.WriteJSON, f.JSON, r.Failed()))
+	return errors.Join(interruptedOr(c, err), c.report(r.WriteText, r.WriteJSON, f.JSON, r.Failed()))
 }
 
 type topCmd struct {

@@ -87,6 +87,20 @@ func TestOneHost(t *testing.T) {
 	}
 }
 
+// A test that is interrupted says nothing bad of the NICs.
+func TestInterrupted(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	cfg := brief(fourSoft())
+	cfg.pause = func(time.Duration) { interrupt() } // in the middle of a probe
+	r, err := Run(ctx, "", cfg)
+	if err == nil || r == nil || r.Failed() {
+		t.Fatalf("%v; %+v", err, r)
+	}
+	if last := r.Checks[len(r.Checks)-2]; last.Result != Unknown || r.Checks[0].Result != Pass {
+		t.Errorf("%+v", r.Checks)
+	}
+}
+
 // Two ends that meet over a network take the same steps.
 func TestTwoEnds(t *testing.T) {
 	cfg := brief(nics.Config{Provider: nics.RoCE, RoCE: roce.Config{}})

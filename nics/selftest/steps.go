@@ -96,9 +96,11 @@ func (e *end) step(ctx context.Context, name string, run func(context.Context) (
 	}
 	mine.Text = line(mine.Text)
 	theirs, talk := rendezvous.Exchange(ctx, e.c, mine)
-	if talk != nil {
+	if talk != nil { // this end may have seen only that the other has gone, or that all is to end
 		e.broken = talk
-		theirs = seen{Fail, talk.Error()}
+		check.Seen = "not finished: the ends have parted: " + line(talk.Error())
+		e.report.Checks = append(e.report.Checks, check)
+		return
 	}
 	check.Result, check.Seen = mine.Result, mine.Text
 	if theirs.Result == Fail && mine.Result != Fail || mine.Text == "" {
