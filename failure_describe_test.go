@@ -288,7 +288,7 @@ func TestFailedErrorText(t *testing.T) {
 				"(Conn.Patience): " +
 				"check that the peer's process lives and has connected, then link, routing and GID index, " +
 				"then timeout and retry count"},
-		// Nobody has waited for a process that is known to have died, and there is nothing to check.
+		// Nobody has waited for a process that is known to have died; there is nothing to check.
 		{newRecorded(t, 1, 2, Config{}).died(),
 			"virtual qp 1: rail 0 (null0 qp 17): " + status(verbs.StatusRetryExcErr) +
 				" (vendor 0x53484d01: the process has died)"},

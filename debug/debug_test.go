@@ -141,7 +141,8 @@ func TestSameNumber(t *testing.T) {
 		t.Errorf("%+v", look.Peers)
 	}
 	var out bytes.Buffer
-	if err := look.write(&out, TopConfig{Rows: 9}); err != nil || !strings.Contains(out.String(), "b:1 server: g p") {
+	err := look.write(&out, TopConfig{Rows: 9})
+	if err != nil || !strings.Contains(out.String(), "b:1 server: g p") {
 		t.Errorf("%v\n%s", err, &out)
 	}
 }
@@ -203,7 +204,8 @@ func TestOneDoesNotPoll(t *testing.T) {
 	}
 	for range 60 { // a busy machine may need more than one
 		begin := time.Now()
-		if groups := s.Snapshot(t.Context()).Groups; len(groups) != 0 && groups[len(groups)-1].At.After(begin) {
+		groups := s.Snapshot(t.Context()).Groups
+		if n := len(groups); n != 0 && groups[n-1].At.After(begin) {
 			return
 		}
 	}

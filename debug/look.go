@@ -294,7 +294,9 @@ func compareGroup(p, earlier *Process, g *Group, nics []NICRow, stands queues) (
 		row.PID, row.Target, row.Process = p.PID, p.target, line(p.Name)
 		row.Name = strings.TrimSpace(line(g.Name) + " " + row.Name)
 		diagnose(&row, old[key(now)], now, since, notReady)
-		diagnoseSpeed(&row, old[key(now)], now, func(rail int) queue { return stands[place(p, g, now, rail)] })
+		diagnoseSpeed(&row, old[key(now)], now, func(rail int) queue {
+			return stands[place(p, g, now, rail)]
+		})
 		if age := p.At.Sub(g.At); age > hungAfter && row.Outstanding+row.Waiting+row.NotReady > 0 {
 			row.mark(hung, "its owner has not polled for %v", age.Round(time.Second))
 		}

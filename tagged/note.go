@@ -111,7 +111,9 @@ func (x *exchange) endAll(why byte, origin int, text string) {
 		}
 	}
 	x.w.mu.Unlock()
-	x.w.sweep(func(_ *Endpoint, tag uint64) bool { return tag >= noteClass<<56 && numberOf(tag) == x.t.number })
+	x.w.sweep(func(_ *Endpoint, tag uint64) bool {
+		return tag >= noteClass<<56 && numberOf(tag) == x.t.number
+	})
 	for _, e := range peers {
 		x.sendNote(e, note)
 	}

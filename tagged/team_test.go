@@ -273,7 +273,8 @@ func TestShrinkLists(t *testing.T) {
 		if rank == 2 {
 			return nil
 		}
-		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond) // longer than until a question is asked
+		// Longer than until a question is asked.
+		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()
 		_, err := w.World().Shrink(short, 1-rank)
 		return err
@@ -282,15 +283,18 @@ func TestShrinkLists(t *testing.T) {
 			t.Errorf("rank %d: %v", rank, err)
 		}
 	}
-	for rank, err := range r.each(func(rank int, _ *tagged.Worker) error { return pairs[rank].Barrier(ctx) }) {
+	for rank, err := range r.each(func(rank int, _ *tagged.Worker) error {
+		return pairs[rank].Barrier(ctx)
+	}) {
 		if err != nil {
 			t.Errorf("rank %d: %v", rank, err)
 		}
 	}
 }
 
-// TestTeamNumberOfTwo: a team that only one rank has got, because the others gave up, has the number
-// of a team that these make afterwards. Its calls end with their contexts, and nothing else does.
+// TestTeamNumberOfTwo: a team that only one rank has got, because the others gave up, has the
+// number of a team that these make afterwards. Its calls end with their contexts, and nothing else
+// does.
 func TestTeamNumberOfTwo(t *testing.T) {
 	r := newJoined(t, 3, tagged.Config{})
 	for _, w := range r.workers {
