@@ -300,7 +300,7 @@ func TestNoDevices(t *testing.T) {
 func TestTop(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	code, _, errs := command(t, "top -n 1")
-	if code != exitFailed || !strings.Contains(errs, "no process answers") {
+	if code != exitFailed || !strings.Contains(errs, "no process of this user can be watched") {
 		t.Errorf("exit %d, stderr %q", code, errs)
 	}
 	ctx, stop := context.WithCancel(t.Context())
