@@ -286,8 +286,10 @@ func (q *flow) layRails(f *file) {
 
 // show returns the slice of a work request. One without a completion lasts until the end.
 func (w *work) show(f *file) *slice {
-	args := map[string]any{"request": w.Request, "bytes": w.Bytes, "tag": w.Tag, "staged_us": f.at(w.At),
-		"posted_us": f.at(w.posted)}
+	args := map[string]any{"request": w.Request, "bytes": w.Bytes, "tag": w.Tag, "posted_us": f.at(w.posted)}
+	if w.Kind == ibverbx.TraceStaged { // otherwise the trace does not know, or nothing waits
+		args["staged_us"] = f.at(w.At)
+	}
 	name, to := fmt.Sprintf("%v %d", w.Part, w.Request), f.last
 	if w.of != nil {
 		name = fmt.Sprintf("%v of %v %d", w.Part, w.of.accepted.Opcode(), w.of.accepted.Tag)

@@ -194,7 +194,11 @@ func (f *file) begin(ends []End) error {
 		if i > 0 {
 			about["clock_error_us"] = micros(e.Error)
 		}
-		f.info[e.Name] = about
+		name := e.Name
+		for n := 2; f.info[name] != nil; n++ {
+			name = fmt.Sprintf("%s (%d)", e.Name, n)
+		}
+		f.info[name] = about
 	}
 	return nil
 }

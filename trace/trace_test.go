@@ -304,6 +304,27 @@ func TestExchange(t *testing.T) {
 	}
 }
 
+// A time that the trace has lost is not there, and two ends of one name both say what they have
+// lost.
+func TestLostEvents(t *testing.T) {
+	events := []ibverbx.TraceEvent{{At: 1000, Kind: ibverbx.TracePosted, Request: 1},
+		{At: 2000, Kind: ibverbx.TraceStaged, Request: 2}, {At: 3000, Kind: ibverbx.TracePosted, Request: 2}}
+	f := write(t, trace.End{Name: "a", Trace: &ibverbx.Trace{Events: events, Lost: 5}},
+		trace.End{Name: "a", Trace: &ibverbx.Trace{Lost: 7}})
+	staged := map[any]any{}
+	for _, e := range f.TraceEvents {
+		if at, ok := e.Args["staged_us"]; ok {
+			staged[e.Args["request"]] = at
+		}
+	}
+	if len(staged) != 1 || staged[2.0] != 1.0 {
+		t.Errorf("staged at %v", staged)
+	}
+	if f.OtherData["a"]["events_lost"] != 5 || f.OtherData["a (2)"]["events_lost"] != 7 {
+		t.Errorf("%v", f.OtherData)
+	}
+}
+
 // What cannot be shown is refused.
 func TestRefused(t *testing.T) {
 	late := &ibverbx.Trace{Events: []ibverbx.TraceEvent{{At: 1 << 62}}}
