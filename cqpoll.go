@@ -255,12 +255,17 @@ func (c *VirtualCQ) observe(q *VirtualQP) {
 	if q.cfg.Trace && c.recorder.events == nil {
 		c.recorder.events = &[traceRing]TraceEvent{}
 	}
-	c.routesObserved = c.routesObserved || q.cfg.Trace || q.pass != nil
 	o := newObserver(c.recorder, &q.cfg, q.num)
 	q.observer, q.send.observer, q.recv.observer = o, o, o
+	c.routesObserved = c.routesObserved || routesObserved(q)
 	if q.pass != nil {
 		q.pass.observer = o
 	}
+}
+
+// routesObserved reports whether the observer of a virtual queue pair sees completions one by one.
+func routesObserved(q *VirtualQP) bool {
+	return q.observer != nil && (q.observer.events || q.pass != nil)
 }
 
 // routeObserved is route where virtual queue pairs are observed.

@@ -362,6 +362,55 @@ func TestRuntimeTrace(t *testing.T) {
 	}
 }
 
+// Once the last observed virtual queue pair of a virtual CQ is closed, completions of the others
+// take the short way again, and its events are still there.
+func TestObserversEnd(t *testing.T) {
+	fabric := vqptest.NewFabric(t, soft.Config{})
+	dom, err := ibverbx.NewDomain(fabric.Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := dom.NewCQ(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var qps [3]*ibverbx.VirtualQP
+	for i := range qps {
+		cfg := ibverbx.Config{QPsPerDevice: 1, MaxMsgCntPerQP: 8, Trace: i == 2}
+		if qps[i], err = dom.NewQP(cq, cfg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	vqptest.ConnectBoth(t, qps[0], qps[1])
+	observed := func() bool {
+		var out bytes.Buffer
+		if err := rtrace.Start(&out); err != nil {
+			t.Skip(err) // the tests are traced themselves
+		}
+		_, err := qps[0].PostSend(ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled})
+		for n := 0; n == 0 && err == nil; {
+			n, err = cq.Poll(make([]ibverbx.WC, 1))
+		}
+		if rtrace.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Contains(out.Bytes(), []byte("ibverbx completions"))
+	}
+	if !observed() {
+		t.Error("completions beside an observed virtual queue pair are not observed")
+	}
+	if err := qps[2].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if observed() {
+		t.Error("it is closed, and completions are still observed")
+	}
+	traceOf(t, qps[0])
+	if err := errors.Join(qps[0].Close(), qps[1].Close(), cq.Close(), dom.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
 // observed are the ways to observe requests.
 var observed = []struct {
 	name          string

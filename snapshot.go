@@ -158,10 +158,11 @@ func (c *VirtualCQ) Snapshot(ctx context.Context) (Snapshot, error) {
 // ErrNoTrace means that no virtual queue pair of a virtual CQ records events: set [Config.Trace].
 var ErrNoTrace = errors.New("no virtual queue pair records events: set Config.Trace")
 
-// Trace returns the last events of the virtual queue pairs that have [Config.Trace]. It asks the
-// owner for a copy, and behaves like [VirtualCQ.Snapshot], but an old copy is no answer: if ctx
-// ends first, Trace returns its error. If there is no such virtual queue pair, the error is
-// [ErrNoTrace]. Of a closed virtual CQ it returns the events up to the end, without Rails.
+// Trace returns the last events of the virtual queue pairs that have [Config.Trace], also of those
+// that were closed. It asks the owner for a copy, and behaves like [VirtualCQ.Snapshot], but an old
+// copy is no answer: if ctx ends first, Trace returns its error. If there was no such virtual queue
+// pair, the error is [ErrNoTrace]. Of a closed virtual CQ it returns the events up to the end,
+// without Rails.
 func (c *VirtualCQ) Trace(ctx context.Context) (*Trace, error) {
 	if err := c.ask(ctx, true); err != nil {
 		return nil, c.error("trace of", err)

@@ -201,6 +201,7 @@ func (c *VirtualCQ) detach(q *VirtualQP) {
 		if c.vqps[i] == q {
 			c.vqps = append(c.vqps[:i], c.vqps[i+1:]...)
 			c.later.forget(q)
+			c.routesObserved = slices.ContainsFunc(c.vqps, routesObserved)
 			return
 		}
 	}
