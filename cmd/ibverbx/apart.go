@@ -30,17 +30,24 @@ func checkListen(k *kong.Context) error {
 				el.Flag.Name)
 		default:
 			return usage("--%s is for the connecting end to decide: give it there. Each end has its own "+
-				"NICs, connection, --timeout and output", el.Flag.Name)
+				"NICs, connection and --timeout, and of the output --json, --csv, --verbose and "+
+				"--report-gbits", el.Flag.Name)
 		}
 	}
 	return nil
 }
 
 // given reports whether a flag is on the command line.
-func given(k *kong.Context, name string) bool {
-	return slices.ContainsFunc(k.Path, func(el *kong.Path) bool {
-		return el.Flag != nil && el.Flag.Name == name
-	})
+func given(k *kong.Context, name string) bool { return times(k, name) > 0 }
+
+// times returns how often a flag is on the command line.
+func times(k *kong.Context, name string) (n int) {
+	for _, el := range k.Path {
+		if el.Flag != nil && el.Flag.Name == name {
+			n++
+		}
+	}
+	return n
 }
 
 // apart reports whether another process drives the other end.

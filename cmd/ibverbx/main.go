@@ -178,7 +178,9 @@ func run(c *console, args []string) (code int) {
 		if strings.HasPrefix(why, "unknown flag -") && !strings.HasPrefix(why, "unknown flag --") {
 			why, _, _ = strings.Cut(why, ", did you mean") // it would suggest any letter
 		}
-		why = strings.Replace(why, `expected value value but got "EOL" (<EOL>)`, "missing value", 1)
+		for _, kind := range []string{"value", "string"} {
+			why = strings.Replace(why, "expected "+kind+` value but got "EOL" (<EOL>)`, "missing value", 1)
+		}
 		why = instead(args[0], negative.ReplaceAllString(why, "$1 $2: must not be negative"))
 		if wrong, ok := errors.AsType[*kong.ParseError](err); ok && wrong.Context.Selected() != nil {
 			command = wrong.Context.Selected().FullPath()

@@ -193,7 +193,10 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	for _, out := range files {
 		err = cmp.Or(err, table.err, out.write(report, unitOf(f.ReportGbits), f.Verbose))
 	}
-	return err
+	if f.Trace != "" && err == nil {
+		table.traced(f.Trace, report)
+	}
+	return cmp.Or(err, table.err)
 }
 
 // writeJSON writes an indented document.

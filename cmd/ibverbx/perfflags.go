@@ -38,6 +38,11 @@ func (f *perfCmd) params(k *kong.Context) (*bench.Params, error) {
 	if err := checkGiven(k); err != nil {
 		return nil, err
 	}
+	for _, file := range []string{"plot", "trace"} {
+		if times(k, file) > 1 {
+			return nil, usage("--%s is given more than once: there is one file", file)
+		}
+	}
 	if given(k, "failback") && p.Failback == 0 {
 		p.Failback = -1 // where 0 is the default
 	}

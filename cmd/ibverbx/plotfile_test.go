@@ -198,10 +198,14 @@ func TestPlotFile(t *testing.T) {
 func TestTraceFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "x.json")
 	const what = " --op write-imm -s 100 -n 40 --nics 2 --qps 1 --memory 1M --trace "
-	code, _, errs := command(t, "perf --nic-speed 1G,100M"+what+file)
+	code, out, errs := command(t, "perf --nic-speed 1G,100M"+what+file)
 	off, tracks := readTrace(t, file)
 	if code != exitOK || off != 0 || !tracks["rail 1: soft1 qp 17"] {
 		t.Errorf("exit %d, %s, off by %v, tracks %v", code, errs, off, tracks)
+	}
+	if flat := strings.Join(strings.Fields(out), " "); !strings.Contains(flat, file+" has the last ") ||
+		!strings.Contains(flat, "recording them takes time") {
+		t.Errorf("the output says nothing of the trace: %s", out)
 	}
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 	code, _, errs = command(t, "perf --provider left --connect "+address+what+file)
@@ -210,6 +214,10 @@ func TestTraceFile(t *testing.T) {
 	}
 	if off, tracks = readTrace(t, file); off <= 0 || off > 1e7 {
 		t.Errorf("off by %v us, tracks %v", off, tracks)
+	}
+	code, out, _ = command(t, "perf --scheme single -n 3 --json --trace "+file)
+	if code != exitOK || strings.Contains(out, "has the last") {
+		t.Errorf("exit %d; a document has more than JSON: %s", code, out)
 	}
 	if code, _, errs = command(t, "perf --layer tagged --trace "+file); code != exitUsage ||
 		!strings.Contains(errs, "--trace with --layer tagged") {

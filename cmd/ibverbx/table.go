@@ -309,6 +309,18 @@ func (t *perfTable) footer(r *bench.Report) {
 	}
 }
 
+// traced reports where the trace is, and how much of the run it has.
+func (t *perfTable) traced(file string, r *bench.Report) {
+	var kept, lost uint64
+	for _, e := range r.Traces {
+		kept, lost = kept+uint64(len(e.Trace.Events)), lost+e.Trace.Lost
+	}
+	if len(r.Traces) > 0 { // the connecting end of two has it
+		t.wrap("", "%s has the last %d of %d steps; recording them takes time, so the figures are lower "+
+			"than without --trace", file, kept, kept+lost)
+	}
+}
+
 // micros formats a time in µs.
 func micros(ns int64) string { return fmt.Sprintf("%.2f", float64(ns)/1e3) }
 

@@ -116,7 +116,7 @@ const (
 // These are defaults of the parameters.
 const (
 	defaultSamples = leastSamples
-	defaultFault   = 1 << 20                   // message size of a run with faults
+	defaultFault   = 1 << 20                   // message size of a run with faults, or a trace
 	defaultOne     = Seconds(time.Second)      // of a cell in a run of one size
 	defaultSeveral = Seconds(time.Second / 10) // in a run of several
 	defaultLong    = "4K..4M/4"                // sizes of --mode bw: every NIC carries these in one message
@@ -180,7 +180,7 @@ func (p *Params) defaultSizes() units.Range {
 	switch {
 	case p.Op.Atomic():
 		return units.Range{8}
-	case len(p.Faults) > 0:
+	case len(p.Faults) > 0, p.Trace:
 		return units.Range{defaultFault}
 	case p.Shape().Longest > 0:
 		text = defaultShort
@@ -337,6 +337,10 @@ func (p *Params) checkOp() error {
 
 func (p *Params) checkSizes() error {
 	longest := units.Size(p.Shape().Longest)
+	if p.Trace && len(p.Sizes) > 1 {
+		return usage("--trace with %d sizes: it keeps the last steps, which are those of the last size: "+
+			"give one (--size)", len(p.Sizes))
+	}
 	for _, z := range p.Sizes {
 		switch {
 		case p.Op.Atomic() && z != 8:
