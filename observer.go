@@ -103,6 +103,15 @@ type observer struct {
 	// than those with DQPLB's numbers: notifications, and SENDs.
 	messagesOut, messagesIn [2]uint64
 	signaled                uint64 // of a single queue pair: signaled sends that were accepted
+	// signals has those that have not succeeded, with Config.Trace. A queue completes in order, so
+	// the next success is that of the first.
+	signals ring.FIFO[signaledSend]
+}
+
+// signaledSend is what the trace says of a signaled send of a single queue pair.
+type signaledSend struct {
+	request, tag uint64
+	part         FailedPart
 }
 
 // timedRequest is a request that is timed.
@@ -130,6 +139,10 @@ func (o *observer) restart() {
 	o.messagesOut, o.messagesIn = [2]uint64{}, [2]uint64{}
 	for o.queued.Len() != 0 {
 		o.queued.Drop()
+	}
+	if o.events {
+		o.recorder.lapse()
+		o.event(TraceReset, 0, 0, 0, 0)
 	}
 }
 
@@ -410,6 +423,9 @@ func (o *observer) forwarded(rl *rail, wrs []SendWR, last uint64) {
 			tag = count(&o.messagesOut, wr.Opcode.IsSend())
 		}
 		o.work(TracePosted, rl, first+uint64(i), tag, wr.length(), part, 0)
+		if wr.Flags&verbs.SendSignaled != 0 {
+			o.signals.Push(signaledSend{first + uint64(i), tag, part})
+		}
 	}
 }
 
@@ -421,6 +437,10 @@ func (o *observer) returned(rl *rail, wcs []verbs.WC) {
 		case wc.Status == verbs.StatusSuccess && wc.Opcode.IsRecv():
 			o.took(rl, 0, wc)
 			o.event(TraceReceived, 0, wc.ID, uint64(wc.ByteLen), 0)
+		case wc.Status == verbs.StatusSuccess && o.signals.Len() != 0:
+			s := o.signals.Pop()
+			o.work(TraceCompleted, rl, s.request, s.tag, 0, s.part, 0)
+			o.event(TraceReported, s.request, wc.ID, 0, 0)
 		default: // if it failed, it is unknown what it was
 			o.work(TraceCompleted, rl, 0, wc.ID, 0, PartMessage, uint32(wc.Status))
 			o.event(TraceReported, 0, wc.ID, 0, uint32(wc.Status))
@@ -433,6 +453,9 @@ func (o *observer) forwardedDone(done uint64) {
 	for o.outstanding.Len() != 0 && o.outstanding.Front().request <= done {
 		o.end(true)
 	}
+	for o.signals.Len() != 0 && o.signaled-uint64(o.signals.Len()) < done {
+		o.signals.Drop() // it has completed beside a probe, and was not recorded
+	}
 }
 
 // forget drops what a single queue pair had outstanding before a reset; done is how many signaled
@@ -440,6 +463,9 @@ func (o *observer) forwardedDone(done uint64) {
 func (o *observer) forget(done uint64) {
 	for o.outstanding.Len() != 0 {
 		o.end(false)
+	}
+	for o.signals.Len() != 0 {
+		o.signals.Drop()
 	}
 	o.signaled, o.next = done, done+1
 }
@@ -461,16 +487,4 @@ func (o *observer) recent() (list []TraceEvent) {
 		list[i], list[j] = list[j], list[i]
 	}
 	return list
-}
-
-// length returns the length in bytes of a request that was accepted.
-func (wr *SendWR) length() (n uint64) {
-	if wr.Flags&verbs.SendInline != 0 {
-		return uint64(len(wr.Inline))
-	}
-	n = wr.Local.Length
-	for i := range wr.SGL {
-		n += wr.SGL[i].Length
-	}
-	return n
 }

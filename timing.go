@@ -168,7 +168,8 @@ type TraceEvent struct {
 	Tag uint64 `json:"tag"`
 	// Request is the low 32 bits of the number of the request, or of the receive, among all that
 	// the virtual queue pair has accepted; they count from 1. It is 0 if that is unknown, as of
-	// completions of a single queue pair.
+	// receives and failed completions of a single queue pair; Tag of such a TraceCompleted is the
+	// ID.
 	Request   uint32     `json:"request"`
 	VirtualQP uint32     `json:"virtual_qp"` // [VirtualQP.Num]
 	Bytes     uint32     `json:"bytes"`      // at most 2^32-1, also of longer requests
@@ -188,7 +189,9 @@ func (e *TraceEvent) Status() verbs.Status { return verbs.Status(e.Code) }
 func (e *TraceEvent) Opcode() verbs.Opcode { return verbs.Opcode(e.Code) }
 
 // TraceKind is what a [TraceEvent] reports. A request has Accepted, InOrder and Reported, and each
-// of its work requests Staged, Posted and Completed, unless the connection fails or ends before.
+// of its work requests Staged, Posted and Completed, unless the connection fails or ends before. A
+// single queue pair has no Staged and InOrder, and of an unsignaled request no Completed and
+// Reported: the completion of a later one covers it.
 type TraceKind uint8
 
 // The kinds of events. Tag is the ID of the request or receive for those that a program sees
@@ -207,10 +210,11 @@ const (
 	TraceArrived                        // a message of the peer has arrived
 	TraceReleased                       // its turn has come: a receive has got it
 	TraceReceived                       // the completion of a receive was reported
+	TraceReset                          // the queue pairs were reset: they hold nothing from before
 )
 
 var traceKindNames = [...]string{"", "accepted", "staged", "posted", "completed", "in order", "reported",
-	"reposted", "arrived", "released", "received"}
+	"reposted", "arrived", "released", "received", "reset"}
 
 // String returns the kind in words.
 func (k TraceKind) String() string {
@@ -231,7 +235,7 @@ func (k *TraceKind) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("ibverbx: %w: event of the kind %.40q: have accepted to received", verbs.ErrInvalid,
+	return fmt.Errorf("ibverbx: %w: event of the kind %.40q: have accepted to reset", verbs.ErrInvalid,
 		text)
 }
 

@@ -169,3 +169,15 @@ func (o immOrder) turn(imm uint32) uint32 {
 	}
 	return imm
 }
+
+// length returns the length in bytes of a request that was accepted.
+func (wr *SendWR) length() (n uint64) {
+	if wr.Flags&verbs.SendInline != 0 {
+		return uint64(len(wr.Inline))
+	}
+	n = wr.Local.Length
+	for i := range wr.SGL {
+		n += wr.SGL[i].Length
+	}
+	return n
+}

@@ -20,7 +20,7 @@ type flow struct {
 	requests map[uint32]*request
 	order    []*request // as they were accepted
 	work     map[workKey][]*work
-	byID     map[uint64][]*work // of a single queue pair: work requests without a completion
+	open     map[uint8][]*work // of a single queue pair: without a completion, in the queue's order
 	onRail   map[uint8][]*work
 	again    []ibverbx.TraceEvent
 	arrivals []ibverbx.TraceEvent
@@ -35,6 +35,7 @@ type request struct {
 	accepted ibverbx.TraceEvent
 	inOrder  time.Duration
 	reported *ibverbx.TraceEvent
+	ended    *ibverbx.TraceEvent // if it is not reported: the completion that covers it, or a reset
 	work     []*work
 	slice    *slice // on the track of posts
 }
@@ -53,6 +54,7 @@ type work struct {
 	of                 *request // nil if it was accepted before the trace begins
 	posted, completed  time.Duration
 	out, done          bool // it was posted, and has completed
+	reset              bool // its queue pair was reset before, at the time of completed
 	status             verbs.Status
 	slice              *slice
 }
@@ -78,7 +80,7 @@ func (f *file) flows(e *End) []*flow {
 		q := list[ev.VirtualQP]
 		if q == nil {
 			q = &flow{end: e, num: ev.VirtualQP, rails: map[uint8]ibverbx.TraceRail{},
-				requests: map[uint32]*request{}, work: map[workKey][]*work{}, byID: map[uint64][]*work{},
+				requests: map[uint32]*request{}, work: map[workKey][]*work{}, open: map[uint8][]*work{},
 				onRail: map[uint8][]*work{}, arrived: map[message]time.Duration{},
 				waiting: map[uint32]*notification{}}
 			list[ev.VirtualQP] = q
@@ -112,7 +114,7 @@ func (q *flow) take(ev ibverbx.TraceEvent) {
 		w := first(q.work[keyOf(&ev)], func(w *work) bool { return !w.out })
 		if w == nil {
 			w = q.newWork(ev)
-			q.forwarded(w)
+			q.open[ev.Rail] = append(q.open[ev.Rail], w)
 		}
 		w.out, w.posted = true, ev.At
 	case ibverbx.TraceCompleted:
@@ -137,6 +139,8 @@ func (q *flow) take(ev ibverbx.TraceEvent) {
 		if n != nil && n.received == nil {
 			n.received = &ev
 		}
+	case ibverbx.TraceReset:
+		q.wasReset(&ev)
 	}
 }
 
@@ -160,23 +164,52 @@ func (q *flow) newWork(ev ibverbx.TraceEvent) *work {
 	return w
 }
 
-// completed takes in a completion. One whose beginning the trace has lost is left out.
+// completed takes in a completion. One whose beginning the trace has lost is left out. A failed one
+// of a single queue pair has only the ID, and the report comes at once.
 func (q *flow) completed(ev *ibverbx.TraceEvent) {
+	open := q.open[ev.Rail]
 	w := first(q.work[keyOf(ev)], func(w *work) bool { return w.out && !w.done })
-	if list := q.byID[ev.Tag]; ev.Request == 0 && len(list) != 0 {
-		w, q.byID[ev.Tag] = list[0], list[1:]
+	if ev.Request == 0 {
+		w = first(open, func(w *work) bool { return w.of != nil && w.of.accepted.Tag == ev.Tag })
+	}
+	if w == nil {
+		return
+	}
+	w.done, w.completed, w.status = true, ev.At, ev.Status()
+	if ev.Request == 0 {
 		w.of.reported = ev
 	}
-	if w != nil {
-		w.done, w.completed, w.status = true, ev.At, ev.Status()
+	at := slices.Index(open, w)
+	if at < 0 {
+		return
 	}
+	// A queue completes in order: the unsignaled ones before have succeeded.
+	for _, w := range open[:at] {
+		w.end(ev)
+		w.done = true
+	}
+	q.open[ev.Rail] = open[at+1:]
 }
 
-// forwarded lists a work request that may be one of a single queue pair, which is not staged. Its
-// completion has only the ID, and the report comes at once.
-func (q *flow) forwarded(w *work) {
+// wasReset ends what the queue pairs held when they were reset.
+func (q *flow) wasReset(ev *ibverbx.TraceEvent) {
+	for _, list := range q.work {
+		for _, w := range list {
+			if !w.done {
+				w.end(ev)
+				w.reset = true
+			}
+		}
+	}
+	clear(q.work)
+	clear(q.open)
+}
+
+// end ends a work request that has no completion of its own.
+func (w *work) end(by *ibverbx.TraceEvent) {
+	w.completed = by.At
 	if w.of != nil {
-		q.byID[w.of.accepted.Tag] = append(q.byID[w.of.accepted.Tag], w)
+		w.of.ended = by
 	}
 }
 
@@ -218,9 +251,12 @@ func (q *flow) layPosts(f *file) {
 			args["in_order_us"] = f.at(r.inOrder)
 		}
 		end := f.last
-		if r.reported != nil {
+		switch {
+		case r.reported != nil:
 			end = r.reported.At
 			args["reported_us"], args["status"] = f.at(end), r.reported.Status().Name()
+		case r.ended != nil:
+			end = r.ended.At
 		}
 		f.flow++
 		begins := event{Phase: "b", Ts: f.at(r.accepted.At), Args: args}
@@ -294,8 +330,10 @@ func (w *work) show(f *file) *slice {
 	if w.of != nil {
 		name = fmt.Sprintf("%v of %v %d", w.Part, w.of.accepted.Opcode(), w.of.accepted.Tag)
 	}
-	if w.done {
+	if w.done || w.reset {
 		to = w.completed
+	}
+	if w.done {
 		args["completed_us"], args["status"] = f.at(to), w.status.Name()
 	} else {
 		name += ", no completion"

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -185,6 +186,51 @@ func TestArrowsLeadFromRequestToNotification(t *testing.T) {
 				t.Errorf("%v", f.OtherData)
 			}
 		})
+	}
+}
+
+// A single queue pair completes in order: a completion ends its request, and the unsignaled ones
+// before it, whatever their IDs are. What was there before a reset never completes, and ends there.
+func TestUnsignaledEndWithTheNext(t *testing.T) {
+	for _, ids := range [][3]uint64{{0, 0, 0}, {1, 2, 3}} {
+		l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{Trace: true}})
+		post := func(n int, last verbs.SendFlags) {
+			for i, id := range ids[:n] {
+				wr := l.A.Write(verbs.OpRDMAWrite, id, 0, 64)
+				if wr.Flags = 0; i == n-1 {
+					wr.Flags = last
+				}
+				if _, err := l.A.PostSend(wr); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		post(3, verbs.SendSignaled)
+		l.A.Wait(t, 1)
+		post(2, 0)
+		if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
+			t.Fatal(err)
+		}
+		vqptest.ConnectBoth(t, l.A.VirtualQP, l.B.VirtualQP)
+		post(3, verbs.SendSignaled)
+		l.A.Wait(t, 1)
+		f := write(t, ends(t, l)[0])
+		var ended []float64
+		completed := map[float64]int{}
+		for _, e := range f.TraceEvents {
+			switch {
+			case e.Cat == "work" && e.Args["status"] == "SUCCESS":
+				completed[e.Args["completed_us"].(float64)]++
+			case e.Cat == "work":
+				ended = append(ended, e.Ts+e.Dur) // or the NIC has flushed it
+			}
+		}
+		times := slices.Sorted(maps.Keys(completed))
+		if len(times) != 2 || completed[times[0]] != 3 || completed[times[1]] != 3 || len(ended) != 2 ||
+			slices.Min(ended) < times[0] || slices.Max(ended) >= times[1] {
+			t.Errorf("IDs %v: work requests that complete at %v, and that do not, until %v", ids, completed,
+				ended)
+		}
 	}
 }
 

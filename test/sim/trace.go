@@ -106,6 +106,10 @@ func (s *steps) take(ev *ibverbx.TraceEvent) {
 		if s.arrived[ev.Tag] == 0 && s.whole {
 			s.broken(ev, "it has not arrived")
 		}
+	case ibverbx.TraceReset:
+		if s.reported != s.accepted {
+			s.broken(ev, "request %d is the last that was reported, of %d", s.reported, s.accepted)
+		}
 	default:
 		s.step(ev)
 	}
