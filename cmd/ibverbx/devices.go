@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"io"
+	"net"
 	"os"
+	"strconv"
 	"strings"
 	"text/template"
 	"time"
@@ -99,6 +101,12 @@ type topCmd struct {
 
 // Run shows what programs do.
 func (f *topCmd) Run(c *console) error {
+	for _, target := range f.Targets {
+		_, pid := strconv.ParseUint(target, 10, 32)
+		if _, _, err := net.SplitHostPort(target); err != nil && pid != nil {
+			return usage("%q: neither the number of a process nor HOST:PORT", target)
+		}
+	}
 	cfg := debug.TopConfig{Interval: f.Interval, Looks: f.Looks, JSON: f.JSON}
 	return debug.Top(c.ctx, c.out, f.Targets, cfg)
 }

@@ -244,6 +244,16 @@ func TestServeAndCopy(t *testing.T) {
 	}
 }
 
+// TestTopTargets refuses what can be no process.
+func TestTopTargets(t *testing.T) {
+	for _, target := range []string{"abc", "17x", "99999999999"} {
+		if code, out, errs := command(t, "top -n 1 "+target); code != exitUsage || out != "" ||
+			!strings.Contains(errs, "neither the number of a process nor HOST:PORT") {
+			t.Errorf("%s: exit %d, stdout %q, stderr %q", target, code, out, errs)
+		}
+	}
+}
+
 func TestDevices(t *testing.T) {
 	code, out, errs := command(t, "devices --provider soft --nics 2")
 	if code != exitOK || errs != "" || strings.Count(out, "ACTIVE") != 2 ||
