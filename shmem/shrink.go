@@ -33,6 +33,7 @@ import (
 //     team fails: call Shrink of that team then. If one PE has returned before it noticed and
 //     another one has not, this one waits until its ctx ends, and can then only Close. So do PEs of
 //     which some reach a PE and others do not.
+//   - The PEs that are left must outlive the failure: ibverbx run lets them with --continue.
 //   - Close of the PEs that are left waits for each other, in the team of the last Shrink.
 //
 // If ctx ends first, the error names the PEs that have not called Shrink. If those that are left

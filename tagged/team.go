@@ -145,7 +145,8 @@ func (t *Team) Dup(ctx context.Context) (*Team, error) { return t.Split(ctx, 0, 
 // Shrink makes a team of the members without some, which have failed, hang or are not needed. All
 // others call it with the same list, and nothing is asked of those in it. Calls of the old team end
 // with ErrCanceled on all members, and no further one works; its messages go on, and it stays to be
-// closed. The members that are left keep their order.
+// closed. The members that are left keep their order. They must outlive the failure: ibverbx run
+// lets them with --continue.
 //
 // If another member fails meanwhile, or a context ends, Shrink fails on those that it keeps
 // waiting. A member that has got a team all the same finds out in a call of that. Then those that

@@ -16,6 +16,7 @@ type runCmd struct {
 	Processes int           `short:"n" required:"" placeholder:"N" help:"How many processes, 1 to 4096."`
 	Grace     time.Duration `default:"5s" placeholder:"TIME" help:"Time from SIGTERM to SIGKILL. [${default}]"`
 	Plain     bool          `help:"Write lines unchanged, without the rank before them."`
+	Continue  bool          `help:"Let the other processes go on when one fails."`
 
 	Program []string `arg:"" passthrough:"" placeholder:"PROGRAM" help:"The program, and its arguments."`
 }
@@ -47,7 +48,7 @@ func (f *runCmd) Run(c *console) error {
 		return &exitError{exitMissing, errors.New("the program's name is empty")}
 	}
 	j := launch.Job{N: f.Processes, Program: program[0], Args: program[1:], Stdout: c.out, Stderr: c.err,
-		Grace: f.Grace, Plain: f.Plain,
+		Grace: f.Grace, Plain: f.Plain, Continue: f.Continue,
 		Report: func(words string) { c.complain("ibverbx: %s\n", words) }}
 	err := j.Run()
 	var failed *launch.FailedError

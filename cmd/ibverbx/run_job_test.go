@@ -28,6 +28,7 @@ const (
 	isLate    = "is late"
 	isLatePE  = "is a late PE"
 	leaves    = "leaves"
+	dies      = "dies"
 )
 
 // staysAway has the rank that is named behind it end at once, and well.
@@ -56,13 +57,21 @@ func beMember(how string) int {
 	case how == isStopped:
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 		time.Sleep(time.Hour) // a process goes on for a moment until all of its threads are stopped
+	case how == dies:
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	case how == leaves:
 		_ = j.Close()
 		time.Sleep(time.Hour)
 	default:
 		time.Sleep(time.Hour)
 	}
-	if err := j.Barrier(ctx); err != nil {
+	err = j.Barrier(ctx)
+	switch {
+	case err != nil && how == dies:
+		time.Sleep(time.Second) // ten times what passes until the others are ended
+		fmt.Println("goes on")
+		return 0
+	case err != nil:
 		return 3
 	}
 	return 0
@@ -139,6 +148,18 @@ func TestRunNamesWhomTheJobNames(t *testing.T) {
 				t.Errorf("exit %d, stderr %q", code, s.errs.String())
 			}
 		})
+	}
+}
+
+// TestRunContinue shows that with --continue the others outlive one that is killed, whose exit code
+// is that of the job.
+func TestRunContinue(t *testing.T) {
+	t.Parallel() // most of the time it waits
+	s := startMembers(t, dies, "-n", "2", "--continue")
+	code, lines := s.wait(t)
+	if code != 128+int(syscall.SIGKILL) || len(lines) != 1 || lines[0] != "[0] goes on" ||
+		!strings.Contains(s.errs.String(), "ibverbx: rank 1 (pid ") {
+		t.Errorf("exit %d, %q, stderr %q", code, lines, s.errs.String())
 	}
 }
 

@@ -31,6 +31,7 @@ type Job struct {
 	Stdout, Stderr io.Writer
 	Grace          time.Duration      // from asking processes to end to killing them
 	Plain          bool               // lines are not marked
+	Continue       bool               // a failure ends no other process
 	Report         func(words string) // reports at once what has failed
 }
 
@@ -199,8 +200,12 @@ func (r *running) supervise() error {
 			default:
 			}
 			failed := r.failure(e)
-			if failed == nil || output != nil || first != nil {
+			switch {
+			case failed == nil || output != nil || first != nil && grace != nil:
 				continue // it was ended
+			case first != nil:
+				r.job.Report(failed.Error())
+				continue
 			}
 			if r.failed = append(r.failed, failed); len(r.failed) == 1 {
 				settled = time.After(settle)
@@ -216,7 +221,7 @@ func (r *running) supervise() error {
 		case <-settled:
 			settled = nil
 			first = r.report()
-			if r.live > 0 {
+			if r.live > 0 && !r.job.Continue {
 				end()
 			}
 		case <-last:
@@ -252,7 +257,11 @@ func (r *running) supervise() error {
 // report reports what has failed, and returns the failure that gives the exit code.
 func (r *running) report() *FailedError {
 	first, words := r.blame()
-	if r.live > 0 {
+	switch {
+	case r.live == 0:
+	case r.job.Continue:
+		words += "; the others go on"
+	default:
 		words += "; the others are ended"
 	}
 	r.job.Report(words)
