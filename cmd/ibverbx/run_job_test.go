@@ -28,6 +28,7 @@ const (
 	isLate    = "is late"
 	isLatePE  = "is a late PE"
 	leaves    = "leaves"
+	exits     = "exits"
 	dies      = "dies"
 )
 
@@ -57,6 +58,8 @@ func beMember(how string) int {
 	case how == isStopped:
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 		time.Sleep(time.Hour) // a process goes on for a moment until all of its threads are stopped
+	case how == exits:
+		os.Exit(0)
 	case how == dies:
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	case how == leaves:
@@ -137,14 +140,19 @@ func TestRunNamesWhomTheJobNames(t *testing.T) {
 		isLate:    "it has not entered barrier 1; rank 0 (",
 		isLatePE:  "it has kept rank 0 (",
 		leaves:    "the process has left the job ",
+		exits:     "ended with exit status 0 without leaving the job (job.Close)",
 	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			s := startMembers(t, how, "-n", "2", "--grace", "100ms")
 			code, _ := s.wait(t)
 			_, named, _ := strings.Cut(s.errs.String(), "ibverbx: rank 1 (pid ")
+			end := "exit status 3; the others are ended\n"
+			if how == exits { // there is no other
+				end = "exit status 3\n"
+			}
 			if code != 3 || !strings.Contains(named, "): "+say) ||
-				!strings.HasSuffix(named, "exit status 3; the others are ended\n") {
+				!strings.HasSuffix(named, end) {
 				t.Errorf("exit %d, stderr %q", code, s.errs.String())
 			}
 		})

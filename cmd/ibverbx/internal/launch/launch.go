@@ -152,6 +152,7 @@ type running struct {
 	// absences has which ranks have not joined, each time that another reports it.
 	verdicts chan verdict
 	absences chan verdict
+	well     []int      // the ranks that have ended with 0
 	sinks    [2]sink    // Stdout and Stderr
 	lost     chan error // why one of them can no longer be written
 }
@@ -200,6 +201,9 @@ func (r *running) supervise() error {
 			default:
 			}
 			failed := r.failure(e)
+			if failed == nil {
+				r.well = append(r.well, e.rank)
+			}
 			switch {
 			case failed == nil || output != nil || first != nil && grace != nil:
 				continue // it was ended
@@ -287,6 +291,9 @@ func (r *running) blame() (first *FailedError, words string) {
 		// Its end explains more than the wait of the others, but not if it gave up for one killed.
 		if i >= 0 && v.Code != "absent" && (v.Code != "failed" || first.Code <= 128) {
 			return r.failed[i], r.failed[i].Error()
+		}
+		if slices.Contains(r.well, *rank) { // then its death is no riddle
+			v.Text = "ended with exit status 0 without leaving the job (job.Close)"
 		}
 		words = fmt.Sprintf("rank %d (pid %d): %s", *rank, r.cmds[*rank].Process.Pid, v.Text)
 	}
