@@ -255,6 +255,7 @@ func (h *handshake) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 		a.Port = h.cfg.Conn.port(r.qp.Device())
 	}
 	a.DestQPNum = peer.numbers()[r.index()]
+	r.peerNum = a.DestQPNum
 	if described {
 		a.RQPSN, a.SQPSN = peer.Rails[r.index()].PSN, r.psn
 	}

@@ -73,7 +73,7 @@ func (r *recorder) oldest() uint64 {
 
 // copied returns a copy of the ring.
 func (r *recorder) copied() *Trace {
-	t := &Trace{Begin: r.begin, Lost: r.oldest()}
+	t := &Trace{Begin: r.begin, Lost: r.oldest(), Events: make([]TraceEvent, 0, r.count-r.oldest())}
 	for n := r.oldest(); n != r.count; n++ {
 		t.Events = append(t.Events, r.events[n%traceRing])
 	}

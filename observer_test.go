@@ -202,6 +202,31 @@ func TestTraceKeepsTheLast(t *testing.T) {
 	}
 	if got, err := n.qp.CQ().Trace(ended); err != nil || len(got.Events) != 4096 {
 		t.Errorf("closed: %v", err)
+	} else {
+		clear(got.Events) // they are the caller's own
+	}
+	if got, err := n.qp.CQ().Trace(ended); err != nil || got.Events[4095] != last {
+		t.Errorf("closed, the second copy: %v, %v", got.Events[4095], err)
+	}
+}
+
+// A trace names the queue pairs at both ends, without asking the NIC.
+func TestTraceNamesPeers(t *testing.T) {
+	l := vqptest.SteppedLink(t, 3, ibverbx.Config{Trace: true})
+	a, b := traceOf(t, l.A.VirtualQP).Rails, traceOf(t, l.B.VirtualQP).Rails
+	if len(a) != 4 || len(b) != 4 { // one for notifications
+		t.Fatalf("%v, %v", a, b)
+	}
+	for i := range a {
+		if a[i].PeerQPNum != b[i].QPNum || b[i].PeerQPNum != a[i].QPNum || a[i].QPNum == 0 {
+			t.Errorf("rail %d: %+v, %+v", i, a[i], b[i])
+		}
+	}
+	if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
+		t.Fatal(err)
+	}
+	if got := traceOf(t, l.A.VirtualQP).Rails[0].PeerQPNum; got != 0 {
+		t.Errorf("without a connection: %d", got)
 	}
 }
 

@@ -85,6 +85,7 @@ type railConn struct {
 	// down. No more receives are posted on it.
 	recvsRefused bool
 	psn          uint32 // first packet sequence number that the rail sends
+	peerNum      uint32 // of the queue pair that it is connected to
 	// stopErr is why the queue pair has refused the move to ERR, which is tried again; nil if it
 	// has not.
 	stopErr error

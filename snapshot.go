@@ -160,19 +160,22 @@ var ErrNoTrace = errors.New("no virtual queue pair records events: set Config.Tr
 
 // Trace returns the last events of the virtual queue pairs that have [Config.Trace], also of those
 // that were closed. It asks the owner for a copy, and behaves like [VirtualCQ.Snapshot], but an old
-// copy is no answer: if ctx ends first, Trace returns its error. If there was no such virtual queue
-// pair, the error is [ErrNoTrace]. Of a closed virtual CQ it returns the events up to the end,
-// without Rails.
+// copy is no answer: if ctx ends first, Trace returns its error. What it returns is the caller's
+// own. If there was no such virtual queue pair, the error is [ErrNoTrace]. Of a closed virtual CQ
+// it returns the events up to the end, without Rails.
 func (c *VirtualCQ) Trace(ctx context.Context) (*Trace, error) {
 	if err := c.ask(ctx, true); err != nil {
 		return nil, c.error("trace of", err)
 	}
 	c.snapshots.mu.Lock()
-	defer c.snapshots.mu.Unlock()
-	if c.snapshots.trace == nil {
+	shared := c.snapshots.trace // which nobody writes
+	c.snapshots.mu.Unlock()
+	if shared == nil {
 		return nil, c.error("trace of", ErrNoTrace)
 	}
-	return c.snapshots.trace, nil
+	t := *shared
+	t.Events, t.Rails = slices.Clone(t.Events), slices.Clone(t.Rails)
+	return &t, nil
 }
 
 // ask asks the owner for a snapshot, with the trace or without, and waits until it is there.
@@ -212,11 +215,8 @@ func (c *VirtualCQ) takeTrace() *Trace {
 			continue
 		}
 		for i, rl := range q.send.rails.all {
-			one := TraceRail{VirtualQP: q.num, Rail: i, Device: rl.qp.Device().Name(), QPNum: rl.num}
-			if attr, err := rl.qp.Query(); err == nil {
-				one.PeerQPNum = attr.DestQPNum
-			}
-			t.Rails = append(t.Rails, one)
+			t.Rails = append(t.Rails, TraceRail{VirtualQP: q.num, Rail: i, Device: rl.qp.Device().Name(),
+				QPNum: rl.num, PeerQPNum: rl.peerNum})
 		}
 	}
 	return t
