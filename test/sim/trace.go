@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"encoding/json"
 	"errors"
 	"time"
 
@@ -47,10 +48,30 @@ func (c *vcq) checkTrace() {
 		case cfg.Trace && !e.single:
 			e.checkTrace(trace)
 		}
-		if timing := e.vq.Stats().Timing; (timing != nil) != cfg.Timing ||
-			timing != nil && timing.Request.Count != timing.Size.Count {
+		switch timing := e.vq.Stats().Timing; {
+		case (timing != nil) != cfg.Timing || timing != nil && timing.Request.Count != timing.Size.Count:
 			c.w.Broken(ruleCounters, "%v: times of requests: %+v", e, timing)
+		case timing != nil:
+			for _, h := range []*ibverbx.Histogram{&timing.Request, &timing.Wait, &timing.Size} {
+				e.checkHistogram(h)
+			}
 		}
+	}
+}
+
+// checkHistogram reads a histogram in every way that there is.
+func (e *end) checkHistogram(h *ibverbx.Histogram) {
+	var inAll, largest uint64
+	for bound, n := range h.Buckets() {
+		if inAll += n; n != 0 {
+			largest = bound
+		}
+	}
+	var again ibverbx.Histogram
+	text, err := json.Marshal(h)
+	if err = errors.Join(err, json.Unmarshal(text, &again)); err != nil || again != *h || inAll != h.Count ||
+		h.Quantile(1) != largest || h.Quantile(0.5) > largest {
+		e.w.Broken(ruleCounters, "%v: %d values in %d: %s: %v", e, inAll, h.Count, text, err)
 	}
 }
 
@@ -65,6 +86,13 @@ func (e *end) checkTrace(trace *ibverbx.Trace) {
 		}
 		if last = ev.At; ev.VirtualQP == e.vq.Num() {
 			s.take(ev)
+		}
+	}
+	if n := len(trace.Events); n != 0 { // one, by the way of a document
+		ev, again := trace.Events[n-1], ibverbx.TraceEvent{}
+		text, err := json.Marshal(ev)
+		if err = errors.Join(err, json.Unmarshal(text, &again)); err != nil || again.String() != ev.String() {
+			e.w.Broken(ruleTrace, "%v: %v is %v in %s: %v", e, ev, again, text, err)
 		}
 	}
 	if s.whole && (int(s.accepted) != len(e.sends) || s.reported != s.accepted || s.ordered != s.accepted ||
