@@ -1,4 +1,4 @@
-.PHONY: build test test-rxe test-arm64 ci sim fuzz mutants module
+.PHONY: build test test-rxe test-arm64 ci bench sim fuzz mutants module
 
 build:
 	go build ./cmd/ibverbx
@@ -16,6 +16,12 @@ test-arm64:
 
 ci:
 	.ci/run
+
+# What the library itself costs over a provider that does nothing, with and without Config.Timing and Config.Trace, and what a scrape of
+# metrics costs; a minute. Take the least of several runs.
+bench:
+	go test -run XXX -bench 'NullRaw|Null$$|NullObserved|NullEmptyPoll' -benchmem -benchtime 3ms -count 5 .
+	go test -C metrics -run XXX -bench Scrape -benchmem -benchtime 20x -count 3 .
 
 # The simulation for as long as you like: make sim SEEDS=1000000
 SEEDS ?= 100000
