@@ -11,9 +11,10 @@
 //
 // # Who may look
 //
-// A snapshot has the names of programs, endpoints and NICs, addresses of none, and no data. The
-// socket of [Server.Listen] is in a directory that only its user may enter:
-// $XDG_RUNTIME_DIR/ibverbx, or ibverbx-UID in the directory for temporary files. Over HTTP only
+// A snapshot has the names of programs, endpoints and NICs, and errors, and no data. Names and
+// errors may contain addresses: package stream names its endpoints by them. The socket of
+// [Server.Listen] is in a directory that only its user may enter: ibverbx-UID in $XDG_RUNTIME_DIR,
+// or in the directory for temporary files if the user has no such directory. Over HTTP only
 // requests from a loopback address, to a loopback name, are answered, unless [Config.Anyone] is
 // set.
 //
@@ -151,7 +152,7 @@ func (s *Server) Remove(name string) {
 	delete(s.sources, name)
 }
 
-// AddDevices shows what NICs count, as far as their providers do.
+// AddDevices shows what NICs count, as far as their providers do, until they are closed.
 func (s *Server) AddDevices(devices ...verbs.Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +197,11 @@ func (s *Server) Snapshot(ctx context.Context) Process {
 		}
 	}
 	for _, d := range devices {
-		p.NICs = append(p.NICs, ports(d)...)
+		list, closed := ports(d)
+		p.NICs = append(p.NICs, list...)
+		if closed {
+			s.removeDevice(d)
+		}
 	}
 	return p
 }
@@ -234,11 +239,18 @@ func queueGroup(name string, shot *ibverbx.Snapshot) *Group {
 	return g
 }
 
-// ports returns the counters of a NIC; none if it does not count, or is gone.
-func ports(d verbs.Device) (list []NIC) {
+func (s *Server) removeDevice(d verbs.Device) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.devices = slices.DeleteFunc(s.devices, func(o verbs.Device) bool { return o == d })
+}
+
+// ports returns the counters of a NIC; none if it does not count, or is gone. closed says that it
+// never will again.
+func ports(d verbs.Device) (list []NIC, closed bool) {
 	counting, ok := d.(verbs.RepairCounter)
 	if !ok {
-		return nil
+		return nil, false
 	}
 	attr, err := d.Query()
 	for port := 1; err == nil && port <= attr.Ports; port++ {
@@ -246,7 +258,7 @@ func ports(d verbs.Device) (list []NIC) {
 			list = append(list, NIC{Device: d.Name(), Port: port, Repairs: counts})
 		}
 	}
-	return list
+	return list, errors.Is(err, verbs.ErrClosed)
 }
 
 // ServeHTTP answers with a snapshot, a [Process] as JSON on one line; with "?every=1s" with one
@@ -364,12 +376,16 @@ func (l *Listener) Close() error {
 }
 
 // socketDir returns the directory of the user's sockets, which it makes if it is missing. It
-// refuses one that others may enter, or that belongs to another user.
+// refuses one that others may enter, or that belongs to another user. XDG_RUNTIME_DIR may be that
+// of another user, behind sudo -E, and may name what is not there, behind su.
 func socketDir() (string, error) {
-	dir := filepath.Join(os.TempDir(), "ibverbx-"+strconv.Itoa(os.Getuid()))
+	parent := os.TempDir()
 	if run := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(run) {
-		dir = filepath.Join(run, "ibverbx")
+		if info, err := os.Stat(run); err == nil && info.IsDir() && isOurs(info) {
+			parent = run
+		}
 	}
+	dir := filepath.Join(parent, "ibverbx-"+strconv.Itoa(os.Getuid()))
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
