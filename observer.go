@@ -30,6 +30,7 @@ type recorder struct {
 	lapsed       bool
 	events       *[traceRing]TraceEvent // nil while no virtual queue pair has Config.Trace
 	count, first uint64
+	observers    uint64 // made so far
 }
 
 // lapse begins another round: the next event reads the clock.
@@ -127,7 +128,8 @@ const timedEach = 64
 
 func newObserver(r *recorder, cfg *Config, num uint32) *observer {
 	o := &observer{recorder: r, num: num, events: cfg.Trace, next: 1, sent: 1, ordered: 1, received: 1,
-		random: uint64(num)} // or all would time the same steps
+		random: r.observers} // or all would time the same steps
+	r.observers++
 	if cfg.Timing {
 		o.timing = &Timing{}
 	}
