@@ -159,7 +159,8 @@ func (s *steps) next(ev *ibverbx.TraceEvent, last *uint32, recv bool) {
 // been.
 func (s *steps) step(ev *ibverbx.TraceEvent) {
 	if !s.begun[ev.Request] {
-		if s.whole || ev.Request > s.accepted {
+		// The step that has begun it may be lost, and with it those of all before.
+		if s.whole || s.accepted != 0 && ev.Request > s.accepted {
 			s.broken(ev, "its request was not accepted, or is reported already")
 		}
 		return
