@@ -3,9 +3,80 @@ package sendside
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 
 	"ibverbx/tagged"
 )
+
+// ranksPlan describes a world of ranks and its events.
+type ranksPlan struct {
+	seed     uint64
+	size     int // ranks
+	onDemand bool
+	gone     []int // ranks that fail before all else; then there are no collective calls, and no teams
+	colors   []int // of the ranks, if they make teams
+	calls    [rankTeams][]rankCall
+	events   []rankEvent
+}
+
+// rankCall is a call that all ranks of a team make.
+type rankCall struct{ kind, n, root int }
+
+// The teams of a rank.
+const (
+	rankWorld = iota
+	rankSplit // of the world, by colors
+	rankDup   // of that
+	rankLess  // of all ranks but the last
+	rankTeams
+)
+
+// rankEvent is an event of one rank.
+type rankEvent struct{ kind, rank, arg int }
+
+// The kinds of events of ranks, as often as they are in the list.
+const (
+	rankSteps = iota
+	rankProgress
+	rankCalls
+	rankSends
+	rankEvents
+)
+
+func newRanksPlan(seed uint64) *ranksPlan {
+	rng := rand.New(rand.NewPCG(seed, 0x72616e6b))
+	p := &ranksPlan{seed: seed, size: 2 + rng.IntN(6), onDemand: rng.IntN(3) != 0}
+	if p.onDemand && rng.IntN(3) == 0 {
+		p.size = 4 + rng.IntN(9)
+		for range 1 + rng.IntN(2) {
+			if dead := rng.IntN(p.size); !slices.Contains(p.gone, dead) {
+				p.gone = append(p.gone, dead)
+			}
+		}
+	}
+	if rng.IntN(2) == 0 && p.gone == nil {
+		for range p.size {
+			p.colors = append(p.colors, []int{0, 0, 0, 0, 1, -1}[rng.IntN(6)])
+		}
+	}
+	alike := rng.IntN(2) == 0
+	for kind := range p.calls {
+		if kind != 0 && alike { // all teams make the same calls
+			p.calls[kind] = p.calls[0]
+			continue
+		}
+		for range 2 + rng.IntN(10) {
+			p.calls[kind] = append(p.calls[kind], rankCall{rng.IntN(rankCallKinds),
+				[]int{0, 1, 5, 40, 700}[rng.IntN(5)], rng.IntN(p.size)})
+		}
+	}
+	for range 60 + rng.IntN(200) {
+		kind := []int{rankSteps, rankSteps, rankProgress, rankProgress, rankCalls, rankSends}[rng.IntN(6)]
+		p.events = append(p.events, rankEvent{kind, rng.IntN(p.size), rng.IntN(1 << 20)})
+	}
+	return p
+}
 
 // rankCallKinds is how many kinds of calls there are.
 const rankCallKinds = 10
