@@ -82,9 +82,8 @@ func (c *Conn) opError(op string, err error) error {
 }
 
 // Close ends the stream. What was written is delivered in the background, while the process lives:
-// see SetLinger and [CloseIdle]. If there
-// are bytes that were not read, or more arrive, the peer's stream is reset. Waiting calls return
-// net.ErrClosed.
+// see SetLinger and [CloseIdle]. If there are bytes that were not read, or more arrive, the peer's
+// stream is reset. Waiting calls return net.ErrClosed.
 func (c *Conn) Close() error {
 	if c.tcp != nil {
 		return c.tcp.Close()
